@@ -1,0 +1,271 @@
+"""The configuration of a run: one frozen tree, TOML in, resolved JSON out.
+
+Imports no torch, vllm, mlflow or prefect. A plug-in's class, and so its library, is imported only when a
+configuration names it.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+
+from magrpo import engines, envs, problems, rewards, sandboxes
+from magrpo.registry import Plugin, Section, Table, build, choices
+
+
+class ConfigError(ValueError):
+    """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
+
+
+def _plugin(table: Table) -> Any:
+    return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build, table))]
+
+
+class AgentConfig(Section):
+    """One agent."""
+
+    name: str
+    """Name of the agent in metrics, artifacts and adapters."""
+    role: str
+    """What the environment asks of it, e.g. ``helper`` or ``main``."""
+    model: str
+    """Base model: a folder or a hub id. Agents with the same base share it in memory."""
+    weights: Literal["lora", "full"] = "lora"
+    """``lora``: an adapter on the shared frozen base; ``full``: a copy of the base, all of it trained."""
+
+
+class ModelConfig(Section):
+    """How base models are loaded."""
+
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the policies live; ``auto`` takes CUDA when there is one."""
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of the frozen base; ``auto`` is float32 on CPU, bfloat16 on CUDA. What trains is always float32."""
+    chat_template: Literal["auto", "none"] = "auto"
+    """``auto`` renders prompts through the tokenizer's chat template when it has one."""
+
+
+class LoraConfig(Section):
+    """The adapters of agents with ``weights = "lora"``."""
+
+    rank: int = Field(16, ge=1)
+    """Rank of every adapter matrix."""
+    alpha: float = Field(32.0, gt=0)
+    """Scale: the adapter's output is multiplied by alpha / rank."""
+    target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+    """Names of the linear layers that get an adapter."""
+
+
+class RolloutConfig(Section):
+    """The joint rollout."""
+
+    problems_per_iteration: int = Field(16, ge=1)
+    """Problems drawn for one iteration."""
+    group_size: int = Field(8, ge=1)
+    """G: completions each agent samples at a node."""
+    joint_mode: Literal["aligned", "crossed"] = "aligned"
+    """``aligned``: G joint actions paired by index; ``crossed``: every combination of the completions."""
+    crossed_pairs: int | None = Field(None, ge=1)
+    """In crossed mode: at most this many joint actions a node, a balanced random subset. None: all."""
+    branching: int | None = Field(None, ge=1)
+    """Joint actions of a node that are continued in the next turn, a random subset. None: all."""
+    termination_threshold: float | None = None
+    """A node whose mean reward exceeds this is not continued. None: never stop early."""
+    temperature: float = Field(1.0, gt=0)
+    """Sampling temperature; the update takes its log-probabilities at the same one."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; below 1 it biases the gradient."""
+    top_k: int = Field(0, ge=0)
+    """Top-k sampling, 0 is off; on, it biases the gradient."""
+    max_new_tokens: int = Field(256, ge=1)
+    """Longest completion, in tokens."""
+
+
+class AlgoConfig(Section):
+    """The algorithm: return, advantage and loss."""
+
+    estimator: Literal["magrpo", "marloo", "maremax", "mareinforce"] = "magrpo"
+    """Baseline of the group-relative advantage."""
+    normalize: Literal["none", "std"] = "none"
+    """``std`` divides advantages by the group's standard deviation."""
+    gamma: float = Field(1.0, ge=0, le=1)
+    """Discount between turns."""
+    loss_norm: Literal["sequence_sum", "token_mean", "dr_grpo"] = "sequence_sum"
+    """How token losses are averaged."""
+    update_epochs: int = Field(1, ge=1)
+    """Passes over one iteration's samples; above 1 the clipped ratio is used."""
+    clip_low: float = Field(0.2, ge=0, lt=1)
+    """Lower clip range of the probability ratio; used when update_epochs > 1."""
+    clip_high: float = Field(0.2, ge=0)
+    """Upper clip range of the probability ratio; used when update_epochs > 1."""
+    beta: float = Field(0.0, ge=0)
+    """Weight of the k3 KL penalty to the frozen reference policy, in the loss."""
+    importance_cap: float | None = Field(None, gt=0)
+    """Truncation of the trainer-to-engine importance weight. None: no correction."""
+    kernel: Literal["auto", "triton", "torch"] = "auto"
+    """Implementation of the loss; ``auto`` is Triton on CUDA and torch elsewhere."""
+
+
+class OptimConfig(Section):
+    """AdamW, one optimizer for each agent."""
+
+    lr: float = Field(2e-5, gt=0)
+    """Peak learning rate."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """Shape of the learning rate after warm-up; linear and cosine end at 0 after the last iteration."""
+    warmup_iterations: int = Field(0, ge=0)
+    """Iterations over which the learning rate rises linearly from 0."""
+    weight_decay: float = Field(0.0, ge=0)
+    """Decoupled weight decay."""
+    max_grad_norm: float = Field(1.0, gt=0)
+    """Gradients of one agent are scaled down to at most this norm."""
+    micro_batch_tokens: int = Field(16384, ge=1)
+    """Padded tokens in one forward and backward pass; changes speed and memory only."""
+
+
+class TrainConfig(Section):
+    """The length of the run."""
+
+    num_iterations: int = Field(100, ge=0)
+    """Training iterations: rollout, score, credit, update."""
+    seed: int = Field(0, ge=0)
+    """Everything random in the run follows from it."""
+
+
+class EvalConfig(Section):
+    """Evaluation on problems never trained on."""
+
+    every: int = Field(20, ge=1)
+    """Iterations between evaluations; there is always one before and one after training."""
+    num_samples: int = Field(4, ge=1)
+    """Joint trajectories sampled for each problem."""
+    max_problems: int | None = Field(None, ge=1)
+    """Evaluate at most this many problems of each split, the first ones. None: all."""
+    seed: int = Field(1234, ge=0)
+    """Seed of the evaluation's sampling: the same in every run, so that runs can be compared."""
+
+
+class TrackingConfig(Section):
+    """Where runs are recorded."""
+
+    uri: str | None = None
+    """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else sqlite in the run root."""
+    experiment: str = "magrpo"
+    """MLflow experiment."""
+
+
+class RunConfig(Section):
+    """A whole training run."""
+
+    agents: tuple[AgentConfig, ...] = Field(min_length=1)
+    problems: _plugin(problems.TABLE)  # type: ignore[valid-type]
+    """The problem set."""
+    env: _plugin(envs.TABLE)  # type: ignore[valid-type]
+    """Roles, prompts, turns and feedback."""
+    reward: _plugin(rewards.TABLE)  # type: ignore[valid-type]
+    """What a joint action is worth."""
+    sandbox: _plugin(sandboxes.TABLE)  # type: ignore[valid-type]
+    """Where untrusted programs run."""
+    engine: _plugin(engines.TABLE)  # type: ignore[valid-type]
+    """What generates completions."""
+    model: ModelConfig = ModelConfig()
+    lora: LoraConfig = LoraConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algo: AlgoConfig = AlgoConfig()
+    optim: OptimConfig = OptimConfig()
+    train: TrainConfig = TrainConfig()
+    eval: EvalConfig = EvalConfig()
+    tracking: TrackingConfig = TrackingConfig()
+    root: Path = Path("runs")
+    """Folder of run directories."""
+
+    @model_validator(mode="after")
+    def _agents_fill_roles(self) -> RunConfig:
+        names = [agent.name for agent in self.agents]
+        if len(set(names)) != len(names):
+            raise ValueError(f"agents: names must differ, got {', '.join(names)}")
+        wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
+        if wanted != given:
+            raise ValueError(f"agents: env {self.env.kind!r} needs one agent for each role {wanted}, got {given}")
+        return self
+
+    def resolved(self) -> str:
+        """The whole tree as JSON, defaults included; :meth:`model_validate_json` reads it back."""
+        return self.model_dump_json(indent=2)
+
+
+def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a TOML file and apply ``section.key=value`` overrides.
+
+    ``value`` is TOML (``3``, ``true``, ``[1, 2]``, ``"text"``); anything that is not is taken as text. A list index
+    is a number: ``agents.0.model=...``.
+
+    Raises:
+        ConfigError: the file, a key or a value is unusable; the message names it and the remedy.
+    """
+    path = Path(path)
+    try:
+        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such file") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
+    for override in overrides:
+        _apply(tree, override)
+    try:
+        return RunConfig.model_validate(tree)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{path}: {line}" for line in _explain(error))) from None
+
+
+def load_resolved(text: str) -> RunConfig:
+    """Read back what :meth:`RunConfig.resolved` wrote."""
+    return RunConfig.model_validate(json.loads(text))
+
+
+def _apply(tree: dict[str, Any], override: str) -> None:
+    key, equals, text = override.partition("=")
+    if not equals or not key:
+        raise ConfigError(f"{override!r}: an override is written section.key=value")
+    try:
+        value: Any = tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        value = text
+    *parents, leaf = key.split(".")
+    node: Any = tree
+    try:
+        for part in parents:
+            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
+        node[int(leaf) if isinstance(node, list) else leaf] = value
+    except (IndexError, ValueError, TypeError, AttributeError):
+        raise ConfigError(f"{override!r}: {key} is not a key of the configuration") from None
+
+
+def _explain(error: ValidationError) -> Iterator[str]:
+    for item in error.errors():
+        where = ".".join(str(part) for part in item["loc"])
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "extra_forbidden":
+            message = f"unknown key; {choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"
+        elif item["type"] == "missing":
+            message = "is required"
+        elif item["type"] not in {"value_error"}:
+            message = f"{message}, got {item['input']!r}"
+        yield f"{where}: {message}" if where else message
+
+
+def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+    model: Any = RunConfig
+    for part in loc:
+        if isinstance(part, int):
+            continue
+        annotation = model.model_fields[part].annotation
+        args = [arg for arg in getattr(annotation, "__args__", ()) if isinstance(arg, type)]
+        model = args[0] if args else annotation
+    return list(model.model_fields)

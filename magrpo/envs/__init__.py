@@ -1,0 +1,3 @@
+"""Environments: roles, prompts and what happens between turns."""
+
+TABLE = {"coding": "magrpo.envs.coding:CodingEnv"}

@@ -1,0 +1,3 @@
+"""Rewards."""
+
+TABLE = {"coding": "magrpo.rewards.coding:CodingReward"}

@@ -1,0 +1,3 @@
+"""Sandboxes that run untrusted programs."""
+
+TABLE = {"bubblewrap": "magrpo.sandboxes.bubblewrap:BubblewrapSandbox"}

@@ -1,0 +1,268 @@
+"""Every value that flows between the stages, on one page.
+
+Standard library only. All types are frozen: a stage returns a new value, it never fills in an old one.
+They are written to and read from disk by :mod:`magrpo.store`.
+
+Axis legend, used everywhere: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` completion tokens,
+``V`` vocabulary, ``D`` model width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Generic, Literal, TypeVar
+
+Split = Literal["train", "test", "ood"]
+FinishReason = Literal["stop", "length"]
+CaseStatus = Literal[
+    "pass",
+    "wrong",
+    "exception",
+    "timeout",
+    "crash",
+    "memory",
+    "output_limit",
+    "protocol",
+    "load_error",
+    "not_run",
+    "infra_error",
+]
+
+
+# --------------------------------------------------------------------------------------------- problems and prompts
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem in the HumanEval form.
+
+    ``prompt`` is the preamble, the signature and the docstring of ``entry_point``; ``test`` is source that defines
+    ``check(candidate)``; ``canonical_solution`` continues ``prompt``. ``tags`` are free labels (``level``, ``split``).
+    """
+
+    task_id: str
+    prompt: str
+    entry_point: str = ""
+    test: str = ""
+    canonical_solution: str = ""
+    tags: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One chat message."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What one agent sees before it acts: messages built from its own history only."""
+
+    messages: tuple[Message, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """An observation and the token ids it was rendered to."""
+
+    observation: Observation
+    token_ids: tuple[int, ...]
+
+
+# --------------------------------------------------------------------------------------------------------- sampling
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How completions are drawn. ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    max_new_tokens: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion asked of an engine. Equal requests give equal completions, whatever else is in the batch."""
+
+    agent: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """One completion.
+
+    ``token_ids`` are exactly the sampled tokens, the end-of-sequence token included when it was sampled;
+    ``sampling_logps`` has the same length: natural-log probabilities under the distribution at the sampling
+    temperature before top-p and top-k; ``text`` is decoded without special tokens. ``policy_version`` counts the
+    updates the weights had seen (0: untrained).
+    """
+
+    agent: str
+    text: str
+    token_ids: tuple[int, ...]
+    sampling_logps: tuple[float, ...]
+    finish_reason: FinishReason
+    policy_version: int
+
+
+# -------------------------------------------------------------------------------------------------------- execution
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """One program to run against one test, as data. Equal executions are run once.
+
+    ``watch`` names a function of the program whose calls are counted (``aux``), or is empty.
+    """
+
+    source: str
+    entry_point: str
+    test: str
+    watch: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The verdict on one ``assert``. ``message`` may quote the candidate: capped and escaped."""
+
+    status: CaseStatus
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutionReport:
+    """What happened when an :class:`Execution` ran.
+
+    ``status`` is ``pass`` if every case passed, else the status of the first case that did not. ``level`` is the
+    isolation level it ran at. ``watched_calls`` counts calls of ``Execution.watch`` while the tests ran and
+    ``watched_used`` tells whether a result of it was used; both are the candidate's claim.
+    ``forgeable`` marks a verdict that did not go through the trust split. Times in seconds, memory in bytes.
+    """
+
+    status: CaseStatus
+    cases: tuple[Case, ...]
+    level: str
+    duration_s: float = 0.0
+    cpu_s: float = 0.0
+    memory_bytes: int = 0
+    watched_calls: int = 0
+    watched_used: bool = False
+    forgeable: bool = False
+
+    @property
+    def tests_passed(self) -> int:
+        return sum(case.status == "pass" for case in self.cases)
+
+    @property
+    def tests_total(self) -> int:
+        return len(self.cases)
+
+
+@dataclass(frozen=True, slots=True)
+class JointReward:
+    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``."""
+
+    total: float
+    parts: dict[str, float]
+
+
+# --------------------------------------------------------------------------------------------------------- rollouts
+@dataclass(frozen=True, slots=True)
+class PastTurn:
+    """One earlier joint action on the way to a node, as the environment needs it to build feedback."""
+
+    texts: dict[str, str]
+    reward: JointReward
+    reports: dict[str, ExecutionReport]
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One joint action at a node: for each agent the index of its completion in ``RolloutGroup.actions``."""
+
+    picks: dict[str, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTurn:
+    """A joint action with its reward. ``masked``: the sandbox failed, the turn counts for nothing."""
+
+    picks: dict[str, int]
+    reward: JointReward
+    reports: dict[str, ExecutionReport]
+    masked: bool = False
+
+
+T = TypeVar("T", Turn, ScoredTurn)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutGroup(Generic[T]):
+    """One node of a problem's tree: one history, ``G`` completions per agent, and the joint actions made of them.
+
+    ``path`` holds the index of the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0.
+    ``history`` has one entry per element of ``path``. Dicts are keyed by agent name, in the order of the config.
+    """
+
+    problem: Problem
+    path: tuple[int, ...]
+    history: tuple[PastTurn, ...]
+    prompts: dict[str, Prompt]
+    actions: dict[str, tuple[Action, ...]]
+    turns: tuple[T, ...]
+
+    def texts(self, turn: Turn | ScoredTurn) -> dict[str, str]:
+        """The completions of one joint action by agent."""
+        return {agent: self.actions[agent][i].text for agent, i in turn.picks.items()}
+
+
+# ---------------------------------------------------------------------------------------------- training, evaluation
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One completion with its advantage, ready for the update.
+
+    ``returns`` is the mean joint return of the joint actions that hold the completion; ``advantage`` is exactly 0 when
+    all returns of its group are equal. ``group`` numbers the (node) groups of one batch from 0.
+    """
+
+    prompt_ids: tuple[int, ...]
+    completion_ids: tuple[int, ...]
+    sampling_logps: tuple[float, ...]
+    returns: float
+    advantage: float
+    group: int
+    policy_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A mean with a bootstrap 95 % interval over problems."""
+
+    mean: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class EvalRow:
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units."""
+
+    task_id: str
+    split: Split
+    mode: Literal["sampled", "greedy"]
+    index: int
+    returns: tuple[float, ...]
+    parts: tuple[dict[str, float], ...]
+    passed: tuple[bool, ...]
+    texts: dict[str, str]
+    response_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class EvalReport:
+    """An evaluation: ``summary[split/mode][quantity]`` as fractions of the maximum unless the name says otherwise."""
+
+    policy_version: int
+    rows: tuple[EvalRow, ...]
+    summary: dict[str, dict[str, Interval]]
