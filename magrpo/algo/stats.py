@@ -1,0 +1,34 @@
+"""Statistics of an evaluation: pass@k and bootstrap intervals over problems."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from magrpo.types import Interval
+
+
+def pass_at_k(n: int, c: int, k: int) -> float:
+    """The unbiased estimate of the chance that at least one of ``k`` samples passes, when ``c`` of ``n`` samples did.
+
+    ``1 - C(n - c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374). A fraction, 0 to 1.
+    """
+    assert 0 <= c <= n, f"{c} of {n} samples cannot pass"
+    assert 1 <= k <= n, f"pass@{k} needs at least {k} samples, got {n}"
+    return 1.0 - math.comb(n - c, k) / math.comb(n, k)
+
+
+def bootstrap_interval(values_per_problem: Sequence[Sequence[float]], seed: int, num_resamples: int = 1000) -> Interval:
+    """The mean over problems of each problem's mean, with a 95 % percentile bootstrap interval.
+
+    Problems are resampled, not the values of a problem: what varies between evaluations of new problems is the
+    problems. Problems may hold different numbers of values; each weighs the same. The same unit as the values.
+    """
+    assert values_per_problem, "no problems"
+    assert all(len(values) for values in values_per_problem), "a problem without values has no mean"
+    means = np.array([math.fsum(values) / len(values) for values in values_per_problem])  # (P,)
+    picks = np.random.default_rng(seed).integers(len(means), size=(num_resamples, len(means)))  # (R, P)
+    low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
+    return Interval(float(means.mean()), float(low), float(high))

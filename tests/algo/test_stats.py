@@ -1,0 +1,85 @@
+"""pass@k and bootstrap intervals."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.algo.stats import bootstrap_interval, pass_at_k
+
+
+@pytest.mark.parametrize(
+    ("n", "c", "k", "expected"),
+    [
+        (4, 0, 1, 0.0),
+        (4, 1, 1, 0.25),
+        (4, 4, 3, 1.0),
+        (4, 2, 2, 5 / 6),  # of the 6 pairs only the one of both failures fails
+        (5, 1, 3, 0.6),  # 1 - C(4, 3) / C(5, 3) = 1 - 4 / 10
+        (5, 3, 3, 1.0),  # two failures cannot fill three places
+        (200, 100, 1, 0.5),
+    ],
+)
+def test_pass_at_k_golden(n: int, c: int, k: int, expected: float) -> None:
+    assert pass_at_k(n, c, k) == pytest.approx(expected, abs=1e-15)
+
+
+@given(st.integers(1, 7).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_pass_at_k_is_the_share_of_subsets_with_a_success(case: tuple[int, int, int]) -> None:
+    n, c, k = case
+    subsets = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert pass_at_k(n, c, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
+
+
+@pytest.mark.parametrize(("n", "c", "k"), [(3, 4, 1), (3, -1, 1), (3, 1, 4), (3, 1, 0)])
+def test_pass_at_k_refuses_the_impossible(n: int, c: int, k: int) -> None:
+    with pytest.raises(AssertionError):
+        pass_at_k(n, c, k)
+
+
+def test_interval_of_two_problems() -> None:
+    # A resample of (0, 1) has mean 0, 0.5 or 1 with chances 1/4, 1/2, 1/4: both tails are wider than 2.5 %.
+    interval = bootstrap_interval([[0.0, 0.0], [1.0]], seed=0)
+    assert (interval.mean, interval.low, interval.high) == (0.5, 0.0, 1.0)
+
+
+def test_interval_agrees_with_the_normal_approximation() -> None:
+    # 400 problems, half 0 and half 1: the standard error is 0.5 / 20, so the interval is 0.5 +- 1.96 * 0.025.
+    interval = bootstrap_interval([[float(i % 2)] for i in range(400)], seed=3, num_resamples=4000)
+    assert interval.mean == 0.5
+    assert interval.low == pytest.approx(0.451, abs=0.006)
+    assert interval.high == pytest.approx(0.549, abs=0.006)
+
+
+def test_problems_weigh_the_same_however_many_values_they_hold() -> None:
+    assert bootstrap_interval([[1.0], [0.0] * 9], seed=0).mean == 0.5
+
+
+VALUES = st.lists(st.lists(st.floats(-10, 10), min_size=1, max_size=4), min_size=1, max_size=12)
+
+
+@given(VALUES, st.integers(0, 2**63 - 1))
+def test_interval_properties(values: list[list[float]], seed: int) -> None:
+    interval = bootstrap_interval(values, seed, num_resamples=200)
+    means = [sum(problem) / len(problem) for problem in values]
+    assert min(means) - 1e-9 <= interval.low <= interval.high <= max(means) + 1e-9
+    assert interval == bootstrap_interval([problem[::-1] for problem in values], seed, num_resamples=200)
+    moved = bootstrap_interval([[2 * value + 3 for value in problem] for problem in values], seed, num_resamples=200)
+    for name in ("mean", "low", "high"):
+        assert getattr(moved, name) == pytest.approx(2 * getattr(interval, name) + 3, abs=1e-9)
+
+
+def test_the_seed_moves_the_interval_and_not_the_mean() -> None:
+    values = [[0.1 * i] for i in range(20)]
+    first, second = bootstrap_interval(values, seed=1), bootstrap_interval(values, seed=2)
+    assert first.mean == second.mean
+    assert (first.low, first.high) != (second.low, second.high)
+
+
+@pytest.mark.parametrize("values", [[], [[1.0], []]])
+def test_interval_refuses_nothing(values: list[list[float]]) -> None:
+    with pytest.raises(AssertionError):
+        bootstrap_interval(values, seed=0)
