@@ -1,0 +1,47 @@
+"""Prepare: load the problem set and draw each iteration's problems."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+
+from magrpo.config import ConfigError
+from magrpo.interfaces import Problems
+from magrpo.seeds import derive_seed
+from magrpo.types import Problem, Split
+
+
+def prepare(problems: Problems, problems_per_iteration: int) -> Mapping[Split, Sequence[Problem]]:
+    """Load every split and check what the run relies on.
+
+    Raises:
+        ConfigError: a split is empty or too small, a ``task_id`` is used twice, or a problem is in two splits.
+    """
+    splits = problems.load()
+    for split in ("train", "test"):
+        if not splits.get(split):
+            raise ConfigError(f"problems: the split {split!r} is empty; ask for a larger one")
+    if len(splits["train"]) < problems_per_iteration:
+        raise ConfigError(
+            f"rollout.problems_per_iteration: {problems_per_iteration} problems are asked for, "
+            f"but the train split has {len(splits['train'])}"
+        )
+    seen: dict[str, str] = {}
+    for split, members in splits.items():
+        for problem in members:
+            if problem.task_id in seen:
+                raise ConfigError(f"problems: {problem.task_id!r} is both in {seen[problem.task_id]} and in {split}")
+            seen[problem.task_id] = split
+    return splits
+
+
+def draw(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:
+    """The ``count`` distinct problems of an iteration (from 1): a pure function of its arguments.
+
+    The training set is walked in a fresh order every epoch; an epoch ends when fewer than ``count`` are left.
+    """
+    per_epoch = len(train) // count
+    epoch, position = divmod(iteration - 1, per_epoch)
+    order = list(train)
+    random.Random(derive_seed(seed, "draw", epoch)).shuffle(order)
+    return order[position * count : (position + 1) * count]

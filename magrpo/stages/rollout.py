@@ -1,0 +1,151 @@
+"""Joint rollout: every agent answers at every node of one tree level, in one engine batch.
+
+A node is one history shared by its group; each agent samples ``G`` completions there, independently of the others
+(section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
+(``crossed``); those that go on to the next turn open one child node each.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from magrpo.config import AgentConfig, RolloutConfig
+from magrpo.interfaces import Engine, Env, Progress
+from magrpo.seeds import derive_seed
+from magrpo.types import (
+    Observation,
+    PastTurn,
+    Problem,
+    Prompt,
+    Request,
+    RolloutGroup,
+    SamplingParams,
+    ScoredTurn,
+    Turn,
+)
+
+Render = Callable[[str, Observation], tuple[int, ...]]
+"""Turns an agent's observation into token ids."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A place in a problem's tree where all agents act, ``group_size`` times each."""
+
+    problem: Problem
+    path: tuple[int, ...]
+    history: tuple[PastTurn, ...]
+    sampling: SamplingParams
+    group_size: int
+
+
+def roots(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
+    """The first level: one node for each problem."""
+    return [Node(problem, (), (), sampling_params(config), config.group_size) for problem in problems]
+
+
+def children(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
+    """The next level: a node for each joint action that goes on.
+
+    A node whose mean reward exceeds ``termination_threshold`` is not continued; of the others ``branching`` joint
+    actions are, drawn at random (all, when it is None). Masked joint actions never are.
+    """
+    nodes = []
+    for group in groups:
+        alive = [j for j, turn in enumerate(group.turns) if not turn.masked]
+        if not alive or _terminated(group, alive, config.termination_threshold):
+            continue
+        if config.branching is not None and config.branching < len(alive):
+            rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
+            alive = sorted(rng.sample(alive, config.branching))
+        nodes += [extend(group, j, sampling_params(config), config.group_size) for j in alive]
+    return nodes
+
+
+def extend(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
+    """The child node that joint action ``index`` opens."""
+    turn = group.turns[index]
+    past = PastTurn(group.texts(turn), turn.reward, turn.reports)
+    return Node(group.problem, (*group.path, index), (*group.history, past), sampling, group_size)
+
+
+def rollout(
+    nodes: Sequence[Node],
+    *,
+    agents: Sequence[AgentConfig],
+    env: Env,
+    render: Render,
+    engine: Engine,
+    config: RolloutConfig,
+    seed: int,
+    progress: Progress | None = None,
+) -> list[RolloutGroup[Turn]]:
+    """Sample one tree level: all nodes, agents and siblings as one batch.
+
+    Each completion's seed follows from ``seed``, its problem, path, agent and index alone.
+    """
+    prompts = [
+        {agent.name: _prompt(env.observe(n.problem, agent.role, n.history, agent.name), agent.name, render) for agent in agents}
+        for n in nodes
+    ]
+    requests = [
+        Request(
+            agent=name,
+            prompt_ids=prompt.token_ids,
+            sampling=node.sampling,
+            seed=derive_seed(seed, node.problem.task_id, node.path, name, index),
+        )
+        for node, node_prompts in zip(nodes, prompts, strict=True)
+        for name, prompt in node_prompts.items()
+        for index in range(node.group_size)
+    ]
+    answers = iter(engine.generate(requests, progress))
+    groups = []
+    for node, node_prompts in zip(nodes, prompts, strict=True):
+        actions = {name: tuple(itertools.islice(answers, node.group_size)) for name in node_prompts}
+        picks = joint_actions(
+            len(agents),
+            node.group_size,
+            config.joint_mode,
+            config.crossed_pairs,
+            derive_seed(seed, "pairs", node.problem.task_id, node.path),
+        )
+        turns = tuple(Turn(dict(zip(node_prompts, pick, strict=True))) for pick in picks)
+        groups.append(RolloutGroup(node.problem, node.path, node.history, node_prompts, actions, turns))
+    return groups
+
+
+def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None, seed: int) -> list[tuple[int, ...]]:
+    """The joint actions of a node, as one completion index for each agent.
+
+    ``aligned`` gives ``G`` of them, ``crossed`` all ``G^A``. With ``pairs`` a random subset in which every completion
+    appears equally often: the ``G^A`` combinations fall into ``G^(A-1)`` rounds of cyclic shifts, each of which uses
+    every completion once, and ``pairs / G`` rounds are drawn.
+    """
+    if mode == "aligned":
+        return [(index,) * num_agents for index in range(group_size)]
+    if pairs is None or pairs >= group_size**num_agents:
+        return list(itertools.product(range(group_size), repeat=num_agents))
+    rng = random.Random(seed)
+    rounds = rng.sample(range(group_size ** (num_agents - 1)), pairs // group_size)
+    shifts = [[r // group_size**a % group_size for a in range(num_agents - 1)] for r in rounds]
+    return sorted(
+        (index, *((index + shift) % group_size for shift in shift_of)) for shift_of in shifts for index in range(group_size)
+    )
+
+
+def sampling_params(config: RolloutConfig) -> SamplingParams:
+    """The sampling parameters of training rollouts."""
+    return SamplingParams(config.temperature, config.top_p, config.top_k, config.max_new_tokens)
+
+
+def _terminated(group: RolloutGroup[ScoredTurn], alive: Sequence[int], threshold: float | None) -> bool:
+    mean = sum(group.turns[j].reward.total for j in alive) / len(alive)
+    return threshold is not None and mean > threshold
+
+
+def _prompt(observation: Observation, agent: str, render: Render) -> Prompt:
+    return Prompt(observation, render(agent, observation))

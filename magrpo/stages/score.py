@@ -1,0 +1,134 @@
+"""Score: run what the reward asks for in the sandbox, then price every joint action.
+
+Execution is data. A failure of the sandbox itself (``infra_error``) masks a joint action; it is never a reward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from magrpo.interfaces import Progress, Reward, Sandbox
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+
+Cache = MutableMapping[Execution, ExecutionReport]
+"""Reports of the run so far: identical programs are executed once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """The price of one joint action and the reports it follows from. ``masked``: the sandbox failed on it."""
+
+    reward: JointReward
+    reports: dict[str, ExecutionReport]
+    masked: bool
+
+
+@dataclass(slots=True)
+class ScoreStats:
+    """What scoring took: executions wanted and really run, their statuses, seconds in the sandbox."""
+
+    wanted: int = 0
+    run: int = 0
+    seconds: float = 0.0
+    statuses: Counter[str] = field(default_factory=Counter)
+
+    def metrics(self) -> dict[str, float]:
+        """Sandbox metrics of the stage."""
+        shares = {s: self.statuses[s] / max(self.run, 1) for s in ("timeout", "crash", "memory", "infra_error")}
+        return {
+            "sandbox/executions": float(self.run),
+            "sandbox/reused_frac": 1 - self.run / self.wanted if self.wanted else 0.0,
+            "sandbox/candidates_per_s": self.run / self.seconds if self.seconds else 0.0,
+            **{f"sandbox/{status}_frac": share for status, share in shares.items()},
+        }
+
+
+def score(
+    groups: Sequence[RolloutGroup[Turn]],
+    *,
+    roles: Mapping[str, str],
+    reward: Reward,
+    sandbox: Sandbox,
+    cache: Cache,
+    progress: Progress | None = None,
+) -> tuple[list[RolloutGroup[ScoredTurn]], dict[str, float]]:
+    """Price every joint action of every group; ``roles`` maps agent names to roles. Returns groups and metrics."""
+    items = [
+        (group.problem, {roles[agent]: text for agent, text in group.texts(turn).items()})
+        for group in groups
+        for turn in group.turns
+    ]
+    priced, stats = score_texts(items, reward=reward, sandbox=sandbox, cache=cache, progress=progress)
+    results = iter(priced)
+    scored = [
+        RolloutGroup(
+            group.problem,
+            group.path,
+            group.history,
+            group.prompts,
+            group.actions,
+            tuple(_scored_turn(turn, next(results)) for turn in group.turns),
+        )
+        for group in groups
+    ]
+    return scored, stats.metrics()
+
+
+def score_texts(
+    items: Sequence[tuple[Problem, Mapping[str, str]]],
+    *,
+    reward: Reward,
+    sandbox: Sandbox,
+    cache: Cache,
+    progress: Progress | None = None,
+) -> tuple[list[Scored], ScoreStats]:
+    """Price joint actions given as (problem, text by role), in order.
+
+    The reward is asked what still has to run until it wants nothing more; each round runs as one sandbox batch.
+    """
+    stats = ScoreStats()
+    reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
+    open_items = range(len(items))
+    while open_items:
+        wanted = {i: dict(reward.executions(*items[i], reports[i])) for i in open_items}
+        wanted = {i: executions for i, executions in wanted.items() if executions}
+        _run({e: None for executions in wanted.values() for e in executions.values()}, sandbox, cache, stats, progress)
+        for i, executions in wanted.items():
+            stats.wanted += len(executions)
+            reports[i] |= {name: cache[execution] for name, execution in executions.items()}
+        open_items = [i for i in wanted if not _failed(reports[i])]
+    results = []
+    for (problem, texts), item_reports in zip(items, reports, strict=True):
+        masked = _failed(item_reports)
+        price = JointReward(0.0, {}) if masked else reward.price(problem, texts, item_reports)
+        results.append(Scored(price, item_reports, masked))
+    return results, stats
+
+
+def _run(
+    wanted: Mapping[Execution, None], sandbox: Sandbox, cache: Cache, stats: ScoreStats, progress: Progress | None
+) -> None:
+    new = [execution for execution in wanted if execution not in cache or _infra(cache[execution])]
+    if not new:
+        return
+    started = perf_counter()
+    for execution, report in zip(new, sandbox.run(new, progress), strict=True):
+        cache[execution] = report
+        stats.statuses[report.status] += 1
+    stats.run += len(new)
+    stats.seconds += perf_counter() - started
+
+
+def _scored_turn(turn: Turn, scored: Scored) -> ScoredTurn:
+    return ScoredTurn(turn.picks, scored.reward, scored.reports, scored.masked)
+
+
+def _infra(report: ExecutionReport) -> bool:
+    return report.status == "infra_error" or any(case.status == "infra_error" for case in report.cases)
+
+
+def _failed(reports: Mapping[str, ExecutionReport]) -> bool:
+    return any(_infra(report) for report in reports.values())

@@ -1,0 +1,198 @@
+"""The run directory: stage outputs that are either whole or absent.
+
+Layout of ``<root>/<run_id>``::
+
+    config.json                       the resolved configuration
+    stages/0007/rollout.0/            one folder for each stage of each iteration
+        groups.jsonl.gz  _SUCCESS     files and their manifest
+
+A stage writes into a temporary folder; the files and the manifest are flushed to disk and the folder is renamed into
+place, so a kill at any moment loses at most the stage in progress. A manifest carries a key, the digest of the stage's
+name, configuration and inputs. A later call with the same key finds the output and skips the work.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, TypedDict, TypeVar
+
+import msgspec
+
+from magrpo.config import ConfigError, RunConfig, load_resolved
+
+MANIFEST = "_SUCCESS"
+RecordT = TypeVar("RecordT")
+
+
+class Pointer(TypedDict):
+    """A reference to a committed stage output: small, and plain JSON."""
+
+    dir: str
+    """Folder, relative to the run directory."""
+    sha: str
+    """Digest of the manifest, and so of every file in the folder."""
+
+
+class RunStore:
+    """One run directory."""
+
+    def __init__(self, root: Path, run_id: str) -> None:
+        self.run_id = run_id
+        self.path = (root / run_id).resolve()
+
+    @classmethod
+    def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
+        """A new run directory under ``config.root``.
+
+        Raises:
+            ConfigError: ``name`` is taken, or is no single word of letters, digits, ``-``, ``_`` and ``.``.
+        """
+        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
+            raise ConfigError(f"run name {name!r}: use letters, digits, '-', '_' and '.' only")
+        run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
+        store = cls(config.root, run_id)
+        if store.path.exists():
+            raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
+        store.path.mkdir(parents=True)
+        _write_durably(store.path / "config.json", config.resolved().encode())
+        return store
+
+    @classmethod
+    def open(cls, root: Path, run_id: str) -> RunStore:
+        """An existing run directory.
+
+        Raises:
+            ConfigError: there is no such run; the message lists the newest ones.
+        """
+        store = cls(root, run_id)
+        if not (store.path / "config.json").is_file():
+            runs = sorted((p.parent for p in root.glob("*/config.json")), key=lambda p: p.stat().st_mtime)
+            known = ", ".join(p.name for p in runs[-5:]) or "none"
+            raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {known}")
+        return store
+
+    def config(self) -> RunConfig:
+        """The configuration the run was created with."""
+        return load_resolved((self.path / "config.json").read_text(encoding="utf-8"))
+
+    def find(self, name: str, key: str) -> Pointer | None:
+        """The committed output of a stage, if it has this key and is undamaged."""
+        folder = self.path / "stages" / name
+        try:
+            manifest = json.loads((folder / MANIFEST).read_bytes())
+        except FileNotFoundError:
+            return None
+        if manifest["key"] != key or not all(_intact(folder / file, facts) for file, facts in manifest["files"].items()):
+            return None
+        return self._pointer(name)
+
+    def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
+        """Run ``write(folder)`` and make its files durable as the output of stage ``name``, replacing any other.
+
+        ``write`` returns the stage's metrics; they are kept in the manifest.
+        """
+        target = self.path / "stages" / name
+        partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
+        for stale in target.parent.glob(f".{target.name}.*"):
+            shutil.rmtree(stale)
+        partial.mkdir(parents=True)
+        metrics = dict(write(partial))
+        files = {
+            str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            for path in sorted(partial.rglob("*"))
+            if path.is_file()
+        }
+        for file in files:
+            _fsync(partial / file)
+        manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
+        _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        for folder in {partial, *(partial / Path(file).parent for file in files)}:
+            _fsync(folder)
+        if target.exists():
+            shutil.rmtree(target)
+        partial.rename(target)
+        _fsync(target.parent)
+        return self._pointer(name)
+
+    def metrics(self, pointer: Pointer) -> dict[str, float]:
+        """The metrics of a committed stage."""
+        metrics: dict[str, float] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["metrics"]
+        return metrics
+
+    def folder(self, pointer: Pointer) -> Path:
+        """The folder a pointer refers to."""
+        return self.path / pointer["dir"]
+
+    def drop(self, name: str) -> None:
+        """Forget the output of a stage."""
+        shutil.rmtree(self.path / "stages" / name, ignore_errors=True)
+
+    def prune(self, pointer: Pointer, file: str) -> None:
+        """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
+        folder = self.folder(pointer)
+        manifest = json.loads((folder / MANIFEST).read_bytes())
+        if manifest["files"].get(file, {}).get("pruned"):
+            return
+        manifest["files"][file]["pruned"] = True
+        partial = folder / f".{MANIFEST}"
+        _write_durably(partial, json.dumps(manifest, indent=1).encode())
+        partial.rename(folder / MANIFEST)
+        (folder / file).unlink()
+
+    def _pointer(self, name: str) -> Pointer:
+        manifest = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
+        facts = {file: facts["sha256"] for file, facts in manifest["files"].items()}
+        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], facts)}
+
+
+def digest(*parts: Any) -> str:
+    """A short stable digest of plain JSON values."""
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def write_records(path: Path, records: Iterable[Any]) -> None:
+    """Write dataclasses as gzipped JSON lines. Equal records give equal bytes."""
+    encode = msgspec.json.Encoder().encode
+    with path.open("wb") as raw, gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file:
+        for record in records:
+            file.write(encode(record) + b"\n")
+
+
+def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
+    """Read what :func:`write_records` wrote."""
+    decode = msgspec.json.Decoder(record_type).decode
+    with gzip.open(path, "rb") as file:
+        return [decode(line) for line in file]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
+    if facts.get("pruned"):
+        return True
+    return path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
+
+
+def _write_durably(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    _fsync(path)
+
+
+def _fsync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
