@@ -86,6 +86,12 @@ class RolloutConfig(Section):
     max_new_tokens: int = Field(256, ge=1)
     """Longest completion, in tokens."""
 
+    @model_validator(mode="after")
+    def _pairs_are_balanced(self) -> RolloutConfig:
+        if self.crossed_pairs is not None and self.crossed_pairs % self.group_size:
+            raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
+        return self
+
 
 class AlgoConfig(Section):
     """The algorithm: return, advantage and loss."""

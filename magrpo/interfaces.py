@@ -59,6 +59,12 @@ class Reward(Protocol):
 
     maxima: Mapping[str, float]
     """The largest value of every part, ``scale`` and ``shift`` aside."""
+    max_total: float
+    """The largest joint reward, ``scale`` and ``shift`` included."""
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+        """Whether a joint action solved its problem: what pass@k counts."""
+        ...
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Generic, Literal, TypeVar
 
 Split = Literal["train", "test", "ood"]
+Mode = Literal["sampled", "greedy"]
 FinishReason = Literal["stop", "length"]
 CaseStatus = Literal[
     "pass",
@@ -250,7 +251,7 @@ class EvalRow:
 
     task_id: str
     split: Split
-    mode: Literal["sampled", "greedy"]
+    mode: Mode
     index: int
     returns: tuple[float, ...]
     parts: tuple[dict[str, float], ...]

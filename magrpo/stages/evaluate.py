@@ -1,0 +1,127 @@
+"""Evaluate: the agents on problems never trained on, sampled with a fixed seed and greedy.
+
+Every trajectory is played on its own: at each turn every agent answers once. What counts is the joint action of the
+last turn. Quantities are fractions of their maximum, with bootstrap intervals over problems.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from magrpo.algo.stats import bootstrap_interval, pass_at_k
+from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
+from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
+from magrpo.stages.rollout import Node, Render, extend, rollout, sampling_params
+from magrpo.stages.score import Cache, score
+from magrpo.types import (
+    EvalReport,
+    EvalRow,
+    Interval,
+    Mode,
+    Problem,
+    RolloutGroup,
+    SamplingParams,
+    ScoredTurn,
+    Split,
+)
+
+PASS_AT = (1, 3, 5, 10)
+
+
+def evaluate(
+    splits: Mapping[Split, Sequence[Problem]],
+    *,
+    policy_version: int,
+    agents: Sequence[AgentConfig],
+    env: Env,
+    reward: Reward,
+    engine: Engine,
+    sandbox: Sandbox,
+    render: Render,
+    config: EvalConfig,
+    rollout_config: RolloutConfig,
+    cache: Cache,
+    progress: Progress | None = None,
+) -> EvalReport:
+    """Evaluate the weights the engine holds on every split but ``train``.
+
+    All splits and both modes share one engine batch a turn. The sampled mode draws ``config.num_samples``
+    trajectories a problem at the training temperature.
+    """
+    sampled = sampling_params(rollout_config)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
+    origin: list[tuple[Split, Mode]] = []
+    nodes: list[Node] = []
+    for split in sorted(splits):
+        if split == "train":
+            continue
+        for problem in splits[split][: config.max_problems]:
+            origin += [(split, "sampled"), (split, "greedy")]
+            nodes += [Node(problem, (), (), sampled, config.num_samples), Node(problem, (), (), greedy, 1)]
+    rows: list[EvalRow] = []
+    aligned = rollout_config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
+    roles = {agent.name: agent.role for agent in agents}
+    while nodes:
+        turn = len(nodes[0].path)
+        groups = rollout(
+            nodes, agents=agents, env=env, render=render, engine=engine, config=aligned, seed=config.seed, progress=progress
+        )
+        scored, _ = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
+        next_origin: list[tuple[Split, Mode]] = []
+        next_nodes: list[Node] = []
+        for where, node, group in zip(origin, nodes, scored, strict=True):
+            for index, joint_action in enumerate(group.turns):
+                if turn + 1 < env.num_turns and _goes_on(joint_action, rollout_config.termination_threshold):
+                    next_origin.append(where)
+                    next_nodes.append(extend(group, index, node.sampling, 1))
+                elif not joint_action.masked:
+                    rows.append(_row(where, group, index, reward))
+        origin, nodes = next_origin, next_nodes
+    rows.sort(key=lambda row: (row.split, row.mode, row.task_id, row.index))
+    return EvalReport(policy_version, tuple(rows), summarise(rows, reward, config.seed))
+
+
+def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
+    """The summary of rows: ``summary["test/sampled"]["return"]`` and so on, see :class:`magrpo.types.EvalReport`."""
+    grouped: dict[str, dict[str, list[EvalRow]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        grouped[f"{row.split}/{row.mode}"][row.task_id].append(row)
+    summary = {}
+    for name, by_problem in grouped.items():
+        problems = list(by_problem.values())
+        quantities = {
+            "return": [[row.returns[-1] / reward.max_total for row in members] for members in problems],
+            "response_tokens": [[float(row.response_tokens) for row in members] for members in problems],
+        }
+        for part, maximum in reward.maxima.items():
+            quantities[part] = [[row.parts[-1].get(part, 0.0) / maximum for row in members] for members in problems]
+        fewest = min(len(members) for members in problems)
+        for k in PASS_AT:
+            if k <= fewest:
+                passed = [sum(row.passed[-1] for row in members) for members in problems]
+                counts = zip(problems, passed, strict=True)
+                quantities[f"pass_at_{k}"] = [[pass_at_k(len(members), count, k)] for members, count in counts]
+        summary[name] = {key: bootstrap_interval(values, seed) for key, values in quantities.items()}
+    return summary
+
+
+def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
+    return not turn.masked and (threshold is None or turn.reward.total <= threshold)
+
+
+def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int, reward: Reward) -> EvalRow:
+    last = group.turns[index]
+    prices = [*(past.reward for past in group.history), last.reward]
+    reports = [*(past.reports for past in group.history), last.reports]
+    return EvalRow(
+        task_id=group.problem.task_id,
+        split=where[0],
+        mode=where[1],
+        index=group.path[0] if group.path else index,
+        returns=tuple(price.total for price in prices),
+        parts=tuple(price.parts for price in prices),
+        passed=tuple(reward.passed(turn_reports) for turn_reports in reports),
+        texts=group.texts(last),
+        response_tokens=sum(len(group.actions[agent][i].token_ids) for agent, i in last.picks.items()),
+    )
