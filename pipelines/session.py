@@ -1,0 +1,332 @@
+"""The stages bound to one run: each method finds its output committed, or computes and commits it.
+
+A method takes and returns pointers to committed outputs. What is heavy (policy, engine, sandbox) is opened when a
+stage first needs it, so a run whose stages are all committed opens nothing. Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from time import perf_counter
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from magrpo.config import RunConfig
+from magrpo.seeds import derive_seed
+from magrpo.store import Pointer, RunStore, digest, read_records, write_records
+from magrpo.types import EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, ScoredTurn, Split, Turn
+
+if TYPE_CHECKING:
+    from magrpo.interfaces import Engine, Progress, Sandbox
+    from magrpo.policy import Policy
+    from magrpo.stages.update import Updater
+
+_POLICY = ("agents", "model", "lora", "train")
+
+
+class Console(Protocol):
+    """Shows a run's progress."""
+
+    def begin(self, stage: str, iteration: int, items: int | None = None) -> Progress:
+        """A stage starts; call what is returned with the number of items just finished."""
+        ...
+
+    def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """A stage is committed."""
+        ...
+
+
+class Session:
+    """Implements :class:`pipelines.chain.Stages` for one run directory."""
+
+    def __init__(self, config: RunConfig, store: RunStore, console: Console) -> None:
+        self.config = config
+        self.store = store
+        self.console = console
+        self._resources = ExitStack()
+        self._reports: dict[Execution, ExecutionReport] = {}
+        self._problems: dict[Split, list[Problem]] = {}
+        self._live: Pointer | None = None  # the checkpoint the updater holds
+        self._served: Pointer | None = None  # the checkpoint the engine holds
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._resources.close()
+
+    # ------------------------------------------------------------------------------------------------------- stages
+    def prepare(self) -> Pointer:
+        """Load and check the problem set."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.stages.prepare import prepare
+
+            splits = prepare(self.config.problems, self.config.rollout.problems_per_iteration)
+            for split, members in splits.items():
+                write_records(folder / f"{split}.jsonl.gz", members)
+            return {f"problems/{split}": float(len(members)) for split, members in splits.items()}
+
+        return self._stage("prepare", 0, ("problems", "rollout"), [], work)
+
+    def start(self) -> Pointer:
+        """Write the untrained weights: checkpoint 0."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            self._updater.save(folder)
+            return {}
+
+        pointer = self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
+        return pointer
+
+    def rollout(
+        self, iteration: int, turn: int, problems: Pointer, checkpoint: Pointer, parents: Pointer | None
+    ) -> Pointer:
+        """Sample one tree level with the weights of ``checkpoint``."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.stages.prepare import draw
+            from magrpo.stages.rollout import children, rollout, roots
+
+            config, seed = self.config, derive_seed(self.config.train.seed, "rollout", iteration, turn)
+            if parents is None:
+                train = self._load_problems(problems)["train"]
+                drawn = draw(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
+                nodes = roots(drawn, config.rollout)
+            else:
+                nodes = children(self._scored(parents), config.rollout, seed)
+            groups: list[RolloutGroup[Turn]] = []
+            if nodes:
+                engine = self._serve(checkpoint)
+                groups = rollout(
+                    nodes,
+                    agents=config.agents,
+                    env=config.env,
+                    render=self._policy.render,
+                    engine=engine,
+                    config=config.rollout,
+                    seed=seed,
+                    progress=progress,
+                )
+            write_records(folder / "groups.jsonl.gz", groups)
+            return _rollout_metrics(groups)
+
+        inputs = [problems, checkpoint, *([parents] if parents else [])]
+        return self._stage(f"rollout.{turn}", iteration, (*_POLICY, "env", "engine", "rollout"), inputs, work)
+
+    def score(self, iteration: int, turn: int, groups: Pointer) -> Pointer:
+        """Run the programs and price every joint action."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.stages.score import score
+
+            unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
+            scored, metrics = score(
+                unscored,
+                roles=self._roles,
+                reward=self.config.reward,
+                sandbox=self._sandbox,
+                cache=self._reports,
+                progress=progress,
+            )
+            write_records(folder / "groups.jsonl.gz", scored)
+            return metrics
+
+        return self._stage(f"score.{turn}", iteration, ("reward", "sandbox"), [groups], work)
+
+    def credit(self, iteration: int, scored: Sequence[Pointer]) -> Pointer:
+        """Returns and advantages of every completion."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.stages.credit import credit
+
+            groups = [group for pointer in scored for group in self._scored(pointer)]
+            samples, metrics = credit(groups, self.config.algo, [agent.name for agent in self.config.agents])
+            for agent, members in samples.items():
+                write_records(folder / f"{agent}.jsonl.gz", members)
+            return metrics
+
+        return self._stage("credit", iteration, ("algo", "agents"), scored, work)
+
+    def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
+        """One MAGRPO update of every agent; the new weights and the optimizer's state."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            batch = {
+                agent.name: read_records(self.store.folder(samples) / f"{agent.name}.jsonl.gz", Sample)
+                for agent in self.config.agents
+            }
+            self._resume(checkpoint)
+            if self._served is not None:
+                self._engine.sleep()
+            metrics = self._updater.update(batch, progress)
+            self._live = None  # the weights moved on; named again once committed
+            self._updater.save(folder)
+            return metrics
+
+        pointer = self._stage("update", iteration, (*_POLICY, "optim", "algo"), [samples, checkpoint], work)
+        if self._live is None:
+            self._live = pointer
+        if (iteration - 1) % self.config.eval.every != 0:
+            self.store.prune(checkpoint, "optimizer.pt")
+        return pointer
+
+    def evaluate(self, iteration: int, problems: Pointer, checkpoint: Pointer) -> Pointer:
+        """The weights of ``checkpoint`` on problems never trained on."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.stages.evaluate import evaluate
+
+            report = evaluate(
+                self._load_problems(problems),
+                policy_version=iteration,
+                agents=self.config.agents,
+                env=self.config.env,
+                reward=self.config.reward,
+                engine=self._serve(checkpoint),
+                sandbox=self._sandbox,
+                render=self._policy.render,
+                config=self.config.eval,
+                rollout_config=self.config.rollout,
+                cache=self._reports,
+                progress=progress,
+            )
+            (folder / "report.json").write_bytes(msgspec.json.encode(report))
+            headline = report.summary["test/sampled"]
+            metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
+            for split, summary in report.summary.items():
+                metrics[f"eval/{split}/return"] = summary["return"].mean
+            return metrics
+
+        sections = ("eval", "env", "reward", "sandbox", "engine", "rollout")
+        return self._stage("evaluate", iteration, sections, [problems, checkpoint], work)
+
+    def report(self, evaluations: Sequence[Pointer]) -> Pointer:
+        """The closing table and pictures."""
+
+        def work(folder: Path, progress: Progress) -> dict[str, float]:
+            from magrpo.report import write_report
+
+            reports = [load_report(self.store, pointer) for pointer in evaluations]
+            return write_report(reports, self.config.reward.maxima, self.config.reward.max_total, folder)
+
+        return self._stage("report", self.config.train.num_iterations, ("reward",), evaluations, work)
+
+    # ------------------------------------------------------------------------------------------------------ plumbing
+    def _stage(
+        self,
+        stage: str,
+        iteration: int,
+        sections: Sequence[str],
+        inputs: Sequence[Pointer],
+        work: Callable[[Path, Progress], Mapping[str, float]],
+    ) -> Pointer:
+        """The committed output of a stage, computed if need be.
+
+        Its key covers what its result depends on: the named sections of the configuration and its inputs. The length
+        of the run is left out unless a learning-rate schedule ends with it.
+        """
+        config = json.loads(self.config.model_dump_json(include=set(sections)))
+        if "train" in config and self.config.optim.schedule == "constant":
+            del config["train"]["num_iterations"]
+        key = digest(stage, iteration, config, [pointer["sha"] for pointer in inputs])
+        name = f"{iteration:05d}/{stage}"
+        pointer = self.store.find(name, key)
+        if pointer is not None:
+            self.console.end(stage, iteration, self.store.metrics(pointer), reused=True)
+            return pointer
+        progress = self.console.begin(stage, iteration)
+
+        def timed(folder: Path) -> Mapping[str, float]:
+            started = perf_counter()
+            metrics = work(folder, progress)
+            return {**metrics, f"time/{stage.split('.')[0]}_s": perf_counter() - started}
+
+        pointer = self.store.commit(name, key, timed)
+        self.console.end(stage, iteration, self.store.metrics(pointer), reused=False)
+        return pointer
+
+    @cached_property
+    def _policy(self) -> Policy:
+        from magrpo.policy import Policy
+
+        return Policy.open(self.config.agents, self.config.model, self.config.lora, self.config.train.seed)
+
+    @cached_property
+    def _updater(self) -> Updater:
+        from magrpo.stages.update import Updater
+
+        config = self.config
+        return Updater(
+            self._policy,
+            config.algo,
+            config.optim,
+            temperature=config.rollout.temperature,
+            num_iterations=config.train.num_iterations,
+            dump=self.store.path / "failed-batch",
+        )
+
+    @cached_property
+    def _engine(self) -> Engine:
+        engine: Engine = self.config.engine.open(self._policy)
+        self._resources.callback(engine.close)
+        return engine
+
+    @cached_property
+    def _sandbox(self) -> Sandbox:
+        sandbox: Sandbox = self.config.sandbox.open()
+        self._resources.callback(sandbox.close)
+        return sandbox
+
+    @property
+    def _roles(self) -> dict[str, str]:
+        return {agent.name: agent.role for agent in self.config.agents}
+
+    def _resume(self, checkpoint: Pointer) -> None:
+        """Make the live weights and optimizers those of ``checkpoint``."""
+        if self._live != checkpoint:
+            self._updater.load(self.store.folder(checkpoint))
+            self._live = checkpoint
+
+    def _serve(self, checkpoint: Pointer) -> Engine:
+        """The engine, awake, with the weights of ``checkpoint``."""
+        self._resume(checkpoint)
+        if self._served is not None:
+            self._engine.wake()
+        if self._served != checkpoint:
+            folder = self.store.folder(checkpoint) / "weights"
+            self._engine.load(self._policy.version, {agent.name: folder / agent.name for agent in self.config.agents})
+            self._served = checkpoint
+        return self._engine
+
+    def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
+        if not self._problems:
+            for path in self.store.folder(problems).glob("*.jsonl.gz"):
+                self._problems[path.name.removesuffix(".jsonl.gz")] = read_records(path, Problem)  # type: ignore[index]
+        return self._problems
+
+    def _scored(self, pointer: Pointer) -> list[RolloutGroup[ScoredTurn]]:
+        return read_records(self.store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])
+
+
+def load_report(store: RunStore, pointer: Pointer) -> EvalReport:
+    """Read back a committed evaluation."""
+    return msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
+
+
+def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
+    actions = [action for group in groups for members in group.actions.values() for action in members]
+    tokens = sum(len(action.token_ids) for action in actions)
+    return {
+        "rollout/groups": float(len(groups)),
+        "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
+        "rollout/tokens": float(tokens),
+        "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
+        "rollout/cut_off_frac": sum(a.finish_reason == "length" for a in actions) / len(actions) if actions else 0.0,
+    }
