@@ -1,0 +1,300 @@
+"""The models, adapters and tokenizers of all agents, in one process.
+
+Agents with the same base share it in memory: one frozen model with one LoRA adapter each. An agent with
+``weights = "full"`` owns a copy. What trains is always float32: adapters stay float32 on a bfloat16 base, and a full
+copy keeps float32 masters and runs its matrix products in the configured dtype through autocast. Models stay in eval
+mode, so that the trainer's log-probabilities are those of the distribution the engine sampled from (no dropout).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, TaskType, get_peft_model
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
+from magrpo.registry import choices
+from magrpo.seeds import derive_seed
+from magrpo.types import Observation
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+
+
+@dataclass(frozen=True)
+class _Agent:
+    config: AgentConfig
+    model: PreTrainedModel
+    """The causal language model: the agent's own copy, or the shared base with adapters inside."""
+    peft: PeftModel | None
+    tokenizer: PreTrainedTokenizerBase
+    bos: tuple[int, ...]
+    """What the tokenizer itself puts before a text."""
+
+
+@dataclass
+class Policy:
+    """The policies of all agents. Made by :meth:`open`."""
+
+    device: torch.device
+    dtype: torch.dtype
+    chat_template: Literal["auto", "none"]
+    version: int = 0
+    """Number of updates the current weights have seen (0: untrained)."""
+    _agents: dict[str, _Agent] = field(default_factory=dict)
+    _frozen: dict[str, PreTrainedModel] = field(default_factory=dict)
+
+    @classmethod
+    def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
+        """Load every distinct base once, and give each agent its seeded adapter (B = 0) or its full copy.
+
+        Raises:
+            ConfigError: a base, its tokenizer, the device or a target module cannot be used.
+        """
+        device = _device(model)
+        dtype = _dtype(model, device)
+        policy = cls(device, dtype, model.chat_template)
+        shared: dict[str, PeftModel] = {}
+        for config in agents:
+            tokenizer = _load_tokenizer(config)
+            if config.weights == "full":
+                causal = _load_model(config, torch.float32, device)
+                adapters = None
+            else:
+                adapters = _add_adapter(shared.get(config.model), config, policy, lora, seed)
+                shared[config.model] = adapters
+                causal = _causal(adapters)
+            bos = tuple(tokenizer("").input_ids) if tokenizer.bos_token_id is not None else ()
+            bos = bos[:1] if bos[:1] == (tokenizer.bos_token_id,) else ()
+            policy._agents[config.name] = _Agent(config, causal, adapters, tokenizer, bos)
+        return policy
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """Names of the agents, in the order of the config."""
+        return tuple(self._agents)
+
+    def base(self, agent: str) -> str:
+        """Folder or hub id of the agent's base model."""
+        return self._agents[agent].config.model
+
+    def weights(self, agent: str) -> Literal["lora", "full"]:
+        """What trains: an adapter, or a full copy."""
+        return self._agents[agent].config.weights
+
+    def tokenizer(self, agent: str) -> PreTrainedTokenizerBase:
+        return self._agents[agent].tokenizer
+
+    def render(self, agent: str, observation: Observation) -> tuple[int, ...]:
+        """Token ids of an observation: through the chat template, or as plain text ended by a newline."""
+        tokenizer = self._agents[agent].tokenizer
+        if self.chat_template == "auto" and tokenizer.chat_template:
+            messages = [{"role": message.role, "content": message.content} for message in observation.messages]
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            return tuple(ids)
+        text = "".join(f"{message.content}\n" for message in observation.messages)
+        return self._agents[agent].bos + tuple(tokenizer.encode(text, add_special_tokens=False))
+
+    def stop_token_ids(self, agent: str) -> tuple[int, ...]:
+        """Ids that end a completion: the tokenizer's and those of the model's generation config."""
+        entry = self._agents[agent]
+        generation = entry.model.generation_config
+        listed = generation.eos_token_id if generation is not None else None
+        extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        return tuple(dict.fromkeys([entry.tokenizer.eos_token_id, *extra]))
+
+    def max_length(self, agent: str) -> int:
+        """The context window, prompt and completion together, in tokens."""
+        return int(self._agents[agent].model.config.get_text_config().max_position_embeddings)
+
+    @contextmanager
+    def active(self, agent: str) -> Iterator[PreTrainedModel]:
+        """The causal language model with this agent's weights in force, ready for forward passes."""
+        entry = self._agents[agent]
+        if entry.peft is not None:
+            entry.peft.set_adapter(agent)
+        with self._autocast(entry):
+            yield entry.model
+
+    @contextmanager
+    def reference(self, agent: str) -> Iterator[PreTrainedModel]:
+        """The agent's untrained, frozen policy: the base without adapter."""
+        entry = self._agents[agent]
+        if entry.peft is not None:
+            with entry.peft.disable_adapter():
+                yield entry.model
+            return
+        base = entry.config.model
+        if base not in self._frozen:
+            self._frozen[base] = _load_model(entry.config, self.dtype, self.device).requires_grad_(False)
+        yield self._frozen[base]
+
+    def parameters(self, agent: str) -> dict[str, nn.Parameter]:
+        """What trains, in float32, by the name it is saved under."""
+        entry = self._agents[agent]
+        if entry.peft is None:
+            return dict(entry.model.named_parameters())
+        found = {}
+        for name, parameter in entry.peft.named_parameters():
+            for matrix in ("lora_A", "lora_B"):
+                if name.endswith(f".{matrix}.{agent}.weight"):
+                    found[name.removesuffix(f".{agent}.weight") + ".weight"] = parameter
+        return found
+
+    def save(self, folder: Path) -> dict[str, Path]:
+        """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders."""
+        folders = {}
+        for agent, entry in self._agents.items():
+            target = folder / agent
+            target.mkdir(parents=True, exist_ok=True)
+            if entry.peft is None:
+                entry.model.save_pretrained(target)
+                entry.tokenizer.save_pretrained(target)
+            else:
+                tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
+                save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+                (target / ADAPTER_CONFIG).write_text(_adapter_config(entry.peft, agent), encoding="utf-8")
+            folders[agent] = target
+        return folders
+
+    def load(self, version: int, weights: Mapping[str, Path]) -> None:
+        """Take over, bit for bit, what :meth:`save` wrote.
+
+        Raises:
+            ConfigError: a folder is missing or holds the weights of another model.
+        """
+        for agent, folder in weights.items():
+            parameters = self.parameters(agent)
+            try:
+                stored = self._stored(agent, folder)
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {_first_line(error)}") from None
+            if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
+                raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: names or shapes differ")
+            with torch.no_grad():
+                for name, parameter in parameters.items():
+                    parameter.copy_(stored[name])
+        self.version = version
+
+    def _stored(self, agent: str, folder: Path) -> dict[str, torch.Tensor]:
+        if self.weights(agent) == "lora":
+            return load_file(folder / ADAPTER_WEIGHTS)
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+        return dict(model.named_parameters())
+
+    def _autocast(self, entry: _Agent) -> torch.autocast:
+        masters = entry.peft is None and self.dtype != torch.float32
+        return torch.autocast(self.device.type, dtype=self.dtype, enabled=masters)
+
+
+def _device(model: ModelConfig) -> torch.device:
+    if model.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError('model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"')
+    if model.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    return torch.device(model.device)
+
+
+def _dtype(model: ModelConfig, device: torch.device) -> torch.dtype:
+    if model.dtype == "auto":
+        return torch.bfloat16 if device.type == "cuda" else torch.float32
+    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+
+
+def _check_source(config: AgentConfig) -> None:
+    path = Path(config.model)
+    looks_local = path.is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
+    if looks_local and not path.is_dir():
+        raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
+
+
+def _load_model(config: AgentConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
+    _check_source(config)
+    try:
+        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"agent {config.name!r}: cannot load model {config.model!r}: {_first_line(error)}") from None
+    assert isinstance(model, PreTrainedModel)
+    nn.Module.to(model, device)
+    return nn.Module.train(model, False)
+
+
+def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
+    _check_source(config)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(config.model)
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"agent {config.name!r}: cannot load the tokenizer of {config.model!r}: {_first_line(error)}"
+        ) from None
+    if tokenizer.eos_token_id is None:
+        raise ConfigError(
+            f"agent {config.name!r}: the tokenizer of {config.model!r} has no end-of-sequence token; "
+            "set eos_token in its tokenizer_config.json"
+        )
+    return tokenizer
+
+
+def _add_adapter(
+    adapters: PeftModel | None, config: AgentConfig, policy: Policy, lora: LoraConfig, seed: int
+) -> PeftModel:
+    base = _causal(adapters) if adapters is not None else _load_model(config, policy.dtype, policy.device)
+    _check_targets(base, config, lora)
+    peft_config = PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
+        target_modules=list(lora.target_modules),
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=config.model,
+    )
+    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+        torch.manual_seed(derive_seed(seed, "lora", config.name))
+        if adapters is None:
+            adapters = get_peft_model(base, peft_config, adapter_name=config.name)
+        else:
+            adapters.add_adapter(config.name, peft_config)
+    assert isinstance(adapters, PeftModel)
+    return adapters.eval()
+
+
+def _causal(adapters: PeftModel) -> PreTrainedModel:
+    base = adapters.get_base_model()
+    assert isinstance(base, PreTrainedModel)
+    return base
+
+
+def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig) -> None:
+    head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
+    linear = {
+        name.removesuffix(".base_layer").rpartition(".")[2]
+        for name, module in base.named_modules()
+        if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
+    }
+    for target in lora.target_modules:
+        if target not in linear:
+            raise ConfigError(
+                f"lora.target_modules: {config.model!r} has no linear layer {target!r} that can take an adapter: "
+                f"{choices(target, sorted(linear))}"
+            )
+
+
+def _adapter_config(adapters: PeftModel, agent: str) -> str:
+    """peft's own configuration as JSON, with sets in a fixed order so that equal adapters are equal files."""
+    tree: dict[str, Any] = adapters.peft_config[agent].to_dict()
+    tree = {key: sorted(value) if isinstance(value, set) else value for key, value in tree.items()}
+    tree["inference_mode"] = True
+    return json.dumps(tree, indent=2, sort_keys=True) + "\n"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
