@@ -1,0 +1,99 @@
+"""Two programmers who write one Python program without seeing each other's answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from magrpo.envs.diagnosis import BARE_WORDS, Diagnosis, Feedback, bare_feedback, diagnose, full_feedback
+from magrpo.registry import Plugin
+from magrpo.types import Message, Observation, PastTurn, Problem
+
+__all__ = ["BARE_WORDS", "CodingEnv"]
+
+_SYSTEM = {
+    "helper": (
+        "You are one of two programmers who solve a problem together. You write a helper function named `aux`; "
+        "your partner writes the function that the problem asks for and may call `aux`. You both write at the same "
+        "time and neither sees what the other writes, so choose the helper that your partner will expect: it takes "
+        "the arguments of the problem's function and does a useful, self-contained part of the work.\n"
+        "Answer with Python code only: the function `aux`, which must return a value, and the imports it needs. "
+        "Do not write the problem's function, do not explain, do not print and do not read input."
+    ),
+    "main": (
+        "You are one of two programmers who solve a problem together. Your partner writes a helper function named "
+        "`aux`, which takes the arguments of the problem's function and does a useful, self-contained part of the "
+        "work; you write the function that the problem asks for. Call `aux` and use what it returns, but do not "
+        "leave all the work to it. You both write at the same time and neither sees what the other writes.\n"
+        "Answer with Python code only: the function `{entry_point}`, with the signature given, which must return a "
+        "value, and the imports it needs. Do not define `aux`, do not explain, do not print and do not read input."
+    ),
+}
+_TASK = {
+    "helper": "The problem:\n```python\n{prompt}\n```\nWrite the helper function `aux` for `{entry_point}`.",
+    "main": "The problem:\n```python\n{prompt}\n```\nWrite the function `{entry_point}`. You may call `aux`.",
+}
+_REVISE = {
+    "helper": "Revise your function `aux`. Answer with Python code only.",
+    "main": "Revise your function `{entry_point}`. Answer with Python code only.",
+}
+
+
+class CodingEnv(Plugin):
+    """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at once and see only their own text.
+
+    The observation of a later turn is built from :class:`~magrpo.types.PastTurn`: the agent's own completion, the
+    joint reward's parts and the execution report named ``program``. The partner's completion is shown in feedback
+    mode ``discussion`` only.
+    """
+
+    kind: str = "coding"
+    num_turns: int = Field(1, ge=1)
+    """Turns of one episode."""
+    prompt: Literal["instruct", "bare"] = "instruct"
+    """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
+    feedback: Feedback = "level_feedback"
+    """What an agent learns between turns."""
+    feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
+    """How many failing tests ``level_feedback`` quotes. 0 keeps the tests of the reward out of the feedback."""
+
+    def roles(self) -> tuple[str, ...]:
+        """``helper`` and ``main``."""
+        return ("helper", "main")
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
+        assert role in self.roles(), role
+        if self.prompt == "bare":
+            return Observation((Message("user", self._bare(problem, role, history, agent)),))
+        names = {"entry_point": problem.entry_point}
+        messages = [
+            Message("system", _SYSTEM[role].format(**names)),
+            Message("user", _TASK[role].format(prompt=problem.prompt.rstrip("\n"), **names)),
+        ]
+        for turn in history:
+            messages.append(Message("assistant", turn.texts[agent]))
+            lines = [self._instruct_feedback(problem, role, turn), *self._partner(turn, agent, "```\n{text}\n```")]
+            messages.append(Message("user", "\n".join([*filter(None, lines), _REVISE[role].format(**names)])))
+        return Observation(tuple(messages))
+
+    def _bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
+        task = f"# {role}\n{problem.prompt}"
+        if not history:
+            return task
+        last = history[-1]
+        lines = [*bare_feedback(self.feedback, diagnose(last)), *self._partner(last, agent, "# partner\n{text}")]
+        return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
+
+    def _instruct_feedback(self, problem: Problem, role: str, turn: PastTurn) -> str:
+        diagnosis: Diagnosis = diagnose(turn)
+        limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
+        return full_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
+
+    def _partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
+        if self.feedback != "discussion":
+            return []
+        texts = [form.format(text=text) for name, text in turn.texts.items() if name != agent]
+        return texts if self.prompt == "bare" else ["Your partner wrote:", *texts]

@@ -1,0 +1,169 @@
+"""What a joint action of the coding task got wrong, and how an agent is told: external feedback between turns.
+
+Everything here is read from the joint reward's parts and from the execution report named ``program``; no completion is
+looked at, so feedback cannot show one agent the other's text. An exception's message is the program's own words and is
+left out for the same reason: only the name of a builtin exception is passed on.
+"""
+
+from __future__ import annotations
+
+import builtins
+from dataclasses import dataclass
+from typing import Literal
+
+from magrpo.types import Case, PastTurn
+
+Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion"]
+"""How much an agent learns: full diagnostics; one signal a level; one line; nothing; the partner's last text."""
+
+Cooperation = Literal["full", "wrapper", "unused", "not called", "unknown"]
+
+_FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
+_COOPERATION = {"wrapper": "wrapper", "unused": "aux unused", "not called": "aux not called"}
+_PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
+_LEVELS = ("structure", "syntax", "tests", "cooperation")
+
+BARE_LINES: tuple[str, ...] = (
+    "aux missing",
+    "entry missing",
+    "syntax error",
+    *_PASSES,
+    *_FAILURES.values(),
+    "crash",
+    *_COOPERATION.values(),
+    "all good",
+    *(f"{level} {verdict}" for level in _LEVELS for verdict in ("ok", "bad")),
+    "passed",
+    "failed",
+    "revise",
+)
+"""Every line that feedback in the bare prompt can hold."""
+
+BARE_WORDS: tuple[str, ...] = tuple(
+    dict.fromkeys(["#", "helper", "main", "previous", "feedback", "partner", *" ".join(BARE_LINES).split()])
+)
+"""The closed vocabulary of the bare prompt besides the problem and the completions: what a tokenizer must cover."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """One joint action, level by level. ``failures`` are the cases that did not pass, in order."""
+
+    has_aux: bool
+    has_entry: bool
+    compiles: bool
+    passed: int
+    total: int
+    failures: tuple[Case, ...]
+    cooperation: Cooperation
+
+    @property
+    def passes(self) -> dict[str, bool]:
+        """Whether each level is at its maximum."""
+        return {
+            "structure": self.has_aux and self.has_entry,
+            "syntax": self.compiles,
+            "tests": 0 < self.total == self.passed,
+            "cooperation": self.cooperation == "full",
+        }
+
+
+def diagnose(turn: PastTurn) -> Diagnosis:
+    """Read a joint action's reward parts (``structure``, ``syntax``, ``cooperation``) and its report ``program``."""
+    parts, report = turn.reward.parts, turn.reports.get("program")
+    structure = parts["structure"]
+    cooperation: Cooperation = "unknown"
+    if parts["cooperation"] > 0:
+        cooperation = "full" if parts["cooperation"] > 1 else "wrapper"
+    elif parts["cooperation"] < 0:
+        cooperation = "unused"
+    elif report is not None and report.watched_calls == 0:
+        cooperation = "not called"
+    return Diagnosis(
+        has_aux=min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05,
+        has_entry=structure > 0.5,
+        compiles=parts["syntax"] > 0,
+        passed=0 if report is None else report.tests_passed,
+        total=0 if report is None else report.tests_total,
+        failures=() if report is None else tuple(case for case in report.cases if case.status != "pass"),
+        cooperation=cooperation,
+    )
+
+
+def bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
+    """Feedback for a tiny model: lines of :data:`BARE_LINES`."""
+    if mode == "level_passed":
+        return [f"{level} {'ok' if ok else 'bad'}" for level, ok in diagnosis.passes.items()]
+    if mode == "passed":
+        return ["passed" if diagnosis.passes["tests"] else "failed"]
+    if mode in ("plain", "discussion"):
+        return ["revise"]
+    if all(diagnosis.passes.values()):
+        return ["all good"]
+    lines = [] if diagnosis.has_aux else ["aux missing"]
+    if not diagnosis.has_entry:
+        return [*lines, "entry missing"]
+    if not diagnosis.compiles:
+        return [*lines, "syntax error"]
+    lines.append(_PASSES[_quartile(diagnosis)])
+    if diagnosis.failures:
+        lines.append(_FAILURES.get(diagnosis.failures[0].status, "crash"))
+    if diagnosis.has_aux and diagnosis.cooperation in _COOPERATION:
+        lines.append(_COOPERATION[diagnosis.cooperation])
+    return lines
+
+
+def full_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
+    """Feedback in English for ``role``, quoting at most ``num_tests`` failing tests. Empty in ``discussion``."""
+    if mode == "discussion":
+        return ""
+    if mode == "plain":
+        return "Look at your answer again and improve it where you can."
+    if mode == "passed":
+        return f"The program {'passed' if diagnosis.passes['tests'] else 'did not pass'} all tests."
+    if mode == "level_passed":
+        return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.passes.items())
+    return "\n".join(_levels(diagnosis, role, entry_point, num_tests))
+
+
+def _levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> list[str]:
+    whose = {True: "Your answer", False: "Your partner's answer"}
+    missing = "{whose} holds no complete function `{name}` that returns a value."
+    lines = []
+    if not diagnosis.has_aux:
+        lines.append(missing.format(whose=whose[role == "helper"], name="aux"))
+    if not diagnosis.has_entry:
+        return [*lines, missing.format(whose=whose[role == "main"], name=entry_point)]
+    if not diagnosis.compiles:
+        return [*lines, "The program put together from both answers does not compile: it has a syntax error."]
+    lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
+    lines.extend(f"- {_quote(case)}" for case in diagnosis.failures[:num_tests])
+    if diagnosis.has_aux and diagnosis.cooperation != "unknown":
+        lines.append(_cooperation(diagnosis.cooperation, entry_point))
+    return lines
+
+
+def _cooperation(cooperation: Cooperation, entry_point: str) -> str:
+    return {
+        "full": f"`{entry_point}` calls `aux` and uses its result: good.",
+        "wrapper": f"`{entry_point}` only passes its arguments on to `aux`: divide the work more evenly.",
+        "unused": f"`{entry_point}` calls `aux` but does nothing with its result: use it.",
+        "not called": f"`{entry_point}` never called `aux` while the tests ran: divide the work between the two.",
+    }[cooperation]
+
+
+def _quote(case: Case) -> str:
+    if case.status == "exception":
+        name = case.message.partition(":")[0].strip()
+        kind = getattr(builtins, name, None)
+        known = isinstance(kind, type) and issubclass(kind, BaseException)
+        return f"exception: {name if known else 'of its own kind'}"
+    return f"{case.status}: {case.message[:200]}" if case.status == "wrong" and case.message else case.status
+
+
+def _quartile(diagnosis: Diagnosis) -> int:
+    if diagnosis.passed == 0:
+        return 0
+    if diagnosis.passed == diagnosis.total:
+        return 3
+    return 2 if 2 * diagnosis.passed >= diagnosis.total else 1

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from magrpo.envs.coding import BARE_WORDS, CodingEnv
+from magrpo.envs.diagnosis import BARE_LINES
+from magrpo.types import Case, CaseStatus, ExecutionReport, JointReward, Message, PastTurn, Problem
+
+PROBLEM = Problem("t/0", 'def f(xs):\n    """Sum."""\n', "f", "def check(candidate): ...", "    return sum(xs)\n")
+TEXTS = {"ada": "def aux(xs): return sum(xs)  # HELPERTEXT", "bob": "def f(xs): return aux(xs)  # MAINTEXT"}
+
+
+def past(parts: tuple[float, float, float, float], cases: tuple[Case, ...] = (), calls: int = 0) -> PastTurn:
+    names = ("structure", "syntax", "tests", "cooperation")
+    reports = {}
+    if cases:
+        status: CaseStatus = next((case.status for case in cases if case.status != "pass"), "pass")
+        reports["program"] = ExecutionReport(status, cases, "namespaces", watched_calls=calls)
+    return PastTurn(TEXTS, JointReward(sum(parts), dict(zip(names, parts, strict=True))), reports)
+
+
+PASS = Case("pass")
+TURNS = {
+    "good": past((1.0, 0.5, 1.0, 1.5), (PASS, PASS), 2),
+    "nothing": past((0.0, 0.0, 0.0, 0.0)),
+    "no_entry": past((0.4, 0.0, 0.0, 0.0)),
+    "no_aux": past((0.6, 0.5, 0.5, 0.0), (PASS, Case("wrong", "f([1]) == 1, got 2")), 0),
+    "syntax": past((1.0, 0.0, 0.0, 0.0)),
+    "wrapper": past((1.0, 0.5, 1.0, 0.5), (PASS,), 1),
+    "unused": past((1.0, 0.5, 1.0, -0.5), (PASS,), 1),
+    "uncalled": past((1.0, 0.5, 0.0, 0.0), (Case("exception", "ValueError: HELPERTEXT"), Case("timeout")), 0),
+    "called": past((1.0, 0.5, 0.0, 0.0), (Case("crash"),), 3),
+}
+
+
+def bare(turn: PastTurn, role: str = "main", agent: str = "bob", **fields: object) -> str:
+    env = CodingEnv.model_validate({"prompt": "bare", "num_turns": 2, **fields})
+    (message,) = env.observe(PROBLEM, role, [turn], agent).messages
+    assert message.role == "user"
+    return message.content
+
+
+def full(turn: PastTurn, role: str = "main", agent: str = "bob", **fields: object) -> str:
+    env = CodingEnv.model_validate({"num_turns": 2, **fields})
+    return env.observe(PROBLEM, role, [turn], agent).messages[-1].content
+
+
+def test_roles() -> None:
+    assert CodingEnv().roles() == ("helper", "main")
+    assert CodingEnv().num_turns == 1
+
+
+def test_bare_first_turn_is_the_problem_under_its_role() -> None:
+    env = CodingEnv(prompt="bare")
+    for role in env.roles():
+        assert env.observe(PROBLEM, role, [], "ada").messages == (Message("user", f"# {role}\n{PROBLEM.prompt}"),)
+
+
+def test_bare_later_turn_shows_own_text_and_feedback() -> None:
+    expected = f"# main\n{PROBLEM.prompt}\n# previous\n{TEXTS['bob']}\n# feedback\nall good\n"
+    assert bare(TURNS["good"]) == expected
+
+
+@pytest.mark.parametrize(
+    ("turn", "lines"),
+    [
+        ("good", ["all good"]),
+        ("nothing", ["aux missing", "entry missing"]),
+        ("no_entry", ["entry missing"]),
+        ("no_aux", ["aux missing", "most tests pass", "wrong answer"]),
+        ("syntax", ["syntax error"]),
+        ("wrapper", ["all tests pass", "wrapper"]),
+        ("unused", ["all tests pass", "aux unused"]),
+        ("uncalled", ["no tests pass", "exception", "aux not called"]),
+        ("called", ["no tests pass", "crash"]),
+    ],
+)
+def test_bare_level_feedback(turn: str, lines: list[str]) -> None:
+    assert bare(TURNS[turn]).partition("# feedback\n")[2].splitlines() == lines
+
+
+def test_bare_tests_are_graded_in_four_steps() -> None:
+    wrong = Case("wrong")
+    for passed, line in [(0, "no tests pass"), (1, "some tests pass"), (2, "most tests pass"), (4, "all tests pass")]:
+        turn = past((1.0, 0.5, passed / 4, 0.5), (PASS,) * passed + (wrong,) * (4 - passed), 1)
+        assert bare(turn).partition("# feedback\n")[2].splitlines()[0] == line
+
+
+@pytest.mark.parametrize(
+    ("mode", "lines"),
+    [
+        ("level_passed", ["structure ok", "syntax ok", "tests ok", "cooperation bad"]),
+        ("passed", ["passed"]),
+        ("plain", ["revise"]),
+        ("discussion", ["revise", "# partner", TEXTS["ada"]]),
+    ],
+)
+def test_bare_other_modes(mode: str, lines: list[str]) -> None:
+    assert bare(TURNS["wrapper"], feedback=mode).partition("# feedback\n")[2].splitlines() == lines
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("mode", ["level_feedback", "level_passed", "passed", "plain"])
+def test_bare_vocabulary_is_closed(mode: str, turn: str) -> None:
+    lines = bare(TURNS[turn], feedback=mode).partition("# feedback\n")[2].splitlines()
+    assert lines
+    assert set(lines) <= set(BARE_LINES)
+    assert set(" ".join(lines).split()) <= set(BARE_WORDS)
+
+
+@pytest.mark.parametrize("turn", TURNS)
+@pytest.mark.parametrize("mode", ["level_feedback", "level_passed", "passed", "plain"])
+@pytest.mark.parametrize("prompt", ["instruct", "bare"])
+def test_partner_text_is_never_shown(prompt: str, mode: str, turn: str) -> None:
+    env = CodingEnv.model_validate({"prompt": prompt, "feedback": mode, "feedback_tests": "all", "num_turns": 3})
+    for role, agent, mark in [("helper", "ada", "MAINTEXT"), ("main", "bob", "HELPERTEXT")]:
+        observation = env.observe(PROBLEM, role, [TURNS[turn], TURNS["good"]], agent)
+        seen = "\n".join(message.content for message in observation.messages)
+        assert mark not in seen
+        assert TEXTS[agent] in seen
+
+
+def test_discussion_shows_the_partners_text() -> None:
+    text = full(TURNS["good"], feedback="discussion")
+    assert text == (
+        f"Your partner wrote:\n```\n{TEXTS['ada']}\n```\nRevise your function `f`. Answer with Python code only."
+    )
+
+
+def test_instruct_first_turn() -> None:
+    env = CodingEnv()
+    for role, name in [("helper", "aux"), ("main", "f")]:
+        system, user = env.observe(PROBLEM, role, [], "any").messages
+        assert (system.role, user.role) == ("system", "user")
+        assert f"the function `{name}`" in system.content
+        assert "{" not in system.content
+        assert PROBLEM.prompt.rstrip() in user.content
+
+
+def test_instruct_is_a_chat_over_all_turns() -> None:
+    env = CodingEnv(num_turns=3)
+    messages = env.observe(PROBLEM, "helper", [TURNS["nothing"], TURNS["good"]], "ada").messages
+    assert [m.role for m in messages] == ["system", "user", "assistant", "user", "assistant", "user"]
+    assert messages[2].content == TEXTS["ada"]
+
+
+def test_instruct_level_feedback_addresses_each_role() -> None:
+    assert "Your answer holds no complete function `aux`" in full(TURNS["nothing"], "helper", "ada")
+    assert "Your partner's answer holds no complete function `aux`" in full(TURNS["nothing"])
+    assert "Your answer holds no complete function `f`" in full(TURNS["nothing"])
+    assert "only passes its arguments on" in full(TURNS["wrapper"])
+    assert "does nothing with its result" in full(TURNS["unused"])
+    assert "never called" in full(TURNS["uncalled"])
+    assert "syntax error" in full(TURNS["syntax"])
+
+
+def test_feedback_tests_limits_what_is_quoted() -> None:
+    turn = past((1.0, 0.5, 0.0, 0.0), tuple(Case("wrong", f"case {i}") for i in range(5)), 1)
+    for limit, quoted in [(0, 0), (2, 2), ("all", 5)]:
+        text = full(turn, feedback_tests=limit)
+        assert text.count("wrong: case") == quoted
+        assert "0 of 5 tests passed" in text
+
+
+def test_only_builtin_exception_names_are_quoted() -> None:
+    cases = (Case("exception", "ValueError: secret"), Case("exception", "Secret: secret"), Case("timeout", "secret"))
+    text = full(past((1.0, 0.5, 0.0, 0.0), cases, 1))
+    assert "exception: ValueError" in text
+    assert "exception: of its own kind" in text
+    assert "secret" not in text.lower()
+
+
+def test_unknown_options_are_refused() -> None:
+    for fields in ({"feedback": "shout"}, {"feedback_tests": -1}, {"num_turns": 0}, {"colour": 1}):
+        with pytest.raises(ValidationError):
+            CodingEnv.model_validate(fields)
+
+
+@given(st.text(), st.sampled_from(["instruct", "bare"]), st.sampled_from(["helper", "main"]))
+def test_any_prompt_text_is_carried_unchanged(text: str, prompt: str, role: str) -> None:
+    problem = Problem("t", text, "f")
+    env = CodingEnv.model_validate({"prompt": prompt})
+    assert text.rstrip("\n") in env.observe(problem, role, [], "a").messages[-1].content
