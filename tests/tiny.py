@@ -1,0 +1,101 @@
+"""Tiny random models with a byte-level tokenizer, made on the fly.
+
+``tiny_base(folder)`` writes a complete transformers folder (stock Llama or Qwen2, which vLLM also serves) that encodes
+and decodes any text. Weights follow from the seed alone. Head size 32 is the smallest that vLLM's CPU attention takes.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+)
+
+from magrpo.seeds import derive_seed
+
+PAD, BOS, EOS = 0, 1, 2
+SPECIALS = ("<pad>", "<bos>", "<eos>")
+VOCAB_SIZE = len(SPECIALS) + 256
+
+
+def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerBase:
+    """One token for each byte, after the three special ones; adds no special tokens by itself."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: index for index, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
+    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=SPECIALS[PAD], bos_token=SPECIALS[BOS], eos_token=SPECIALS[EOS]
+    )
+    fast.chat_template = chat_template
+    return fast
+
+
+def tiny_config(
+    architecture: Literal["llama", "qwen2"] = "llama",
+    vocab_size: int = VOCAB_SIZE,
+    hidden_size: int = 64,
+    num_layers: int = 2,
+    num_kv_heads: int | None = None,
+    max_length: int = 256,
+    tie: bool = True,
+) -> PreTrainedConfig:
+    """A stock configuration with heads of 32; ``num_kv_heads`` None is as many as there are query heads."""
+    heads = hidden_size // 32
+    kind = {"llama": LlamaConfig, "qwen2": Qwen2Config}[architecture]
+    return kind(
+        vocab_size=vocab_size,
+        hidden_size=hidden_size,
+        intermediate_size=hidden_size * 2,
+        num_hidden_layers=num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=num_kv_heads or heads,
+        max_position_embeddings=max_length,
+        tie_word_embeddings=tie,
+        pad_token_id=PAD,
+        bos_token_id=BOS,
+        eos_token_id=EOS,
+    )
+
+
+def tiny_base(
+    folder: Path, config: PreTrainedConfig | None = None, seed: int = 0, chat_template: str | None = None
+) -> Path:
+    """Write a random base model and its tokenizer into ``folder``.
+
+    Weights are wider than transformers' own initialisation, so that greedy completions differ between prompts.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config or tiny_config(), dtype=torch.float32)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim == 2:
+                    parameter.normal_(0.0, 0.15)
+    model.save_pretrained(folder)
+    tiny_tokenizer(chat_template).save_pretrained(folder)
+    return folder
+
+
+def shake_adapter(source: Path, target: Path, seed: int, scale: float = 0.1) -> Path:
+    """Copy a peft adapter folder with its B matrices drawn at random: a trained adapter for tests."""
+    target.mkdir(parents=True, exist_ok=True)
+    tensors = load_file(source / "adapter_model.safetensors")
+    for name, tensor in tensors.items():
+        if ".lora_B." in name:
+            generator = torch.Generator().manual_seed(derive_seed(seed, name))
+            tensor.normal_(0.0, scale, generator=generator)
+    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
+    (target / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
+    return target
