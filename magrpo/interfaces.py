@@ -72,9 +72,7 @@ class Reward(Protocol):
         """What still has to run, given the reports so far; called until it returns nothing. ``texts`` by role."""
         ...
 
-    def price(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> JointReward:
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """The joint reward. A pure function: equal arguments, equal reward. ``texts`` by role."""
         ...
 

@@ -91,7 +91,9 @@ class RunStore:
             manifest = json.loads((folder / MANIFEST).read_bytes())
         except FileNotFoundError:
             return None
-        if manifest["key"] != key or not all(_intact(folder / file, facts) for file, facts in manifest["files"].items()):
+        if manifest["key"] != key or not all(
+            _intact(folder / file, facts) for file, facts in manifest["files"].items()
+        ):
             return None
         return self._pointer(name)
 

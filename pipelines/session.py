@@ -23,9 +23,10 @@ from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, ScoredTurn, Split, Turn
 
 if TYPE_CHECKING:
+    from magrpo.stages.update import Updater
+
     from magrpo.interfaces import Engine, Progress, Sandbox
     from magrpo.policy import Policy
-    from magrpo.stages.update import Updater
 
 _POLICY = ("agents", "model", "lora", "train")
 
@@ -52,20 +53,23 @@ class Session:
         self._resources = ExitStack()
         self._reports: dict[Execution, ExecutionReport] = {}
         self._problems: dict[Split, list[Problem]] = {}
+        self._progress: Progress | None = None  # of the stage under way
         self._live: Pointer | None = None  # the checkpoint the updater holds
         self._served: Pointer | None = None  # the checkpoint the engine holds
 
     def __enter__(self) -> Session:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._resources.close()
 
     # ------------------------------------------------------------------------------------------------------- stages
     def prepare(self) -> Pointer:
         """Load and check the problem set."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.stages.prepare import prepare
 
             splits = prepare(self.config.problems, self.config.rollout.problems_per_iteration)
@@ -78,19 +82,18 @@ class Session:
     def start(self) -> Pointer:
         """Write the untrained weights: checkpoint 0."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             self._updater.save(folder)
             return {}
 
-        pointer = self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
-        return pointer
+        return self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
 
     def rollout(
         self, iteration: int, turn: int, problems: Pointer, checkpoint: Pointer, parents: Pointer | None
     ) -> Pointer:
         """Sample one tree level with the weights of ``checkpoint``."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.stages.prepare import draw
             from magrpo.stages.rollout import children, rollout, roots
 
@@ -112,7 +115,7 @@ class Session:
                     engine=engine,
                     config=config.rollout,
                     seed=seed,
-                    progress=progress,
+                    progress=self._progress,
                 )
             write_records(folder / "groups.jsonl.gz", groups)
             return _rollout_metrics(groups)
@@ -123,7 +126,7 @@ class Session:
     def score(self, iteration: int, turn: int, groups: Pointer) -> Pointer:
         """Run the programs and price every joint action."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.stages.score import score
 
             unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
@@ -133,7 +136,7 @@ class Session:
                 reward=self.config.reward,
                 sandbox=self._sandbox,
                 cache=self._reports,
-                progress=progress,
+                progress=self._progress,
             )
             write_records(folder / "groups.jsonl.gz", scored)
             return metrics
@@ -143,7 +146,7 @@ class Session:
     def credit(self, iteration: int, scored: Sequence[Pointer]) -> Pointer:
         """Returns and advantages of every completion."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.stages.credit import credit
 
             groups = [group for pointer in scored for group in self._scored(pointer)]
@@ -157,7 +160,7 @@ class Session:
     def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
         """One MAGRPO update of every agent; the new weights and the optimizer's state."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             batch = {
                 agent.name: read_records(self.store.folder(samples) / f"{agent.name}.jsonl.gz", Sample)
                 for agent in self.config.agents
@@ -165,7 +168,7 @@ class Session:
             self._resume(checkpoint)
             if self._served is not None:
                 self._engine.sleep()
-            metrics = self._updater.update(batch, progress)
+            metrics = self._updater.update(batch, self._progress)
             self._live = None  # the weights moved on; named again once committed
             self._updater.save(folder)
             return metrics
@@ -180,7 +183,7 @@ class Session:
     def evaluate(self, iteration: int, problems: Pointer, checkpoint: Pointer) -> Pointer:
         """The weights of ``checkpoint`` on problems never trained on."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.stages.evaluate import evaluate
 
             report = evaluate(
@@ -195,7 +198,7 @@ class Session:
                 config=self.config.eval,
                 rollout_config=self.config.rollout,
                 cache=self._reports,
-                progress=progress,
+                progress=self._progress,
             )
             (folder / "report.json").write_bytes(msgspec.json.encode(report))
             headline = report.summary["test/sampled"]
@@ -210,7 +213,7 @@ class Session:
     def report(self, evaluations: Sequence[Pointer]) -> Pointer:
         """The closing table and pictures."""
 
-        def work(folder: Path, progress: Progress) -> dict[str, float]:
+        def work(folder: Path) -> dict[str, float]:
             from magrpo.report import write_report
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
@@ -225,7 +228,7 @@ class Session:
         iteration: int,
         sections: Sequence[str],
         inputs: Sequence[Pointer],
-        work: Callable[[Path, Progress], Mapping[str, float]],
+        work: Callable[[Path], Mapping[str, float]],
     ) -> Pointer:
         """The committed output of a stage, computed if need be.
 
@@ -241,11 +244,11 @@ class Session:
         if pointer is not None:
             self.console.end(stage, iteration, self.store.metrics(pointer), reused=True)
             return pointer
-        progress = self.console.begin(stage, iteration)
+        self._progress = self.console.begin(stage, iteration)
 
         def timed(folder: Path) -> Mapping[str, float]:
             started = perf_counter()
-            metrics = work(folder, progress)
+            metrics = work(folder)
             return {**metrics, f"time/{stage.split('.')[0]}_s": perf_counter() - started}
 
         pointer = self.store.commit(name, key, timed)

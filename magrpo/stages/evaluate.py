@@ -65,7 +65,14 @@ def evaluate(
     while nodes:
         turn = len(nodes[0].path)
         groups = rollout(
-            nodes, agents=agents, env=env, render=render, engine=engine, config=aligned, seed=config.seed, progress=progress
+            nodes,
+            agents=agents,
+            env=env,
+            render=render,
+            engine=engine,
+            config=aligned,
+            seed=config.seed,
+            progress=progress,
         )
         scored, _ = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
         next_origin: list[tuple[Split, Mode]] = []

@@ -88,7 +88,10 @@ def rollout(
     Each completion's seed follows from ``seed``, its problem, path, agent and index alone.
     """
     prompts = [
-        {agent.name: _prompt(env.observe(n.problem, agent.role, n.history, agent.name), agent.name, render) for agent in agents}
+        {
+            agent.name: _prompt(env.observe(n.problem, agent.role, n.history, agent.name), agent.name, render)
+            for agent in agents
+        }
         for n in nodes
     ]
     requests = [
@@ -133,7 +136,9 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
     rounds = rng.sample(range(group_size ** (num_agents - 1)), pairs // group_size)
     shifts = [[r // group_size**a % group_size for a in range(num_agents - 1)] for r in rounds]
     return sorted(
-        (index, *((index + shift) % group_size for shift in shift_of)) for shift_of in shifts for index in range(group_size)
+        (index, *((index + shift) % group_size for shift in shift_of))
+        for shift_of in shifts
+        for index in range(group_size)
     )
 
 

@@ -91,7 +91,7 @@ def score_texts(
     """
     stats = ScoreStats()
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
-    open_items = range(len(items))
+    open_items = list(range(len(items)))
     while open_items:
         wanted = {i: dict(reward.executions(*items[i], reports[i])) for i in open_items}
         wanted = {i: executions for i, executions in wanted.items() if executions}
