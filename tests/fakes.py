@@ -1,0 +1,110 @@
+"""Scripted stand-ins for what is heavy: small, honest implementations of the Protocols."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from magrpo.interfaces import Progress
+from magrpo.types import (
+    Action,
+    Case,
+    Execution,
+    ExecutionReport,
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    Request,
+)
+
+
+class ScriptedEngine:
+    """Answers each request with ``script(request)``; keeps every batch it was given."""
+
+    def __init__(self, script: Callable[[Request], str]) -> None:
+        self.script = script
+        self.batches: list[list[Request]] = []
+        self.version = 0
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        self.batches.append(list(requests))
+        if progress:
+            progress(len(requests))
+        return [self._answer(request) for request in requests]
+
+    def _answer(self, request: Request) -> Action:
+        text = self.script(request)
+        ids = tuple(text.encode())
+        return Action(request.agent, text, ids, (-1.0,) * len(ids), "stop", self.version)
+
+    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
+        self.version = policy_version
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class ScriptedSandbox:
+    """Reports ``script(execution)`` as the status of a single case; keeps every batch it was given."""
+
+    level = "none"
+
+    def __init__(self, script: Callable[[Execution], str]) -> None:
+        self.script = script
+        self.batches: list[list[Execution]] = []
+
+    def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
+        self.batches.append(list(executions))
+        if progress:
+            progress(len(executions))
+        statuses = [self.script(execution) for execution in executions]
+        return [ExecutionReport(status, (Case(status),), self.level) for status in statuses]  # type: ignore[arg-type]
+
+    def close(self) -> None: ...
+
+
+class LengthEnv:
+    """Two blind writers; every observation tells the role and what the agent itself wrote before."""
+
+    def __init__(self, num_turns: int = 1) -> None:
+        self.num_turns = num_turns
+
+    def roles(self) -> tuple[str, ...]:
+        return ("helper", "main")
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        own = "".join(f"|{past.texts[agent]}" for past in history)
+        return Observation((Message("user", f"{role}:{problem.prompt}{own}"),))
+
+
+class PassReward:
+    """1 for each of two executions that passes; the second runs only if the first did."""
+
+    maxima: Mapping[str, float] = {"first": 1.0, "second": 1.0}
+    max_total = 2.0
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        if "first" not in reports:
+            return {"first": Execution(texts["helper"] + texts["main"], "f", problem.test)}
+        if "second" not in reports and reports["first"].status == "pass":
+            return {"second": Execution(texts["main"], "f", problem.test)}
+        return {}
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        parts = {name: float(report.status == "pass") for name, report in reports.items()}
+        return JointReward(sum(parts.values()), parts)
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+        return "first" in reports and reports["first"].status == "pass"
+
+
+def render(agent: str, observation: Observation) -> tuple[int, ...]:
+    """Token ids of an observation: its bytes."""
+    return tuple(b"".join(message.content.encode() for message in observation.messages))

@@ -1,0 +1,71 @@
+from __future__ import annotations
+
+import pytest
+
+from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
+from magrpo.stages.evaluate import evaluate
+from magrpo.types import EvalReport, Problem
+from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
+
+AGENTS = (AgentConfig(name="helper", role="helper", model="m"), AgentConfig(name="main", role="main", model="m"))
+SPLITS = {
+    "train": [Problem("never", "n")],
+    "test": [Problem("a", "easy"), Problem("b", "hard")],
+    "ood": [Problem("c", "easy")],
+}
+
+
+def run(engine: ScriptedEngine, num_turns: int, **rollout_options: float) -> EvalReport:
+    return evaluate(
+        SPLITS,
+        policy_version=3,
+        agents=AGENTS,
+        env=LengthEnv(num_turns),
+        reward=PassReward(),
+        engine=engine,
+        sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
+        render=render,
+        config=EvalConfig(num_samples=4),
+        rollout_config=RolloutConfig(group_size=8, **rollout_options),
+        cache={},
+    )
+
+
+def answer(request) -> str:
+    prompt = bytes(request.prompt_ids).decode()
+    return "good" if "easy" in prompt or "|" in prompt else "bad"
+
+
+def test_single_turn_summary_by_hand() -> None:
+    engine = ScriptedEngine(answer)
+    report = run(engine, 1)
+    assert len(engine.batches) == 1
+    assert not any(
+        b"never" in bytes(request.prompt_ids) or b":n" in bytes(request.prompt_ids) for request in engine.batches[0]
+    )
+    sampled, greedy = report.summary["test/sampled"], report.summary["test/greedy"]
+    assert sampled["return"].mean == greedy["return"].mean == 0.5
+    assert sampled["pass_at_1"].mean == sampled["pass_at_3"].mean == 0.5
+    assert "pass_at_5" not in sampled
+    assert "pass_at_3" not in greedy
+    assert sampled["return"].low <= 0.5 <= sampled["return"].high
+    assert sampled["response_tokens"].mean == pytest.approx((8 + 6) / 2)
+    assert report.summary["ood/greedy"]["return"].mean == 1.0
+    assert len(report.rows) == 3 * (4 + 1)
+
+
+def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:
+    engine = ScriptedEngine(answer)
+    report = run(engine, 2)
+    assert [len(batch) for batch in engine.batches] == [30, 30]
+    assert report.summary["test/sampled"]["return"].mean == 1.0
+    hard = next(row for row in report.rows if row.task_id == "b" and row.mode == "sampled" and row.index == 2)
+    assert hard.returns == (0.0, 2.0)
+    assert hard.passed == (False, True)
+
+
+def test_a_trajectory_above_the_threshold_stops() -> None:
+    engine = ScriptedEngine(answer)
+    report = run(engine, 2, termination_threshold=1.5)
+    assert [len(batch) for batch in engine.batches] == [30, 10]
+    assert {len(row.returns) for row in report.rows if row.task_id == "a"} == {1}

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.config import AgentConfig, RolloutConfig
+from magrpo.stages.rollout import children, joint_actions, rollout, roots
+from magrpo.types import JointReward, Problem, RolloutGroup, ScoredTurn
+from tests.fakes import LengthEnv, ScriptedEngine, render
+
+AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
+PROBLEMS = [Problem("t/0", "zero"), Problem("t/1", "one")]
+
+
+def sample(engine: ScriptedEngine, nodes, config: RolloutConfig, seed: int = 0):
+    return rollout(nodes, agents=AGENTS, env=LengthEnv(2), render=render, engine=engine, config=config, seed=seed)
+
+
+def scored(groups, rewards, masked=()):
+    """Give the joint actions of each group the rewards listed for it."""
+    out = []
+    for group, values in zip(groups, rewards, strict=True):
+        turns = tuple(
+            ScoredTurn(turn.picks, JointReward(value, {}), {}, masked=index in masked)
+            for index, (turn, value) in enumerate(zip(group.turns, values, strict=True))
+        )
+        out.append(RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns))
+    return out
+
+
+def test_one_level_is_one_batch_with_a_seed_for_each_completion() -> None:
+    engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 7}")
+    config = RolloutConfig(group_size=3, max_new_tokens=9, temperature=0.5)
+    groups = sample(engine, roots(PROBLEMS, config), config)
+    (batch,) = engine.batches
+    assert len(batch) == 2 * 2 * 3
+    assert len({request.seed for request in batch}) == len(batch)
+    assert {request.sampling.max_new_tokens for request in batch} == {9}
+    assert bytes(batch[0].prompt_ids) == b"helper:zero"
+    assert [turn.picks for turn in groups[0].turns] == [{"h": i, "m": i} for i in range(3)]
+    assert groups[1].texts(groups[1].turns[2])["m"] == groups[1].actions["m"][2].text
+
+
+def test_a_problem_is_sampled_alike_whatever_else_is_in_the_batch() -> None:
+    config = RolloutConfig(group_size=2)
+    both, alone = ScriptedEngine(str), ScriptedEngine(str)
+    sample(both, roots(PROBLEMS, config), config, seed=5)
+    sample(alone, roots(PROBLEMS[1:], config), config, seed=5)
+    assert both.batches[0][4:] == alone.batches[0]
+
+
+def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history() -> None:
+    config = RolloutConfig(group_size=2)
+    engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
+    first = scored(sample(engine, roots(PROBLEMS, config), config), [[1.0, 2.0], [0.0, 0.0]])
+    nodes = children(first, config, seed=0)
+    assert [(node.problem.task_id, node.path) for node in nodes] == [
+        ("t/0", (0,)),
+        ("t/0", (1,)),
+        ("t/1", (0,)),
+        ("t/1", (1,)),
+    ]
+    second = sample(engine, nodes, config)
+    seen = second[1].prompts["m"].observation.messages[0].content
+    assert seen == f"main:zero|{first[0].actions['m'][1].text}"
+    assert second[1].history[0].reward.total == 2.0
+
+
+def test_threshold_masking_and_branching_bound_the_tree() -> None:
+    config = RolloutConfig(group_size=4, termination_threshold=2.0, branching=2)
+    groups = sample(ScriptedEngine(lambda r: "x"), roots(PROBLEMS, config), config)
+    assert len(children(scored(groups, [[4.0] * 4, [1.0] * 4]), config, 0)) == 2
+    assert len(children(scored(groups, [[2.0] * 4, [1.0] * 4]), config, 0)) == 4
+    nodes = children(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config, 0)
+    assert [node.path for node in nodes] == [(3,), (3,)]
+    assert children(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config, 0) == []
+
+
+def test_crossed_golden() -> None:
+    assert joint_actions(2, 2, "crossed", None, 0) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert joint_actions(1, 3, "crossed", None, 0) == [(0,), (1,), (2,)]
+    assert joint_actions(3, 2, "aligned", None, 0) == [(0, 0, 0), (1, 1, 1)]
+
+
+@given(
+    num_agents=st.integers(1, 3),
+    group_size=st.integers(1, 5),
+    rounds=st.integers(1, 25),
+    seed=st.integers(0, 2**63 - 1),
+)
+def test_a_subset_of_pairs_is_balanced(num_agents: int, group_size: int, rounds: int, seed: int) -> None:
+    pairs = rounds * group_size
+    picks = joint_actions(num_agents, group_size, "crossed", pairs, seed)
+    assert len(picks) == len(set(picks)) == min(pairs, group_size**num_agents)
+    for agent in range(num_agents):
+        counts = Counter(pick[agent] for pick in picks)
+        assert set(counts) == set(range(group_size))
+        assert len(set(counts.values())) == 1
+
+
+def test_unbalanced_pairs_are_refused() -> None:
+    with pytest.raises(ValueError, match="multiple of group_size"):
+        RolloutConfig(group_size=4, crossed_pairs=6)

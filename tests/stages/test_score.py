@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+from magrpo.stages.score import Cache, score, score_texts
+from magrpo.types import Action, Problem, RolloutGroup, Turn
+from tests.fakes import PassReward, ScriptedSandbox
+
+PROBLEM = Problem("t/0", "p", "f", "test")
+
+
+def test_the_reward_is_asked_until_it_wants_nothing_more() -> None:
+    sandbox = ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong")
+    items = [(PROBLEM, {"helper": "a", "main": "good"}), (PROBLEM, {"helper": "a", "main": "bad"})]
+    (good, bad), stats = score_texts(items, reward=PassReward(), sandbox=sandbox, cache={})
+    assert (good.reward.total, bad.reward.total) == (2.0, 0.0)
+    assert [len(batch) for batch in sandbox.batches] == [2, 1]
+    assert set(good.reports) == {"first", "second"}
+    assert stats.metrics()["sandbox/executions"] == 3
+
+
+def test_identical_programs_run_once_in_a_run() -> None:
+    sandbox = ScriptedSandbox(lambda _: "pass")
+    cache: Cache = {}
+    items = [(PROBLEM, {"helper": "", "main": "x"})] * 3
+    for _ in range(2):
+        priced, stats = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+        assert [p.reward.total for p in priced] == [2.0] * 3
+    # The helper is empty, so both executions of the reward are the same program.
+    assert [len(batch) for batch in sandbox.batches] == [1]
+    assert stats.metrics()["sandbox/reused_frac"] == 1.0
+
+
+def test_a_failure_of_the_sandbox_masks_and_is_tried_again_next_time() -> None:
+    statuses = iter(["infra_error", "pass", "pass"])
+    sandbox = ScriptedSandbox(lambda _: next(statuses))
+    cache: Cache = {}
+    items = [(PROBLEM, {"helper": "h", "main": "m"})]
+    (failed,), stats = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+    assert failed.masked
+    assert stats.metrics()["sandbox/infra_error_frac"] == 1.0
+    (fine,), _ = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+    assert not fine.masked
+    assert fine.reward.total == 2.0
+
+
+def test_groups_keep_their_order_and_texts_go_by_role() -> None:
+    def action(agent: str, text: str) -> Action:
+        return Action(agent, text, (1,), (0.0,), "stop", 0)
+
+    actions = {
+        "alice": (action("alice", "h0"), action("alice", "h1")),
+        "bob": (action("bob", "m0"), action("bob", "m1")),
+    }
+    group = RolloutGroup(PROBLEM, (), (), {}, actions, (Turn({"alice": 0, "bob": 1}), Turn({"alice": 1, "bob": 0})))
+    sandbox = ScriptedSandbox(lambda execution: "pass" if execution.source == "h0m1" else "wrong")
+    (out,), _ = score([group], roles={"alice": "helper", "bob": "main"}, reward=PassReward(), sandbox=sandbox, cache={})
+    assert [turn.reward.parts["first"] for turn in out.turns] == [1.0, 0.0]
+    assert [turn.picks for turn in out.turns] == [turn.picks for turn in group.turns]

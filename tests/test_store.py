@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.store import RunStore, digest, read_records, write_records
+from magrpo.types import (
+    Action,
+    Case,
+    ExecutionReport,
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    ScoredTurn,
+    Turn,
+)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RunStore:
+    (tmp_path / "run").mkdir()
+    return RunStore(tmp_path, "run")
+
+
+def write_text(text: str):
+    def write(folder: Path) -> dict[str, float]:
+        (folder / "sub").mkdir()
+        (folder / "sub" / "a.txt").write_text(text)
+        return {"x/y": 1.5}
+
+    return write
+
+
+def test_a_committed_stage_is_found_under_its_key_only(store: RunStore) -> None:
+    assert store.find("00001/score.0", "k") is None
+    pointer = store.commit("00001/score.0", "k", write_text("one"))
+    assert store.find("00001/score.0", "k") == pointer
+    assert store.find("00001/score.0", "other") is None
+    assert store.metrics(pointer) == {"x/y": 1.5}
+    assert (store.folder(pointer) / "sub" / "a.txt").read_text() == "one"
+
+
+def test_the_pointer_follows_the_content(store: RunStore) -> None:
+    first = store.commit("s", "k", write_text("one"))
+    assert store.commit("s", "k", write_text("one")) == first
+    assert store.commit("s", "k", write_text("two")) != first
+
+
+def test_damage_is_noticed(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    (store.folder(pointer) / "sub" / "a.txt").write_text("0ne")
+    assert store.find("s", "k") is None
+
+
+def test_a_stage_that_fails_leaves_the_last_output_and_nothing_else(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+
+    def fail(folder: Path) -> dict[str, float]:
+        (folder / "half.txt").write_text("half")
+        raise RuntimeError("boom")
+
+    with pytest.raises(RuntimeError, match="boom"):
+        store.commit("s", "k2", fail)
+    assert store.find("s", "k") == pointer
+    store.commit("s", "k2", write_text("two"))
+    assert [path.name for path in (store.path / "stages").iterdir()] == ["s"]
+
+
+def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune(pointer, "sub/a.txt")
+    store.prune(pointer, "sub/a.txt")
+    assert not (store.folder(pointer) / "sub" / "a.txt").exists()
+    assert store.find("s", "k") == pointer
+
+
+def test_records_round_trip_with_their_types(tmp_path: Path) -> None:
+    report = ExecutionReport("wrong", (Case("pass"), Case("wrong", "1 != 2")), "landlock", watched_calls=2)
+    past = PastTurn({"a": "x"}, JointReward(1.0, {"tests": 1.0}), {"program": report})
+    group = RolloutGroup(
+        problem=Problem("t/0", "def f(): ...\n", "f", tags={"level": "1"}),
+        path=(3,),
+        history=(past,),
+        prompts={"a": Prompt(Observation((Message("user", "hi"),)), (1, 2))},
+        actions={"a": (Action("a", "x", (5,), (-0.25,), "stop", 7),)},
+        turns=(ScoredTurn({"a": 0}, past.reward, {"program": report}, masked=True),),
+    )
+    write_records(tmp_path / "g.jsonl.gz", [group])
+    assert read_records(tmp_path / "g.jsonl.gz", RolloutGroup[ScoredTurn]) == [group]
+    write_records(tmp_path / "h.jsonl.gz", [group])
+    assert (tmp_path / "g.jsonl.gz").read_bytes()[10:] == (tmp_path / "h.jsonl.gz").read_bytes()[10:]
+
+
+def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
+    group = RolloutGroup(Problem("t", "p"), (), (), {}, {}, (Turn({"a": 0}),))
+    write_records(tmp_path / "g.jsonl.gz", [group])
+    assert isinstance(read_records(tmp_path / "g.jsonl.gz", RolloutGroup[Turn])[0].turns[0], Turn)
+
+
+@given(st.floats(allow_nan=False, allow_infinity=False))
+def test_floats_survive_exactly(value: float) -> None:
+    assert json.loads(json.dumps(value)) == value
+    assert digest(value) == digest(json.loads(json.dumps(value)))
