@@ -16,15 +16,25 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
 from magrpo import engines, envs, problems, rewards, sandboxes
-from magrpo.registry import Plugin, Section, Table, build, choices
+from magrpo.registry import Plugin, Section, Table, build, choices, resolve
 
 
 class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
 
-def _plugin(table: Table) -> Any:
-    return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build, table))]
+TABLES: dict[str, Table] = {
+    "problems": problems.TABLE,
+    "env": envs.TABLE,
+    "reward": rewards.TABLE,
+    "sandbox": sandboxes.TABLE,
+    "engine": engines.TABLE,
+}
+"""The sections that choose a plug-in, with their choices."""
+
+
+def _plugin(section: str) -> Any:
+    return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build, TABLES[section]))]
 
 
 class AgentConfig(Section):
@@ -170,15 +180,15 @@ class RunConfig(Section):
     """A whole training run."""
 
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    problems: _plugin(problems.TABLE)  # type: ignore[valid-type]
+    problems: _plugin("problems")  # type: ignore[valid-type]
     """The problem set."""
-    env: _plugin(envs.TABLE)  # type: ignore[valid-type]
+    env: _plugin("env")  # type: ignore[valid-type]
     """Roles, prompts, turns and feedback."""
-    reward: _plugin(rewards.TABLE)  # type: ignore[valid-type]
+    reward: _plugin("reward")  # type: ignore[valid-type]
     """What a joint action is worth."""
-    sandbox: _plugin(sandboxes.TABLE)  # type: ignore[valid-type]
+    sandbox: _plugin("sandbox")  # type: ignore[valid-type]
     """Where untrusted programs run."""
-    engine: _plugin(engines.TABLE)  # type: ignore[valid-type]
+    engine: _plugin("engine")  # type: ignore[valid-type]
     """What generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -227,7 +237,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in _explain(error))) from None
+        raise ConfigError("\n".join(f"{path}: {line}" for line in _explain(error, tree))) from None
 
 
 def load_resolved(text: str) -> RunConfig:
@@ -253,12 +263,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{override!r}: {key} is not a key of the configuration") from None
 
 
-def _explain(error: ValidationError) -> Iterator[str]:
+def _explain(error: ValidationError, tree: dict[str, Any]) -> Iterator[str]:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1]))}"
+            message = f"unknown key; {choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree))}"
         elif item["type"] == "missing":
             message = "is required"
         elif item["type"] not in {"value_error"}:
@@ -266,12 +276,13 @@ def _explain(error: ValidationError) -> Iterator[str]:
         yield f"{where}: {message}" if where else message
 
 
-def _known_keys(loc: tuple[int | str, ...]) -> list[str]:
+def _known_keys(loc: tuple[int | str, ...], tree: dict[str, Any]) -> list[str]:
+    """The keys of the section at ``loc``: all of its plug-in's where it chooses one."""
     model: Any = RunConfig
     for part in loc:
-        if isinstance(part, int):
-            continue
-        annotation = model.model_fields[part].annotation
-        args = [arg for arg in getattr(annotation, "__args__", ()) if isinstance(arg, type)]
-        model = args[0] if args else annotation
+        if part in TABLES:
+            model = resolve(TABLES[str(part)], tree[str(part)]["kind"])
+        elif isinstance(part, str):
+            annotation = model.model_fields[part].annotation
+            model = next((arg for arg in getattr(annotation, "__args__", ()) if isinstance(arg, type)), annotation)
     return list(model.model_fields)

@@ -1,0 +1,82 @@
+"""Plug-ins that live outside the project, as a user would write them; what is heavy in them is scripted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from magrpo.registry import Plugin
+from magrpo.types import Problem, Split
+from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox
+
+
+class ListedProblems(Plugin):
+    """``size`` numbered problems in each split."""
+
+    size: int = 4
+
+    def load(self) -> Mapping[Split, Sequence[Problem]]:
+        return {
+            split: [Problem(f"{split}/{i}", f"p{i}", "f", "t") for i in range(self.size)]
+            for split in ("train", "test", "ood")
+        }
+
+
+class Env(Plugin, LengthEnv):
+    """See :class:`tests.fakes.LengthEnv`."""
+
+    num_turns: int = 1
+
+
+class Reward(Plugin, PassReward):
+    """See :class:`tests.fakes.PassReward`."""
+
+
+class Sandbox(Plugin):
+    """Everything passes."""
+
+    def open(self) -> ScriptedSandbox:
+        return ScriptedSandbox(lambda _: "pass")
+
+
+class Engine(Plugin):
+    """Every answer is ``text``."""
+
+    text: str = "good"
+
+    def open(self, policy: object) -> ScriptedEngine:
+        return ScriptedEngine(lambda _: self.text)
+
+
+class NotAPlugin:
+    """What a user may name by mistake."""
+
+
+CONFIG = """
+[[agents]]
+name = "h"
+role = "helper"
+model = "base"
+
+[[agents]]
+name = "m"
+role = "main"
+model = "base"
+
+[problems]
+kind = "tests.plugins:ListedProblems"
+
+[env]
+kind = "tests.plugins:Env"
+
+[reward]
+kind = "tests.plugins:Reward"
+
+[sandbox]
+kind = "tests.plugins:Sandbox"
+
+[engine]
+kind = "tests.plugins:Engine"
+
+[optim]
+lr = 1e-3
+"""

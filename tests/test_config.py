@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import ConfigError, load_config, load_resolved
+from magrpo.registry import build, resolve
+from tests import plugins
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    path = tmp_path / "run.toml"
+    path.write_text(plugins.CONFIG)
+    return path
+
+
+def test_overrides_are_toml_or_text(path: Path) -> None:
+    config = load_config(
+        path, ["optim.lr=2e-4", "agents.1.model=other", "lora.target_modules=['q_proj']", "eval.max_problems=3"]
+    )
+    assert config.optim.lr == 2e-4
+    assert config.agents[1].model == "other"
+    assert config.lora.target_modules == ("q_proj",)
+    assert config.eval.max_problems == 3
+    assert config.train.seed == 0
+
+
+def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
+    config = load_config(path, ["problems.size=9", "engine.text=bad"])
+    again = load_resolved(config.resolved())
+    assert again == config
+    assert isinstance(again.problems, plugins.ListedProblems)
+    assert again.problems.size == 9
+    assert again.engine.text == "bad"
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("optim.lrr=1", "optim.lrr: unknown key; did you mean 'lr'"),
+        ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
+        ("optim.lr=fast", "optim.lr: .*got 'fast'"),
+        ("optim", "an override is written section.key=value"),
+        ("agents.7.name=x", "agents.7.name is not a key"),
+        ("agents.0.name=m", "agents: names must differ"),
+        ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
+        ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
+        ("problems.kind=tests.plugins:Missing", "cannot load kind 'tests.plugins:Missing'"),
+        ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.registry.Plugin"),
+        ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
+        ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
+    ],
+)
+def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, [override])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"none.toml: no such file"):
+        load_config(tmp_path / "none.toml")
+    (tmp_path / "bad.toml").write_text("[optim\n")
+    with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
+        load_config(tmp_path / "bad.toml")
+    (tmp_path / "empty.toml").write_text("")
+    with pytest.raises(ConfigError, match="agents: is required"):
+        load_config(tmp_path / "empty.toml")
+
+
+def test_registry_resolves_names_and_dotted_paths() -> None:
+    table = {"listed": "tests.plugins:ListedProblems"}
+    assert resolve(table, "listed") is resolve(table, "tests.plugins:ListedProblems") is plugins.ListedProblems
+    assert build(table, {"kind": "listed", "size": 2}) == plugins.ListedProblems(kind="listed", size=2)
+    with pytest.raises(ValueError, match="needs a key 'kind'"):
+        build(table, {})
