@@ -1,0 +1,218 @@
+"""A Tracker that writes to disk at once and delivers in the background, so that training never waits and never dies.
+
+Every record goes first into a *spool*, two files in the run directory; a thread delivers from there, in batches, and
+remembers how far it came. What could not be delivered stays in the spool and goes out when the run is resumed or with
+``magrpo sync RUN_ID``. Delivering a record twice must change nothing, so that a crash between a delivery and its note
+costs only time.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, Protocol
+
+log = logging.getLogger(__name__)
+
+FINAL = ("FINISHED", "FAILED", "KILLED")
+"""How a run can end."""
+Record = dict[str, Any]
+
+_KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
+_RETRY_S = (1.0, 5.0, 15.0, 60.0)
+
+
+class Unavailable(Exception):
+    """The place where records are kept cannot be reached at the moment."""
+
+
+class Refused(Exception):
+    """A record is not acceptable and never will be."""
+
+
+class Sink(Protocol):
+    """Where a spool's records go."""
+
+    def connect(self) -> None:
+        """Find or create the run. May be called again; raises :class:`Unavailable`."""
+        ...
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        """Keep records of one kind; keeping them twice changes nothing. Raises Unavailable or Refused."""
+        ...
+
+
+class Spool:
+    """Records on disk, in order, and how many of them are delivered.
+
+    ``folder/tracking.jsonl`` holds one record a line and is only ever appended to; ``folder/tracking.sent`` holds the
+    number of delivered records. A line torn by a crash is cut off when the spool is opened.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._records_path, self._sent_path = folder / "tracking.jsonl", folder / "tracking.sent"
+        folder.mkdir(parents=True, exist_ok=True)
+        stored = self._records_path.read_bytes() if self._records_path.exists() else b""
+        whole = stored[: stored.rfind(b"\n") + 1]
+        self._file = self._records_path.open("ab")
+        self._file.truncate(len(whole))
+        self.records: list[Record] = [json.loads(line) for line in whole.splitlines()]
+        self.sent = int(self._sent_path.read_text()) if self._sent_path.exists() else 0
+
+    @property
+    def pending(self) -> list[Record]:
+        return self.records[self.sent :]
+
+    def append(self, record: Record) -> None:
+        self._file.write(json.dumps(record).encode() + b"\n")
+        self._file.flush()
+        self.records.append(record)
+
+    def mark_sent(self, count: int) -> None:
+        self.sent += count
+        draft = self._sent_path.with_suffix(".draft")
+        draft.write_text(str(self.sent))
+        draft.replace(self._sent_path)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class SpooledTracker:
+    """A Tracker that writes to a spool at once and to a sink in the background.
+
+    A metric that the spool already holds for a step is not recorded again, nor is an unchanged parameter, dataset or
+    artifact: a resumed run may repeat what it said. Seconds spent in calls are in ``blocked_s``.
+    """
+
+    def __init__(self, spool: Spool, sink: Sink) -> None:
+        self._spool, self._sink = spool, sink
+        self._changed = threading.Condition()
+        self._closing = self._connected = False
+        self._seen = {key for record in spool.records for key in _identities(record)}
+        self.blocked_s = 0.0
+        self._worker = threading.Thread(target=self._work, name="magrpo-tracking", daemon=True)
+        self._worker.start()
+
+    def params(self, params: Mapping[str, object]) -> None:
+        self._record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
+
+    def tags(self, tags: Mapping[str, str]) -> None:
+        self._record({"kind": "tags", "values": dict(tags)})
+
+    def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
+        self._record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
+
+    def metrics(self, metrics: Mapping[str, float], step: int) -> None:
+        check_keys(metrics)
+        values = {key: float(value) for key, value in metrics.items()}
+        self._record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
+
+    def artifact(self, path: Path, folder: str) -> None:
+        if not path.exists():
+            raise FileNotFoundError(f"artifact {path} does not exist")
+        stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
+        self._record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
+
+    def close(self, status: str) -> None:
+        """Deliver what is pending, or say what could not be; ends within the sink's own time limits."""
+        assert status in FINAL, status
+        if self._closing:
+            return
+        self._record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        self._worker.join()
+        if self._spool.pending:
+            log.warning("tracking: %d records could not be delivered; they are kept", len(self._spool.pending))
+        self._spool.close()
+
+    @property
+    def undelivered(self) -> int:
+        return len(self._spool.pending)
+
+    def _record(self, record: Record) -> None:
+        start = time.perf_counter()
+        if record["kind"] in {"params", "metrics"}:
+            record["values"] = {k: v for k, v in record["values"].items() if _identity(record, k, v) not in self._seen}
+        fresh = set(_identities(record)) - self._seen
+        if fresh:
+            self._seen |= fresh
+            with self._changed:
+                self._spool.append(record)
+                self._changed.notify()
+        self.blocked_s += time.perf_counter() - start
+
+    def _work(self) -> None:
+        failures = 0
+        while True:
+            with self._changed:
+                if failures:
+                    self._changed.wait_for(lambda: self._closing, _RETRY_S[min(failures, len(_RETRY_S)) - 1])
+                else:
+                    self._changed.wait_for(lambda: self._closing or not self._connected or self._spool.pending)
+                closing = self._closing
+            try:
+                if not self._connected:
+                    self._sink.connect()
+                    self._connected = True
+                self._drain()
+                failures = 0
+            except Unavailable as error:
+                failures += 1
+                if failures == 1:
+                    log.warning("tracking: %s; the run goes on and its records are kept until it answers", error)
+            if closing and (failures or not self._spool.pending):
+                return
+
+    def _drain(self) -> None:
+        while pending := self._spool.pending:
+            group = _leading(pending)
+            if group[0]["kind"] == "status" and len(group) < len(pending):
+                self._spool.mark_sent(len(group))  # the run went on after it
+                continue
+            try:
+                self._sink.deliver(group)
+                self._spool.mark_sent(len(group))
+            except Refused:
+                for record in group:
+                    self._deliver_alone(record)
+
+    def _deliver_alone(self, record: Record) -> None:
+        try:
+            self._sink.deliver([record])
+        except Refused as error:
+            log.warning("tracking: a %s record was refused and left out: %s", record["kind"], error)
+        self._spool.mark_sent(1)
+
+
+def check_keys(metrics: Mapping[str, float]) -> None:
+    """Assert that MLflow would take these keys."""
+    for key in metrics:
+        assert _KEY.fullmatch(key), f"metric key {key!r}: MLflow allows letters, digits, _ - . : / and space"
+
+
+def _leading(records: Sequence[Record]) -> list[Record]:
+    """The first records, as far as they are of one kind."""
+    return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
+
+
+def _identity(record: Record, key: str, value: object) -> tuple[object, ...]:
+    return (key, record["step"]) if record["kind"] == "metrics" else ("param", key, value)
+
+
+def _identities(record: Record) -> Iterator[tuple[object, ...]]:
+    """What makes a record a repetition of an earlier one."""
+    if record["kind"] in {"params", "metrics"}:
+        yield from (_identity(record, key, value) for key, value in record["values"].items())
+    elif record["kind"] == "status":
+        yield ("status", record["time_ms"], record["value"])
+    else:
+        yield tuple(json.dumps(record[key]) for key in sorted(record))

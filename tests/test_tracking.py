@@ -1,0 +1,298 @@
+"""Tracking: the spool, its delivery, and MLflow as the place where records end up."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import TrackingConfig
+from magrpo.spool import Record, Refused, Spool, SpooledTracker, Unavailable
+from magrpo.tracking import MemoryTracker, MlflowTracker, provenance, tracking_uri, without_password
+
+
+class ListSink:
+    """A sink that keeps deliveries in a list, and can be away or picky."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Record]] = []
+        self.away = False
+        self.refuse: set[str] = set()
+        self.tried = threading.Event()
+
+    def connect(self) -> None:
+        self.tried.set()
+        if self.away:
+            raise Unavailable("the sink is away")
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        if self.away:
+            raise Unavailable("the sink is away")
+        if any(self.refuse & set(record.get("values", ())) for record in records):
+            raise Refused("not this one")
+        self.batches.append(list(records))
+
+    def points(self) -> list[tuple[int, str, float]]:
+        return [
+            (record["step"], key, value)
+            for batch in self.batches
+            for record in batch
+            if record["kind"] == "metrics"
+            for key, value in record["values"].items()
+        ]
+
+
+def test_records_arrive_in_order_and_once(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.params({"train.seed": 0})
+    for step in range(3):
+        tracker.metrics({"reward/joint": step / 2}, step)
+    tracker.close("FINISHED")
+    assert sink.points() == [(0, "reward/joint", 0.0), (1, "reward/joint", 0.5), (2, "reward/joint", 1.0)]
+    kinds = [record["kind"] for batch in sink.batches for record in batch]
+    assert kinds == ["params", "metrics", "metrics", "metrics", "status"]
+    assert tracker.undelivered == 0
+
+
+def test_a_reopened_run_repeats_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text("{}\n")
+    sink = ListSink()
+    for _ in range(2):
+        tracker = SpooledTracker(Spool(tmp_path / "run"), sink)
+        tracker.params({"train.seed": 0})
+        tracker.tags({"git.dirty": "false"})
+        tracker.dataset("coopcode", file, "abc", "train")
+        tracker.artifact(file, "rollouts")
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+    kinds = [record["kind"] for batch in sink.batches for record in batch]
+    assert kinds == ["params", "tags", "dataset", "artifact", "metrics", "status", "status"]
+
+
+def test_new_keys_at_a_known_step_are_recorded(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.metrics({"reward/joint": 1.0}, 1)
+    tracker.metrics({"reward/joint": 2.0, "eval/return": 0.5}, 1)
+    tracker.close("FINISHED")
+    assert sink.points() == [(1, "reward/joint", 1.0), (1, "eval/return", 0.5)]
+
+
+def test_an_absent_sink_stalls_nothing_and_the_next_run_delivers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for step in range(5):
+        tracker.metrics({"reward/joint": float(step)}, step)
+    tracker.close("FAILED")
+    assert tracker.undelivered == 6
+    assert sink.batches == []
+    assert "the sink is away" in caplog.text
+
+    sink.away = False
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.metrics({"reward/joint": 5.0}, 5)
+    tracker.close("FINISHED")
+    assert [step for step, _, _ in sink.points()] == [0, 1, 2, 3, 4, 5]
+    statuses = [record["value"] for batch in sink.batches for record in batch if record["kind"] == "status"]
+    assert statuses == ["FINISHED"], "a run that went on is not ended half-way by an old status"
+
+
+def test_a_sink_that_comes_back_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magrpo.spool._RETRY_S", (0.01,))
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.metrics({"reward/joint": 0.0}, 0)
+    assert sink.tried.wait(10)
+    sink.away = False
+    deadline = time.monotonic() + 10
+    while tracker.undelivered and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sink.points() == [(0, "reward/joint", 0.0)]
+    tracker.close("FINISHED")
+
+
+def test_a_refused_record_does_not_hold_up_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for step, key in enumerate(["a", "b", "c"]):
+        tracker.metrics({key: 1.0}, step)
+    sink.refuse = {"b"}
+    sink.away = False
+    tracker.close("FINISHED")
+    assert [key for _, key, _ in sink.points()] == ["a", "c"]
+    assert "left out: not this one" in caplog.text
+
+
+def test_a_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append({"kind": "tags", "values": {"a": "b"}})
+    spool.close()
+    with (tmp_path / "tracking.jsonl").open("a") as file:
+        file.write('{"kind": "metrics", "st')
+    spool = Spool(tmp_path)
+    spool.append({"kind": "tags", "values": {"c": "d"}})
+    spool.close()
+    lines = (tmp_path / "tracking.jsonl").read_text().splitlines()
+    assert [json.loads(line)["values"] for line in lines] == [{"a": "b"}, {"c": "d"}]
+
+
+@pytest.mark.parametrize("make", [MemoryTracker, None])
+def test_a_key_that_mlflow_refuses_is_a_programming_error(tmp_path: Path, make: type[MemoryTracker] | None) -> None:
+    tracker = make() if make else SpooledTracker(Spool(tmp_path), ListSink())
+    with pytest.raises(AssertionError, match="pass@1"):
+        tracker.metrics({"eval/pass@1": 1.0}, 0)
+    tracker.close("FAILED")
+
+
+def test_memory_tracker_keeps_everything(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    tracker.params({"a": 1})
+    tracker.tags({"t": "x"})
+    tracker.dataset("d", tmp_path, "abc", "train")
+    tracker.metrics({"reward/joint": 1.0}, 3)
+    tracker.artifact(tmp_path, "rollouts")
+    tracker.close("FINISHED")
+    assert (tracker.logged_params, tracker.logged_tags) == ({"a": 1}, {"t": "x"})
+    assert tracker.history == [(3, {"reward/joint": 1.0})]
+    assert tracker.artifacts == [(tmp_path, "rollouts")]
+    assert tracker.datasets == [("d", tmp_path, "abc", "train")]
+    assert tracker.status == "FINISHED"
+
+
+# ----------------------------------------------------------------------------------------------------- real MLflow
+def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
+    return MlflowTracker(TrackingConfig(), root, run_id, run_id, root / run_id)
+
+
+def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    data = tmp_path / "problems.jsonl"
+    data.write_text("{}\n")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+    tracker = _tracker(tmp_path)
+    tracker.params({"train.seed": 0, "env.prompt": "x" * 7000})
+    tracker.tags({"colour": "blue"})
+    tracker.dataset("coopcode", data, "f" * 64, "train")
+    tracker.artifact(data, "problems")
+    tracker.artifact(folder, "iterations/0001")
+    for step in range(3):
+        tracker.metrics({"reward/joint": float(step), "update/loss": float("nan")}, step)
+    tracker.close("FAILED")
+    tracker = _tracker(tmp_path)
+    tracker.metrics({"reward/joint": 9.0}, 2)
+    tracker.metrics({"reward/joint": 3.0}, 3)
+    tracker.close("FINISHED")
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("magrpo")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "run-1"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"train.seed": "0", "env.prompt": "x" * 6000}
+    assert run.data.tags["colour"] == "blue"
+    assert run.data.tags["magrpo.run_id"] == "run-1"
+    history = client.get_metric_history(run.info.run_id, "reward/joint")
+    assert sorted((point.step, point.value) for point in history) == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    (dataset,) = run.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.dataset.digest) == ("coopcode", "f" * 36)
+    assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "train")]
+    assert (tmp_path / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts/problems/problems.jsonl").is_file()
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "iterations/0001/adapter")] == [
+        "iterations/0001/adapter/weights"
+    ]
+    command, page = tracker.how_to_look()
+    assert command == f"mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
+    assert page.endswith(f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}")
+
+
+def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):  # as after a crash between a delivery and its note
+        tracker = _tracker(tmp_path)
+        tracker.params({"a": 1})
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+        (tmp_path / "run-1" / "tracking.sent").write_text("0")
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs(["1"])
+    assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
+
+
+def test_a_changed_param_is_reported_and_the_first_value_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tracker = _tracker(tmp_path)
+    tracker.params({"a": 1, "b": 1})
+    tracker.params({"a": 2})
+    tracker.close("FINISHED")
+    tracker = _tracker(tmp_path)
+    tracker.params({"b": 3, "c": 4})
+    tracker.close("FINISHED")
+
+    from mlflow import MlflowClient
+
+    (run,) = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    assert run.data.params == {"a": "1", "b": "1", "c": "4"}
+    assert "other values of b" in caplog.text
+
+
+def test_an_unreachable_server_is_reported_once_and_everything_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{port}")
+    with caplog.at_level(logging.WARNING):
+        tracker = MlflowTracker(config, tmp_path, "run-1", "run-1", tmp_path / "run-1")
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+    assert tracker.undelivered == 2
+    assert caplog.text.count("cannot be used") == 1
+    assert "secret" not in caplog.text
+
+
+def test_where_runs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(TrackingConfig(), tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert tracking_uri(TrackingConfig(), tmp_path) == "http://tracking:5000"
+    assert tracking_uri(TrackingConfig(uri="sqlite:///x.db"), tmp_path) == "sqlite:///x.db"
+    assert without_password("https://me:secret@host:5000/x") == "https://***@host:5000/x"
+
+
+def test_provenance_names_the_libraries() -> None:
+    tags = provenance()
+    assert tags["version.python"].startswith("3.")
+    assert {"version.torch", "version.mlflow", "version.prefect"} <= set(tags)
+    assert tags.get("git.dirty", "false") in {"true", "false"}
+
+
+def test_importing_tracking_imports_no_mlflow() -> None:
+    code = "import sys, magrpo.tracking; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
