@@ -1,0 +1,47 @@
+"""What every engine does with requests before sampling, and with token ids after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from magrpo.engines import PromptTooLong
+from magrpo.types import Action, Request
+
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
+
+
+def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
+    """Refuse a batch in which a prompt is empty or leaves no room for its completion.
+
+    Raises:
+        PromptTooLong: prompt and ``max_new_tokens`` together exceed the context window.
+        ValueError: a prompt has no tokens.
+    """
+    limits = {agent: policy.max_length(agent) for agent in {request.agent for request in requests}}
+    for request in requests:
+        length, new, limit = len(request.prompt_ids), request.sampling.max_new_tokens, limits[request.agent]
+        if length == 0:
+            raise ValueError(f"agent {request.agent!r}: empty prompt; the environment must show the agent something")
+        if length + new > limit:
+            raise PromptTooLong(
+                f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "
+                f"the context window of {limit} tokens of {policy.base(request.agent)!r}; lower "
+                f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context"
+            )
+
+
+def make_action(
+    policy: Policy, request: Request, token_ids: Sequence[int], logps: Sequence[float], version: int
+) -> Action:
+    """The action that sampled ``token_ids`` with log-probabilities ``logps`` make."""
+    stopped = token_ids[-1] in policy.stop_token_ids(request.agent)
+    return Action(
+        agent=request.agent,
+        text=str(policy.tokenizer(request.agent).decode(list(token_ids), skip_special_tokens=True)),
+        token_ids=tuple(token_ids),
+        sampling_logps=tuple(logps),
+        finish_reason="stop" if stopped else "length",
+        policy_version=version,
+    )

@@ -1,0 +1,194 @@
+"""Batched decoding with a key-value cache: prompts once, siblings from their prompt's cache, finished rows dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import TYPE_CHECKING
+
+import torch
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from magrpo.engines.sampling import Sampler
+from magrpo.types import Request
+
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
+
+_PREFILL_TOKENS = 16384
+
+Completion = tuple[list[int], list[float]]
+"""Token ids, and their log-probabilities."""
+
+
+@contextmanager
+def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
+    """The agent's causal language model for many small steps.
+
+    A float32 adapter is merged into a copy that shares every tensor without an adapter with the base: one matrix
+    product a layer instead of three, exact to rounding. On a bfloat16 base the merged weight would lose the adapter's
+    small updates, so there the adapter stays beside the base.
+    """
+    with policy.active(agent) as model:
+        assert not model.training
+        merges = policy.weights(agent) == "lora" and model.dtype == torch.float32
+        yield _merged(model, agent) if merges else model
+
+
+def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+    memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear):
+            base = layer.get_base_layer()
+            with torch.no_grad():
+                weight = base.weight + layer.get_delta_weight(adapter)
+            plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+            plain.weight = nn.Parameter(weight, requires_grad=False)
+            plain.bias = base.bias
+            memo[id(layer)] = plain
+    return deepcopy(model, memo)
+
+
+class _Layer(CacheLayerMixin):
+    """Keys and values (B, heads, capacity, size) of one layer; the first ``rows`` rows and ``length`` slots are live."""
+
+    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
+        super().__init__()
+        self.keys, self.values, self.length = keys, values, length
+        self.rows = keys.shape[0]
+        self.is_initialized = True
+
+    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
+        end = self.length + key_states.shape[2]
+        keys, values = self.keys[: self.rows, :, :end], self.values[: self.rows, :, :end]
+        keys[:, :, self.length :] = key_states
+        values[:, :, self.length :] = value_states
+        self.length = end
+        return keys, values
+
+    def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:
+        """Keep ``rows`` rows: the rows ``movers`` at the end move into ``holes``."""
+        for states in (self.keys, self.values):
+            states[holes, :, : self.length] = states[movers, :, : self.length]
+        self.rows = rows
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        raise AssertionError("made with its tensors")
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.length + query_length, 0
+
+    def get_seq_length(self) -> int:
+        return self.length
+
+    def get_max_length(self) -> int:
+        return int(self.keys.shape[2])
+
+
+@torch.no_grad()
+def decode(
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    stop_token_ids: Sequence[int],
+    finished: Callable[[int], None],
+) -> list[Completion]:
+    """One completion for each request of one agent, in order.
+
+    ``finished`` is called with the number of completions that ended in a step. A log-probability is nan if the
+    model's logits were not finite.
+    """
+    device = model.device
+    limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
+    room = int(limits.max())
+    sampler = Sampler(requests, device)
+    stops = torch.tensor(stop_token_ids, device=device)
+    tokens = torch.zeros(len(requests), room, dtype=torch.long, device=device)
+    logps = torch.zeros(len(requests), room, device=device)
+    lengths = limits.clone()
+    logits, cache, mask = _prefill(model, requests, room)
+    padded = not bool(mask.all())
+    positions = mask.sum(-1) - room  # (B,) the position of the first new token
+    live = torch.arange(len(requests), device=device)
+    for step in range(room):
+        token, logp = sampler(logits, live, step)
+        tokens[live, step], logps[live, step] = token, logp
+        over = torch.isin(token, stops) | (limits[live] == step + 1)
+        if over.any():
+            lengths[live[over]] = step + 1
+            finished(int(over.sum()))
+            rows = _drop(cache, over)
+            if not len(rows):
+                break
+            live, token = live[rows], token[rows]
+        logits = model(
+            input_ids=token[:, None],
+            attention_mask=mask[:, : mask.shape[1] - room + step + 1][live] if padded else None,
+            position_ids=(positions[live] + step)[:, None],
+            past_key_values=cache,
+            use_cache=True,
+        ).logits[:, -1]
+    ends = lengths.tolist()
+    return [(t[:end], p[:end]) for t, p, end in zip(tokens.tolist(), logps.tolist(), ends, strict=True)]
+
+
+def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> tuple[Tensor, Cache, Tensor]:
+    """Run every distinct prompt once.
+
+    Returns:
+        Logits (B, V) of the first new token; the cache with ``room`` free slots; the mask (B, prompt + room) that is
+        False on the left padding.
+    """
+    device = model.device
+    prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
+    index = {prompt: i for i, prompt in enumerate(prompts)}
+    parents = torch.tensor([index[request.prompt_ids] for request in requests], device=device)  # (B,)
+    width = max(map(len, prompts))
+    ids = torch.tensor([(0,) * (width - len(prompt)) + prompt for prompt in prompts], device=device)  # (P, width)
+    starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)[:, None]
+    mask = torch.arange(width, device=device) >= starts  # (P, width)
+    chunk = max(1, _PREFILL_TOKENS // width)
+    outputs, keys, values = [], [], []
+    for rows in torch.arange(len(prompts), device=device).split(chunk):
+        cache = DynamicCache()
+        output = model(
+            input_ids=ids[rows],
+            attention_mask=mask[rows],
+            position_ids=(mask[rows].cumsum(-1) - 1).clamp_(min=0),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        outputs.append(output.logits[:, -1])
+        keys.append([layer.keys for layer in cache.layers])
+        values.append([layer.values for layer in cache.layers])
+    layers = [
+        _Layer(_spread(k, parents, room), _spread(v, parents, room), width)
+        for k, v in zip(zip(*keys, strict=True), zip(*values, strict=True), strict=True)
+    ]
+    free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
+    return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
+
+
+def _spread(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
+    """States (P, heads, width, size) of prompts as those of their requests, (B, heads, width + room, size)."""
+    states = torch.cat(list(chunks))
+    _, heads, width, size = states.shape
+    spread = states.new_empty(len(parents), heads, width + room, size)
+    spread[:, :, :width] = states[parents]
+    return spread
+
+
+def _drop(cache: Cache, over: Tensor) -> Tensor:
+    """Drop rows from the cache; returns the old index (n,) of every row that is left."""
+    keep = (~over).nonzero().squeeze(-1)
+    count = len(keep)
+    holes, movers = over[:count].nonzero().squeeze(-1), keep[keep >= count]
+    rows = torch.arange(count, device=over.device)
+    rows[holes] = movers
+    for layer in cache.layers:
+        layer.drop(holes, movers, count)
+    return rows

@@ -1,0 +1,110 @@
+"""Drawing tokens from logits: one pass of exponentials, a two-level inverse CDF, no sort unless truncation asks.
+
+Randomness is one uniform number for each token of a request, drawn from the request's own seed, so that a completion
+does not depend on what else is in the batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from magrpo.types import Request
+
+_BLOCK = 128
+
+
+class Sampler:
+    """Samples the next tokens of the requests of one batch."""
+
+    def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
+        params = [request.sampling for request in requests]
+        room = max(p.max_new_tokens for p in params)
+        uniforms = np.zeros((len(requests), room))
+        for row, request in zip(uniforms, requests, strict=True):
+            length = request.sampling.max_new_tokens
+            row[:length] = np.random.default_rng(request.seed).random(length)
+        self._uniforms = torch.from_numpy(uniforms).to(device)  # (B, T)
+        temperature = torch.tensor([p.temperature for p in params], device=device)
+        self._greedy = temperature == 0
+        self._temperature = torch.where(self._greedy, 1.0, temperature)
+        self._top_p = torch.tensor([p.top_p for p in params], device=device)
+        self._top_k = torch.tensor([p.top_k for p in params], device=device)
+        self._scales = any(p.temperature not in (0, 1) for p in params)
+        self._truncates = any(p.top_p < 1 or p.top_k > 0 for p in params)
+        self._has_greedy = any(p.temperature == 0 for p in params)
+        self._only_greedy = all(p.temperature == 0 for p in params)
+
+    def __call__(self, logits: Tensor, live: Tensor, step: int) -> tuple[Tensor, Tensor]:
+        """Draw token ``step`` of the requests ``live``.
+
+        Args:
+            logits: (n, V), row ``i`` belongs to request ``live[i]``.
+            live: (n,) indices into the batch.
+            step: index of the token in the completion.
+
+        Returns:
+            Token ids (n,), and (n,) float32 natural-log probabilities at the sampling temperature before truncation
+            (at temperature 1 for greedy requests). A log-probability is nan if the logits are not finite.
+        """
+        scaled = logits.float()
+        if self._scales:
+            scaled = scaled / self._temperature[live, None]
+        peak = scaled.amax(-1, keepdim=True)
+        weights = (scaled - peak).exp_()  # (n, V), the largest is 1
+        sums = _block_sums(weights)
+        log_normaliser = peak.squeeze(-1) + sums.sum(-1).log().float()
+        if self._only_greedy:
+            token = scaled.argmax(-1)
+        else:
+            if self._truncates:
+                weights = truncate(weights, self._top_p[live], self._top_k[live])
+                sums = _block_sums(weights)
+            token = _invert(weights, sums, self._uniforms[live, step])
+            if self._has_greedy:
+                token = torch.where(self._greedy[live], scaled.argmax(-1), token)
+        return token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser
+
+
+def truncate(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Weights (n, V) with zeros outside each row's top-k and, among what is left, outside its nucleus.
+
+    The nucleus is the smallest set of the likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020,
+    arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything.
+    """
+    ordered, order = weights.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(weights.shape[-1], device=weights.device)
+    in_top_k = (top_k[:, None] == 0) | (rank < top_k[:, None])
+    ordered = torch.where(in_top_k, ordered, 0).double()
+    reached = ordered.cumsum(-1)
+    before = reached - ordered
+    keep = in_top_k & ((before < top_p[:, None] * reached[:, -1:]) | (top_p[:, None] >= 1))
+    return weights * torch.zeros_like(keep).scatter_(-1, order, keep)
+
+
+def _block_sums(weights: Tensor) -> Tensor:
+    """Sums (n, ceil(V / block)) of consecutive blocks of the vocabulary, in float64."""
+    n, vocab = weights.shape
+    whole = vocab // _BLOCK * _BLOCK
+    sums = weights[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1) if whole else weights.new_zeros(n, 0)
+    if whole < vocab:
+        sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
+    return sums.double()
+
+
+def _invert(weights: Tensor, sums: Tensor, uniforms: Tensor) -> Tensor:
+    """Token ids (n,) at which the cumulative weight passes ``uniforms`` (n,) of the total: block first, then token."""
+    reached = sums.cumsum(-1)
+    target = uniforms[:, None] * reached[:, -1:]
+    block = torch.searchsorted(reached, target, right=True).clamp_(max=sums.shape[-1] - 1)  # (n, 1)
+    inside = (target - reached.gather(-1, block) + sums.gather(-1, block)) / sums.gather(-1, block)
+    tokens = block * _BLOCK + torch.arange(_BLOCK, device=weights.device)  # (n, block)
+    beyond = tokens >= weights.shape[-1]
+    mass = weights.gather(-1, tokens.clamp_(max=weights.shape[-1] - 1)).double().masked_fill_(beyond, 0).cumsum_(-1)
+    # A fraction below 1 of the block's own total always lands on a token with a weight above 0.
+    fraction = inside.clamp_(0.0, 1.0 - 1e-12) * mass[:, -1:]
+    offset = torch.searchsorted(mass, fraction, right=True).clamp_(max=_BLOCK - 1)
+    return tokens.gather(-1, offset).squeeze(-1)
