@@ -1,3 +1,12 @@
 """Sandboxes that run untrusted programs."""
 
-TABLE = {"bubblewrap": "magrpo.sandboxes.bubblewrap:BubblewrapSandbox"}
+from __future__ import annotations
+
+TABLE = {
+    "pool": "magrpo.sandboxes.pool:PoolSandbox",
+    "bubblewrap": "magrpo.sandboxes.pool:PoolSandbox",
+}
+
+
+class SandboxError(RuntimeError):
+    """The sandbox cannot be opened, or failed repeatedly. A bad program never raises it."""

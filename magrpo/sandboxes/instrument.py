@@ -1,0 +1,198 @@
+"""Rewrites test code so that every ``assert`` is a case of its own and a failing one does not end the test.
+
+The rules, also in ``docs/sandbox.md``:
+
+* An ``assert`` that runs is one case, each time it runs. It passes if its expression is true.
+* What does not come from the candidate earns nothing: a true ``assert`` whose expression, and whose enclosing
+  conditions, never touch the candidate or a value that came from it is no case (``assert True``). A false one is.
+* A statement of the test that raises outside an ``assert`` does not end the test: the names it would have set become
+  undefined, so that an ``assert`` that needs them fails, and the test goes on with the next statement, also with the
+  next round of a loop. Asserts inside a loop or a branch that could not be entered count as not run, once each.
+* The body of a ``try`` with handlers and of a ``with`` runs as it is written: there, an exception of the candidate is
+  what the test wants to see.
+* A call of a function named ``assert...`` that the test does not define (``np.testing.assert_allclose``) is an assert.
+
+So a program that fails never has fewer cases than one that is right.
+"""
+
+from __future__ import annotations
+
+import ast
+import marshal
+from functools import lru_cache
+
+HOOK = "__magrpo__"
+"""The name under which the tester's recorder is bound in the test's namespace."""
+
+
+@lru_cache(maxsize=4096)
+def instrument(test: str, entry_point: str) -> bytes:
+    """Compile a test into the code object (marshalled) that the tester runs.
+
+    ``test`` either defines ``check(candidate)`` or is a list of asserts that call ``entry_point`` by its name.
+
+    Raises:
+        SyntaxError: the test is not Python.
+    """
+    tree = ast.parse(test, "<test>")
+    tree = _Instrument(_tainted(tree, entry_point), _defined(tree)).visit(tree)
+    return marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
+
+
+def _defined(tree: ast.Module) -> set[str]:
+    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+
+
+def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
+
+
+def _tainted(tree: ast.Module, entry_point: str) -> set[str]:
+    """Names that may hold the candidate or something that came from it: a fixed point over assignments.
+
+    Parameters of the test's own functions count as tainted, and so does whatever is passed to a call together with
+    something tainted, for it may be changed in place.
+    """
+    tainted = {"candidate", entry_point}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef):
+            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+            tainted |= {argument.arg for argument in arguments}
+    size = 0
+    while size != len(tainted):
+        size = len(tainted)
+        for node in ast.walk(tree):
+            if isinstance(node, ast.FunctionDef):
+                if tainted & _names(node, ast.Load):
+                    tainted.add(node.name)
+            elif isinstance(
+                node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Expr, ast.Assert, ast.withitem)
+            ):
+                if tainted & _names(node, ast.Load):
+                    tainted |= _names(node, ast.Store) | _mutable_arguments(node)
+            elif isinstance(node, (ast.For, ast.comprehension)) and tainted & _names(node.iter, ast.Load):
+                tainted |= _names(node.target, ast.Store)
+    return tainted
+
+
+def _mutable_arguments(node: ast.AST) -> set[str]:
+    calls = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
+    arguments = [argument for call in calls for argument in [*call.args, *[word.value for word in call.keywords]]]
+    return {argument.id for argument in arguments if isinstance(argument, ast.Name)}
+
+
+class _Instrument(ast.NodeTransformer):
+    def __init__(self, tainted: set[str], defined: set[str]) -> None:
+        self.tainted, self.defined = tainted, defined
+        self.guarding = True  # False where an exception of the candidate belongs to the test's own logic
+        self.dependent = False  # True inside a branch or loop that the candidate decides
+        self.guards = 0
+
+    # ------------------------------------------------------------------------------------------------------ asserts
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return self._case(node, node.test, ast.unparse(node.test))
+
+    def _case(self, node: ast.stmt, test: ast.expr, source: str) -> ast.stmt:
+        """``try: hook.case(source, counts, lambda-free test) except Exception as e: hook.error(source, e)``"""
+        counts = self._touches(test) or self.dependent
+        begin = ast.Expr(_call("begin"))
+        verdict = ast.Expr(_call("verdict", _constant(source), _constant(counts), test))
+        failed = ast.Expr(_call("error", _constant(source), ast.Name("__error", ast.Load())))
+        return ast.copy_location(_try([begin, verdict], [failed]), node)
+
+    def _touches(self, node: ast.AST) -> bool:
+        return bool(self.tainted & _names(node, ast.Load))
+
+    def _is_assert_call(self, node: ast.stmt) -> bool:
+        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self._touches(node)):
+            return False
+        function = node.value.func
+        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
+        return name.startswith("assert") and name not in self.defined
+
+    # --------------------------------------------------------------------------------------------------- statements
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        node.body = self._block(node.body)
+        return node
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+        """Asserts of helpers count; their other statements run as written, so that an exception reaches the caller."""
+        saved = self.guarding, self.dependent
+        self.guarding, self.dependent = node.name == "check", False
+        node.body = self._block(node.body)
+        self.guarding, self.dependent = saved
+        return node
+
+    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
+        return [new for node in body for new in self._statement(node)]
+
+    def _statement(self, node: ast.stmt) -> list[ast.stmt]:
+        if isinstance(node, ast.Assert):
+            return [self.visit_Assert(node)]
+        if self._is_assert_call(node):
+            assert isinstance(node, ast.Expr)
+            source = ast.unparse(node.value)
+            return [self._case(node, ast.Tuple([node.value, _constant(1)], ast.Load()), source)]
+        if isinstance(node, (ast.If, ast.While, ast.For, ast.With, ast.Try)):
+            number = _number_of_asserts(node)
+            names = sorted(_names(node, ast.Store))
+            return self._guard(self._compound(node), number, names)
+        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)):
+            return self._guard(node, 0, sorted(_names(node, ast.Store)))
+        return [self.visit(node)]
+
+    def _compound(self, node: ast.If | ast.While | ast.For | ast.With | ast.Try) -> ast.stmt:
+        saved = self.guarding, self.dependent
+        if isinstance(node, (ast.If, ast.While)):
+            self.dependent |= self._touches(node.test)
+        elif isinstance(node, ast.For):
+            self.dependent |= self._touches(node.iter)
+        if isinstance(node, ast.With) or (isinstance(node, ast.Try) and node.handlers):
+            self.guarding = False
+        node.body = self._block(node.body)
+        self.guarding = saved[0]
+        if isinstance(node, ast.Try):
+            self.dependent |= any(self._touches(child) for child in node.body)
+            for handler in node.handlers:
+                handler.body = self._block(handler.body)
+            node.finalbody = self._block(node.finalbody)
+        if not isinstance(node, ast.With):
+            node.orelse = self._block(node.orelse)
+        self.guarding, self.dependent = saved
+        return node
+
+    def _guard(self, node: ast.stmt, number: int, names: list[str]) -> list[ast.stmt]:
+        if not self.guarding:
+            return [node]
+        self.guards += 1
+        mark = f"__mark{self.guards}"
+        start = ast.Assign([ast.Name(mark, ast.Store())], _call("mark"))
+        arguments = [ast.Name("__error", ast.Load()), ast.Name(mark, ast.Load()), _constant(number), _constant(names)]
+        handler: list[ast.stmt] = [ast.Expr(_call("skipped", *arguments))]
+        for name in names:
+            forget = ast.Delete([ast.Name(name, ast.Del())])
+            handler.append(_try([forget], [ast.Pass()], "NameError", None))
+        return [start, ast.copy_location(_try([node], handler), node)]
+
+
+def _number_of_asserts(node: ast.AST) -> int:
+    """Asserts inside a statement, those of exception handlers aside."""
+    if isinstance(node, (ast.ExceptHandler, ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+        return 0
+    return isinstance(node, ast.Assert) + sum(_number_of_asserts(child) for child in ast.iter_child_nodes(node))
+
+
+def _call(method: str, *arguments: ast.expr) -> ast.Call:
+    return ast.Call(ast.Attribute(ast.Name(HOOK, ast.Load()), method, ast.Load()), list(arguments), [])
+
+
+def _constant(value: object) -> ast.expr:
+    if isinstance(value, list):
+        return ast.List([ast.Constant(item) for item in value], ast.Load())
+    return ast.Constant(value)  # type: ignore[arg-type]
+
+
+def _try(
+    body: list[ast.stmt], handler: list[ast.stmt], error: str = "Exception", name: str | None = "__error"
+) -> ast.Try:
+    return ast.Try(body, [ast.ExceptHandler(ast.Name(error, ast.Load()), name, handler)], [], [])

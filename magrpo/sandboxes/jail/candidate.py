@@ -1,0 +1,160 @@
+"""Runs one candidate's code: answers calls with claimed outputs. Nothing it says is evidence of anything.
+
+Runs in the same process as foreign code, so it protects nothing; it only has to serve honest programs well.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import random
+import sys
+from socket import socket
+from types import CodeType, ModuleType
+from typing import Any
+
+from . import wire
+
+MODULE = "candidate"
+
+
+class Watch:
+    """Wraps the watched function: counts its outermost calls, and can hide its results.
+
+    A hidden result is an object on which every operation raises. The function itself still runs, so what it does
+    beside returning stays.
+    """
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.depth = 0
+        self.hide = False
+        self.running = False
+
+    def __call__(self, function: Any) -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
+            outermost = self.running and self.depth == 0
+            self.calls += outermost
+            self.depth += 1
+            try:
+                result = function(*args, **kwargs)
+            finally:
+                self.depth -= 1
+            return Hidden() if outermost and self.hide else result
+
+        watched.__watched__ = True  # type: ignore[attr-defined]
+        return watched
+
+
+class HiddenResultUsed(Exception):
+    """The program used a result that was hidden to find out."""
+
+
+def _refuse(*_: Any, **__: Any) -> Any:
+    raise HiddenResultUsed
+
+
+class Hidden:
+    """A value on which every operation raises."""
+
+
+OPERATIONS = (
+    "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
+    "trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul imul truediv rtruediv floordiv "
+    "rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift str repr "
+    "format bytes reversed enter exit getattr deepcopy copy"
+)
+for _name in OPERATIONS.split():
+    setattr(Hidden, f"__{_name}__", _refuse)
+
+
+class Program:
+    """The candidate's module and its entry point.
+
+    Args:
+        source, entry_point, watch: as in ``Execution``.
+    """
+
+    def __init__(self, source: str, entry_point: str, watch: str) -> None:
+        self.entry_point, self.watch = entry_point, watch
+        tree = ast.parse(source, "<program>")
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == watch:
+                node.decorator_list.insert(0, ast.copy_location(ast.Name("__watch__", ast.Load()), node))
+        self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
+        self.tracer = Watch()
+        self.function = self._load(self.tracer)
+
+    def _load(self, tracer: Watch) -> Any:
+        module = ModuleType(MODULE)
+        sys.modules[MODULE] = module  # dataclasses look their module up
+        random.seed(0)
+        module.__dict__["__builtins__"] = builtins
+        module.__dict__["__watch__"] = tracer
+        exec(self.code, module.__dict__)  # the one purpose of this process
+        watched = module.__dict__.get(self.watch)
+        if callable(watched) and not hasattr(watched, "__watched__"):
+            module.__dict__[self.watch] = tracer(watched)
+        return module.__dict__[self.entry_point]
+
+    def call(self, args: Any, kwargs: Any) -> list[Any]:
+        """``[status, value, arguments if changed, calls of the watched function]``."""
+        return self._answer(self.function, self.tracer, args, kwargs)
+
+    def used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
+        """Whether the answer to a call changes when results of the watched function are hidden."""
+        tracer = Watch()
+        function = self._load(tracer)
+        tracer.hide = True
+        again = self._answer(function, tracer, args, kwargs)
+        return tracer.calls > 0 and again[:3] != answer[:3]
+
+    @staticmethod
+    def _answer(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
+        arguments, keywords = wire.decode(args), wire.decode(kwargs)
+        tracer.calls, tracer.running, tracer.depth = 0, True, 0
+        try:
+            value = wire.encode(function(*arguments, **keywords))
+        except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
+            return [*describe(error), None, tracer.calls]
+        finally:
+            tracer.running = False
+        after = wire.encode(arguments)
+        return ["ok", value, None if after == args else after, tracer.calls]
+
+
+def describe(error: BaseException) -> list[Any]:
+    """``[status, [builtin class, message]]`` of an exception."""
+    if isinstance(error, wire.TooLarge):
+        return ["output_limit", ["", str(error)]]
+    status = "memory" if isinstance(error, MemoryError) else "exception"
+    known = next((base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"), "Exception")
+    try:
+        message = f"{type(error).__name__}: {error}"
+    except BaseException:  # noqa: BLE001 - its __str__ may raise
+        message = type(error).__name__
+    return [status, [known, message[:1000]]]
+
+
+def serve(channel: socket) -> None:
+    """Answer the tester until it hangs up: first ``load``, then ``call`` and ``used``. Never returns normally."""
+    reader = wire.Reader(channel, 1 << 40)
+    program: Program | None = None
+    while True:
+        try:
+            index, verb, *rest = reader.message(lambda: None)
+        except wire.Closed:
+            return
+        try:
+            if verb == "load":
+                program = Program(*rest)
+                reply = ["ok", None, None, 0]
+            elif program is None:
+                return
+            elif verb == "call":
+                reply = program.call(*rest)
+            else:
+                reply = ["ok", any(program.used(*call) for call in rest[0]), None, 0]
+        except BaseException as error:  # noqa: BLE001 - a program that does not load says why
+            reply = [*describe(error), None, 0]
+        wire.send(channel, [index, *reply])

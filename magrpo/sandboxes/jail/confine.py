@@ -1,0 +1,83 @@
+"""What a freshly forked process does to itself before it runs foreign code: namespaces, limits, no capabilities."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+from dataclasses import dataclass
+
+CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
+PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 24, 47, 4
+CAPABILITY_VERSION_3 = 0x20080522
+LAST_CAPABILITY = 40
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one candidate may use. Seconds, bytes, counts."""
+
+    test_s: float
+    total_s: float
+    memory_bytes: int
+    processes: int
+    file_bytes: int
+    descriptors: int
+    scratch_bytes: int
+    scratch_files: int
+    output_bytes: int
+
+
+def check(result: int, what: str) -> None:
+    """Raise OSError if a libc call returned -1."""
+    if result == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+
+
+def unshare(flags: int) -> None:
+    check(_libc.unshare(flags), "unshare")
+
+
+def enter_pid_namespace(descriptor: int) -> None:
+    """Let the next children be born in the pid namespace behind ``descriptor``."""
+    check(_libc.setns(descriptor, CLONE_NEWPID), "setns")
+
+
+def private_scratch(limits: Limits) -> None:
+    """Fresh mount and ipc namespaces with a small ``/tmp`` and no ``/proc``."""
+    unshare(CLONE_NEWNS | CLONE_NEWIPC)
+    options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
+    check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
+    check(_libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+    os.chdir("/tmp")
+
+
+def drop_capabilities() -> None:
+    """No capability in any set, and none ever again."""
+    check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+    for capability in range(LAST_CAPABILITY + 1):
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused where the set is empty already
+    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+    check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+
+
+def set_limits(limits: Limits, processes: int | None) -> None:
+    """Resource limits of one process. ``processes`` None: no limit of its own."""
+    cpu = int(limits.total_s) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
+    for name, value in (
+        (resource.RLIMIT_AS, limits.memory_bytes),
+        (resource.RLIMIT_FSIZE, limits.file_bytes),
+        (resource.RLIMIT_NOFILE, limits.descriptors),
+        (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_MEMLOCK, 0),
+        (resource.RLIMIT_MSGQUEUE, 0),
+    ):
+        resource.setrlimit(name, (value, value))
+    if processes is not None:
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))

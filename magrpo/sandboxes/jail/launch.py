@@ -1,0 +1,61 @@
+"""Started as root: binds what the jail needs where an ordinary user can read it, becomes that user, starts the jail.
+
+Bubblewrap started as real root would not enforce RLIMIT_NPROC, and an ordinary user could not read an interpreter in
+``/root``. The binds live in a mount namespace of their own and end with the jail.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import sys
+
+CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 4096, 16384, 1 << 18
+PR_SET_NO_NEW_PRIVS = 38
+STAGE = "/tmp"
+
+
+def mount(source: str, target: str, kind: str, flags: int) -> None:
+    if ctypes.CDLL(None, use_errno=True).mount(source.encode(), target.encode(), kind.encode(), flags, None) == -1:
+        number = ctypes.get_errno()
+        raise OSError(number, f"mount {source} on {target}: {os.strerror(number)}")
+
+
+def stage(binds: list[list[str]]) -> list[str]:
+    """Bind each source below :data:`STAGE`; the bubblewrap arguments that bind it on to its destination."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS) == -1:
+        raise OSError(ctypes.get_errno(), "unshare")
+    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    opened = [os.open(source, os.O_PATH) for source, _ in binds]  # before the stage hides any of them
+    mount("tmpfs", STAGE, "tmpfs", 0)
+    os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
+    arguments: list[str] = []
+    for k, (descriptor, (source, destination)) in enumerate(zip(opened, binds, strict=True)):
+        target = f"{STAGE}/{k}"
+        if os.path.isdir(source):  # noqa: PTH112
+            os.mkdir(target)  # noqa: PTH102
+        else:
+            os.close(os.open(target, os.O_CREAT))
+        mount(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
+        os.close(descriptor)
+        arguments += ["--ro-bind", target, destination]
+    return arguments
+
+
+def main() -> None:
+    """``argv[1]``: JSON with uid, binds, and the command before and after the binds."""
+    config = json.loads(sys.argv[1])
+    binds = stage(config["binds"])
+    os.setgroups([])
+    os.setresgid(config["uid"], config["uid"], config["uid"])
+    os.setresuid(config["uid"], config["uid"], config["uid"])
+    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    os.chdir("/")
+    command = [*config["before"], *binds, *config["after"]]
+    os.execv(command[0], command)
+
+
+if __name__ == "__main__":
+    main()

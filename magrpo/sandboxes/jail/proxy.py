@@ -1,0 +1,245 @@
+"""The candidate as the test code sees it: a function whose body runs in another process, under limits."""
+
+from __future__ import annotations
+
+import builtins
+import json
+import os
+import signal
+import socket
+import time
+from typing import Any
+
+from . import wire
+from .confine import Limits
+
+FINAL = frozenset({"protocol", "output_limit"})
+HUNG, GONE = b"h", b"g"
+MAX_REPLAYS = 8
+WALL_FACTOR = 2.0
+"""A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
+STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
+
+
+def _exceptions() -> dict[str, type[Exception]]:
+    """Builtin exceptions that can be raised again from a message alone."""
+    classes = [item for item in vars(builtins).values() if isinstance(item, type) and issubclass(item, Exception)]
+    special = (StopIteration, StopAsyncIteration, UnicodeError)
+    return {item.__name__: item for item in classes if not issubclass(item, (*special, BaseExceptionGroup))}
+
+
+EXCEPTIONS = _exceptions()
+
+
+class CandidateFailure(Exception):
+    """A call gave no value. ``args`` are the status and the message of the case it belongs to."""
+
+
+class Unusable(BaseException):
+    """The test, not the candidate, is at fault. Passes through every handler of the test."""
+
+
+class Usage:
+    """CPU seconds of a process, and seconds that its main thread waited for a CPU. Both from outside of it."""
+
+    def __init__(self, pid: int) -> None:
+        self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
+        self.schedstat = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> tuple[float, float]:
+        """Zeros once the process is dead; the channel tells that."""
+        try:
+            waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
+            return time.clock_gettime(self.clock), int(waited_ns) / 1e9
+        except OSError:
+            return 0.0, 0.0
+
+    def close(self) -> None:
+        os.close(self.schedstat)
+
+
+class Proxy:
+    """Calls the candidate and replaces it, once, if it hangs or dies.
+
+    Args:
+        program: source, entry point and watched function.
+        requests: to the zygote.
+        channel: to the candidate, whose process id is ``pid``.
+        limits: of the candidate.
+    """
+
+    def __init__(
+        self, program: list[str], requests: socket.socket, channel: socket.socket, pid: int, limits: Limits
+    ) -> None:
+        self.program, self.requests, self.limits = program, requests, limits
+        self.spare = channel, pid
+        self.lives = 2
+        self.index = 0
+        self.spent_s = 0.0
+        self.output_left = limits.output_bytes
+        self.failure: tuple[str, str] | None = None  # once set, no further call is made
+        self.raised: tuple[Exception, str, str] | None = None
+        self.values: list[Any] = []
+        self.watched_calls = 0
+        self.replays: list[list[Any]] = []
+        self._load()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the candidate. Its exception is raised here as its nearest builtin class.
+
+        Raises:
+            CandidateFailure: there is no answer.
+        """
+        if self.failure:
+            raise CandidateFailure(*self.failure)
+        try:
+            arguments, keywords = wire.encode(list(args), plain=True), wire.encode(kwargs, plain=True)
+        except wire.WireError as error:
+            raise Unusable(f"an argument cannot be passed to the candidate: {error}") from None
+        answer = self._ask("call", [arguments, keywords])
+        status, value, mutated, calls = answer
+        self.watched_calls += calls
+        if status != "ok":
+            raise self._exception(status, value)
+        if calls and len(self.replays) < MAX_REPLAYS:
+            self.replays.append([arguments, keywords, answer])
+        try:
+            result, after = wire.decode(value), wire.decode(mutated)
+            if mutated is not None:
+                replace(args, after)
+        except wire.WireError as error:
+            raise self._lost("protocol", str(error), HUNG, "call") from None
+        self.values.append(result)
+        return result
+
+    def result_used(self) -> bool:
+        """Whether some answer changes when the watched function's results are hidden: the candidate's claim.
+
+        A program that hangs or dies without the results used them.
+        """
+        if not self.replays:
+            return False
+        self.spent_s = 0.0
+        if self.failure:
+            self._load()
+        try:
+            return self._ask("used", [self.replays])[1] is True
+        except CandidateFailure as failure:
+            return failure.args[0] in {"timeout", "crash"}
+
+    def _load(self) -> None:
+        """Load the program into the spare process."""
+        self.failure = None
+        self.channel, pid = self.spare
+        self.usage = Usage(pid)
+        self.reader = wire.Reader(self.channel, self.output_left)
+        self.lives -= 1
+        try:
+            status, value, *_ = self._ask("load", self.program)
+        except CandidateFailure as failure:
+            self.failure = failure.args[0], f"while the program loaded: {failure.args[1]}"
+        else:
+            if status != "ok":
+                self.failure = "memory" if status == "memory" else "load_error", value[1]
+
+    def _ask(self, verb: str, rest: list[Any]) -> list[Any]:
+        """One question, one answer, within the limits of one test."""
+        index, self.index = self.index, self.index + 1
+        allowed = min(self.limits.test_s, self.limits.total_s - self.spent_s)
+        began, (cpu, waited) = time.monotonic(), self.usage.read()
+
+        def charge() -> float:
+            """CPU time, or a share of the wall time it did not spend waiting for a CPU, whichever is more."""
+            cpu_now, waited_now = self.usage.read()
+            return max(cpu_now - cpu, (time.monotonic() - began - waited_now + waited) / WALL_FACTOR)
+
+        def wait() -> float:
+            left = allowed - charge()
+            return max(left, 0.001) if left > 0 else 0.0
+
+        try:
+            self.channel.settimeout(10 * allowed + 1)
+            wire.send(self.channel, [index, verb, *rest])
+            answer = checked(self.reader.message(wait), index)
+        except (wire.WireError, OSError) as error:
+            self.spent_s += charge()
+            raise self._lost(*diagnose(error, allowed), verb) from None
+        self.spent_s += charge()
+        if self.spent_s >= self.limits.total_s:
+            self.failure = "not_run", "out of time in all"
+        return answer
+
+    def _lost(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
+        """The process is of no more use: have it replaced, and load the program again if that is still allowed.
+
+        A broken protocol and too much output are final: they are also the status of all that follows.
+        """
+        self.output_left = self.reader.left
+        self.channel.close()
+        self.usage.close()
+        self.requests.send(how)
+        reply, descriptors, _, _ = socket.recv_fds(self.requests, 100, 1)
+        wait_status, pid = json.loads(reply)
+        self.spare = socket.socket(fileno=descriptors[0]), pid
+        if how == GONE and os.WIFSIGNALED(wait_status):
+            number = os.WTERMSIG(wait_status)
+            message = f"the process died of {signal.Signals(number).name}"
+            status = {signal.SIGKILL: "memory", signal.SIGXCPU: "timeout"}.get(signal.Signals(number), "crash")
+        failure = CandidateFailure(status, message)
+        if verb == "load" or status in FINAL:
+            self.failure = status, message
+        elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
+            self._load()
+        else:
+            self.failure = "not_run", "an earlier test ended the program"
+        return failure
+
+    def _exception(self, status: str, value: Any) -> Exception:
+        name, message = value
+        error = EXCEPTIONS.get(name, RuntimeError)(message)
+        self.raised = error, status, message
+        return error
+
+
+def diagnose(error: Exception, allowed: float) -> tuple[str, str, bytes]:
+    """Status, message and what to tell the zygote when an answer did not come."""
+    match error:
+        case wire.Late() | TimeoutError():
+            return "timeout", f"no answer within {allowed:g} s", HUNG
+        case wire.TooLarge():
+            return "output_limit", str(error), HUNG
+        case wire.Closed() | OSError():
+            return "crash", "the process died", GONE
+    return "protocol", str(error), HUNG
+
+
+def checked(answer: Any, index: int) -> list[Any]:
+    """``[status, value, arguments, calls]`` of an answer to question ``index``.
+
+    Raises:
+        wire.WireError: it is anything else.
+    """
+    if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
+        raise wire.WireError("not the answer to the question")
+    _, status, value, _, calls = answer
+    if status not in STATUSES or type(calls) is not int or calls < 0:
+        raise wire.WireError("malformed answer")
+    if status != "ok" and not (isinstance(value, list) and [type(item) for item in value] == [str, str]):
+        raise wire.WireError("malformed exception")
+    return answer[1:]
+
+
+def replace(args: tuple[Any, ...], after: Any) -> None:
+    """Make mutable arguments what the candidate left in them.
+
+    Raises:
+        wire.WireError: the shapes do not match.
+    """
+    if not isinstance(after, list) or len(after) != len(args):
+        raise wire.WireError("malformed arguments")
+    for old, new in zip(args, after, strict=True):
+        if isinstance(old, (list, bytearray)) and isinstance(new, (list, bytearray)):
+            old[:] = new
+        elif isinstance(old, (dict, set)) and isinstance(new, type(old)):
+            old.clear()
+            old.update(new)

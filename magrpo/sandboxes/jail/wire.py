@@ -1,0 +1,263 @@
+"""Frames and plain data: all that ever crosses the border between a candidate and the test code.
+
+A frame is a length (4 bytes, big endian) and that many bytes of ASCII JSON. Values travel as plain data of exact
+builtin types; an array is always a tag and its payload::
+
+    null, true, false, "text", 12, 1.5         themselves
+    ["i", "0x..."]                             an integer beyond 2**53
+    ["l" | "t" | "s" | "f", item, ...]         list, tuple, set, frozenset
+    ["d", key, value, ...]                     dict
+    ["b" | "B", "hex"]                         bytes, bytearray
+    ["c", re, im], ["r", start, stop, step]    complex, range
+    ["o", "type name"]                         anything else: opaque, equal to nothing
+
+Nothing is ever unpickled or evaluated, and a reader sets the caps.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import struct
+import time
+from collections.abc import Callable
+from socket import socket
+from typing import Any
+
+MAX_DEPTH = 100
+MAX_NODES = 200_000
+SMALL = 2**53
+HEADER = struct.Struct(">I")
+
+
+class WireError(Exception):
+    """What arrived is not a frame, or not plain data."""
+
+
+class NotPlain(WireError):
+    """A value cannot cross the border."""
+
+
+class TooLarge(WireError):
+    """A value or a frame is larger than the cap."""
+
+
+class Closed(WireError):
+    """The other side is gone."""
+
+
+class Late(WireError):
+    """Nothing arrived before the deadline."""
+
+
+class Opaque:
+    """A value that is not plain data: only the name of its type is known, and it equals nothing."""
+
+    __slots__ = ("type_name",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, type_name: str) -> None:
+        self.type_name = type_name
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        raise TypeError(f"{self!r} cannot be compared")
+
+    def __bool__(self) -> bool:
+        raise TypeError(f"{self!r} has no truth value")
+
+    def __repr__(self) -> str:
+        return f"<{self.type_name} object>"
+
+
+# ----------------------------------------------------------------------------------------------------------- encoding
+def encode(value: Any, *, plain: bool = False) -> Any:
+    """Reduce ``value`` to tagged JSON, through the methods of the exact builtin types only.
+
+    A subclass is taken as its builtin base (``Counter`` as ``dict``, a named tuple as ``tuple``).
+
+    Raises:
+        TooLarge: deeper than :data:`MAX_DEPTH` or more than :data:`MAX_NODES` values.
+        NotPlain: it holds something that is not plain data, and ``plain`` is asked for.
+    """
+    budget = MAX_NODES
+
+    def reduce(item: Any, depth: int) -> Any:
+        nonlocal budget
+        budget -= 1
+        if budget < 0 or depth > MAX_DEPTH:
+            raise TooLarge("the value is too large or too deeply nested")
+        kind = type(item)
+        if item is None or kind is bool or kind is str or kind is float:
+            return item
+        if kind is int:
+            return item if -SMALL < item < SMALL else ["i", hex(item)]
+        tag = _TAGS.get(kind)
+        if tag is None:
+            base = _builtin_base(kind)
+            if base is None:
+                if plain:
+                    raise NotPlain(f"a {_NAME(kind)} is not plain data")
+                return ["o", _NAME(kind)[:100]]
+            if base in _EXACT:
+                return reduce(_EXACT[base](item), depth)
+            kind, tag = base, _TAGS[base]
+        if tag == "d":
+            flat = [tag]
+            for key, entry in dict.items(item):
+                flat += [reduce(key, depth + 1), reduce(entry, depth + 1)]
+            return flat
+        if tag in "lt":
+            return [tag, *[reduce(entry, depth + 1) for entry in kind.__iter__(item)]]
+        if tag in "sf":  # sorted: equal sets have equal codes
+            return [tag, *sorted((reduce(entry, depth + 1) for entry in kind.__iter__(item)), key=json.dumps)]
+        if tag in "bB":
+            return [tag, kind.hex(item)]
+        if tag == "c":
+            return [tag, item.real, item.imag]
+        return [tag, *[reduce(entry, depth + 1) for entry in (item.start, item.stop, item.step)]]
+
+    return reduce(value, 0)
+
+
+_TAGS = {
+    list: "l", tuple: "t", set: "s", frozenset: "f", dict: "d",
+    bytes: "b", bytearray: "B", complex: "c", range: "r",
+}  # fmt: skip
+_EXACT: dict[type, Callable[[Any], Any]] = {
+    int: int.__pos__,
+    float: float.__pos__,
+    str: str.__str__,
+    complex: complex.__pos__,
+}
+_MRO = type.__dict__["__mro__"].__get__
+_NAME = type.__dict__["__name__"].__get__
+
+
+def _builtin_base(kind: type) -> type | None:
+    return next((base for base in _MRO(kind) if base in _TAGS or base in _EXACT), None)
+
+
+def decode(data: Any) -> Any:
+    """Rebuild a value from tagged JSON. ``json.loads`` has bounded the depth, the frame's cap the size.
+
+    Raises:
+        WireError: it is not what :func:`encode` makes.
+    """
+    try:
+        return _build(data, 0)
+    except (TypeError, ValueError, OverflowError, MemoryError) as error:
+        raise WireError(f"malformed value: {error}") from None
+
+
+def _build(data: Any, depth: int) -> Any:
+    if depth > MAX_DEPTH:
+        raise WireError("the value is too deeply nested")
+    if data is None or isinstance(data, (bool, str, float, int)):
+        return data
+    if not (isinstance(data, list) and data and isinstance(data[0], str)):
+        raise WireError("malformed value")
+    tag, items = data[0], data[1:]
+    if tag in _SEQUENCES:
+        return _SEQUENCES[tag](_build(item, depth + 1) for item in items)
+    if tag == "d":
+        parts = [_build(item, depth + 1) for item in items]
+        return dict(zip(parts[::2], parts[1::2], strict=True))
+    if tag == "r":
+        start, stop, step = (_build(item, depth + 1) for item in items)
+        return range(start, stop, step)
+    if tag == "c" and len(items) == 2 and all(isinstance(item, float) for item in items):
+        return complex(*items)
+    if len(items) == 1 and isinstance(items[0], str) and tag in _SCALARS:
+        return _SCALARS[tag](items[0])
+    raise WireError("malformed value")
+
+
+_SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset}
+_SCALARS: dict[str, Callable[[str], Any]] = {
+    "i": lambda text: int(text, 16),
+    "b": bytes.fromhex,
+    "B": bytearray.fromhex,
+    "o": lambda text: Opaque(text[:100]),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- frames
+def dump(message: Any) -> bytes:
+    """A message as a frame."""
+    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    return HEADER.pack(len(body)) + body
+
+
+def load(body: bytes) -> Any:
+    """The message of a frame's body.
+
+    Raises:
+        WireError: it is not JSON, is nested too deeply, or holds an integer that should have travelled as hex.
+    """
+    try:
+        return json.loads(body.decode("ascii"), parse_int=_small_int)
+    except (ValueError, RecursionError) as error:
+        raise WireError(f"malformed frame: {type(error).__name__}") from None
+
+
+def _small_int(digits: str) -> int:
+    if len(digits) > 17:
+        raise ValueError("integer out of range")
+    return int(digits)
+
+
+def send(channel: socket, message: Any) -> None:
+    """Send one message; blocks until it is taken."""
+    channel.sendall(dump(message))
+
+
+class Reader:
+    """Reads frames off a socket, at most ``cap`` bytes in all: a length is refused before anything is buffered.
+
+    Args:
+        channel: a stream socket.
+        cap: total bytes that may ever arrive.
+    """
+
+    def __init__(self, channel: socket, cap: int) -> None:
+        self.channel = channel
+        self.left = cap
+        self.poll = select.poll()
+        self.poll.register(channel, select.POLLIN)
+
+    def message(self, wait: Callable[[], float | None]) -> Any:
+        """The next message. ``wait()`` tells for how many seconds to wait next, None for ever, 0 or less to give up.
+
+        Raises:
+            Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.
+        """
+        (size,) = HEADER.unpack(self._exactly(HEADER.size, wait))
+        if size > self.left:
+            raise TooLarge("more output than the limit allows")
+        self.left -= size + HEADER.size
+        return load(self._exactly(size, wait))
+
+    def _exactly(self, size: int, wait: Callable[[], float | None]) -> bytes:
+        data = bytearray()
+        while len(data) < size:
+            seconds = wait()
+            if seconds is not None and seconds <= 0:
+                raise Late("no answer in time")
+            if not self.poll.poll(None if seconds is None else seconds * 1000 + 1):
+                continue
+            try:
+                piece = self.channel.recv(min(size - len(data), 1 << 16))
+            except ConnectionError:
+                piece = b""
+            if not piece:
+                raise Closed("the other side is gone")
+            data += piece
+        return bytes(data)
+
+
+def until(deadline: float) -> Callable[[], float]:
+    """A ``wait`` for :meth:`Reader.message`: until ``time.monotonic()`` reaches ``deadline``."""
+    return lambda: deadline - time.monotonic()

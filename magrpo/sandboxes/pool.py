@@ -1,0 +1,196 @@
+"""A pool of workers behind the ``Sandbox`` protocol."""
+
+from __future__ import annotations
+
+import base64
+import os
+import queue
+from collections import OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from typing import Any
+
+from pydantic import Field
+
+from magrpo.interfaces import Progress
+from magrpo.registry import Plugin
+from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes.instrument import instrument
+from magrpo.sandboxes.jail.confine import Limits
+from magrpo.sandboxes.worker import Spec, Worker, WorkerDied
+from magrpo.types import Case, Execution, ExecutionReport
+
+MIB = 1 << 20
+REMEMBERED = 50_000
+ATTEMPTS = 2
+MAX_FAILURES = 3
+PRELOAD = (
+    "abc bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools "
+    "json math operator re statistics string textwrap traceback typing"
+)
+
+
+class PoolSandbox(Plugin):
+    """Workers that fork one jailed process for each candidate."""
+
+    kind: str = "pool"
+    workers: int | None = Field(None, ge=1)
+    """Jails that run side by side. None: one for each CPU this process may use."""
+    test_s: float = Field(2.0, gt=0)
+    """CPU seconds for one test; twice that in wall time not spent waiting for a CPU."""
+    total_s: float = Field(6.0, gt=0)
+    """The same for all tests of a candidate together."""
+    memory_mib: int = Field(512, ge=64)
+    """Address space of each process of a candidate."""
+    processes: int = Field(8, ge=1)
+    """Processes and threads of a candidate."""
+    file_mib: float = Field(1.0, gt=0)
+    """Largest file a candidate may write."""
+    descriptors: int = Field(32, ge=8)
+    """Open files of a process."""
+    scratch_mib: float = Field(4.0, gt=0)
+    """Size of a candidate's own ``/tmp``, where it has one."""
+    output_mib: float = Field(2.0, gt=0)
+    """All answers of a candidate together."""
+    recycle_after: int = Field(1000, ge=1)
+    """Candidates after which a worker is replaced."""
+
+    def limits(self) -> Limits:
+        """The limits of one candidate."""
+        return Limits(
+            test_s=self.test_s,
+            total_s=self.total_s,
+            memory_bytes=self.memory_mib * MIB,
+            processes=self.processes,
+            file_bytes=int(self.file_mib * MIB),
+            descriptors=self.descriptors,
+            scratch_bytes=int(self.scratch_mib * MIB),
+            scratch_files=256,
+            output_bytes=int(self.output_mib * MIB),
+        )
+
+    def open(self) -> Pool:
+        """Start the workers.
+
+        Raises:
+            SandboxError: no isolation level that the configuration accepts is available.
+        """
+        workers = self.workers or len(os.sched_getaffinity(0))
+        return Pool(Spec(self.limits(), "namespaces", tuple(PRELOAD.split())), workers, self.recycle_after)
+
+
+class Pool:
+    """See :class:`magrpo.interfaces.Sandbox`.
+
+    Args:
+        spec: how workers are made. size: how many. recycle_after: candidates after which one is replaced.
+    """
+
+    def __init__(self, spec: Spec, size: int, recycle_after: int) -> None:
+        self.spec, self.size, self.recycle_after = spec, size, recycle_after
+        self.level = spec.level
+        self.failures = 0
+        self.timeout_s = 20.0 + 10 * spec.limits.total_s
+        self.remembered: OrderedDict[Execution, ExecutionReport] = OrderedDict()
+        self.idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
+        self.threads = ThreadPoolExecutor(size, "sandbox")  # they outlive the workers they start
+        try:
+            for worker in self.threads.map(lambda _: Worker(spec), range(size)):
+                self.idle.put(worker)
+        except WorkerDied as error:
+            self.close()
+            raise SandboxError(str(error)) from error
+
+    def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
+        """One report for each execution, in order. Equal executions run once in the life of the pool."""
+        counts: dict[Execution, int] = {}
+        for execution in executions:
+            counts[execution] = counts.get(execution, 0) + 1
+        known = {execution: self.remembered[execution] for execution in counts if execution in self.remembered}
+        futures = {self.threads.submit(self._one, item): item for item in counts if item not in known}
+        if progress and known:
+            progress(sum(counts[execution] for execution in known))
+        try:
+            for future in as_completed(futures):
+                execution = futures[future]
+                known[execution] = report = future.result()
+                self._remember(execution, report)
+                if progress:
+                    progress(counts[execution])
+        except BaseException:
+            for future in futures:
+                future.cancel()
+            raise
+        return [known[execution] for execution in executions]
+
+    def close(self) -> None:
+        """Kill every worker. May be called twice."""
+        self.threads.shutdown(cancel_futures=True)
+        while not self.idle.empty():
+            worker = self.idle.get()
+            if worker:
+                worker.close()
+
+    def _remember(self, execution: Execution, report: ExecutionReport) -> None:
+        if report.status != "infra_error":
+            self.remembered[execution] = report
+            if len(self.remembered) > REMEMBERED:
+                self.remembered.popitem(last=False)
+
+    def _one(self, execution: Execution) -> ExecutionReport:
+        """Run one execution; after an infrastructure error once more on a fresh worker."""
+        try:
+            code = instrument(execution.test, execution.entry_point)
+        except SyntaxError as error:
+            return self._infra(f"the test is not Python: {error}")
+        job = {
+            "source": execution.source,
+            "entry_point": execution.entry_point,
+            "watch": execution.watch,
+            "code": base64.b64encode(code).decode(),
+        }
+        worker = self.idle.get()
+        message = ""
+        for _ in range(ATTEMPTS):
+            try:
+                if worker is None or worker.jobs >= self.recycle_after:
+                    if worker:
+                        worker.close()
+                        worker = None
+                    worker = Worker(self.spec)
+                result = worker.run(job, self.timeout_s)
+            except WorkerDied as error:
+                message = str(error)
+                if worker:
+                    worker.close()
+                    worker = None
+            else:
+                self.idle.put(worker)
+                self.failures = 0
+                return self._report(result)
+        self.idle.put(None)
+        self.failures += 1
+        if self.failures >= MAX_FAILURES:
+            raise SandboxError(f"{self.failures} executions in a row found no working jail: {message}")
+        return self._infra(message)
+
+    def _report(self, result: dict[str, Any]) -> ExecutionReport:
+        if "cases" in result:
+            cases = tuple(Case(status, message) for status, message in result["cases"])
+        elif "unusable" in result:
+            return self._infra(result["unusable"])
+        else:  # the limits of the test code itself: what the candidate returned kept it busy
+            cases = (Case("timeout", "the test code ran out of time or memory on what the program returned"),)
+        return ExecutionReport(
+            status=next((case.status for case in cases if case.status != "pass"), "pass"),
+            cases=cases,
+            level=self.level,
+            duration_s=result.get("duration_s", 0.0),
+            cpu_s=result["cpu_s"],
+            memory_bytes=result["memory_bytes"],
+            watched_calls=result.get("watched_calls", 0),
+            watched_used=result.get("watched_used", False),
+        )
+
+    def _infra(self, message: str) -> ExecutionReport:
+        return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)
