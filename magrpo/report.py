@@ -1,0 +1,104 @@
+"""What a run ends with: the evaluation as a table, and two pictures of what training did.
+
+Fractions of the maximum are shown in percent, with their bootstrap 95 % intervals. The untrained agents are the paper's
+baseline "naive concatenation": both write blind, and nothing has taught them to fit together.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from magrpo.pictures import learning_picture, save, turns_picture
+from magrpo.types import EvalReport, Interval
+
+UNTRAINED = "untrained (naive concatenation)"
+SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
+
+
+def write_report(folder: Path, reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Path]:
+    """Write the evaluation table (Markdown, CSV) and, given two evaluations or more, the two pictures (PNG, SVG).
+
+    ``reports`` are the evaluations of one run in the order they were made; ``maxima`` the largest value of every part
+    of the reward. Returns the paths written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    markdown, tidy = folder / "evaluation.md", folder / "evaluation.csv"
+    markdown.write_text(evaluation_markdown(reports, maxima), encoding="utf-8")
+    tidy.write_text(evaluation_csv(reports), encoding="utf-8")
+    if len(reports) == 1:
+        return [markdown, tidy]
+    pictures = {"learning": learning_picture(reports, maxima), "turns": turns_picture(reports, maxima)}
+    return [markdown, tidy, *(path for name, figure in pictures.items() for path in save(figure, folder / name))]
+
+
+def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
+    """One Markdown table for each split and mode: the untrained agents, then the trained ones."""
+    rows = _compared(reports)
+    lines = ["# Evaluation", "", "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."]
+    for key, summary in rows[-1][1].summary.items():
+        split, mode = key.split("/")
+        columns = _columns(summary, maxima)
+        lines += ["", f"## {SPLIT_TITLES[split]}, {mode}", ""]
+        lines += [f"| agents | {' | '.join(map(_title, columns))} |", "|---|" + "---:|" * len(columns)]
+        for name, report in rows:
+            cells = (_cell(column, report.summary[key][column]) for column in columns)
+            lines += [f"| {name} | {' | '.join(cells)} |"]
+    return "\n".join(lines) + "\n"
+
+
+def evaluation_csv(reports: Sequence[EvalReport]) -> str:
+    """Every figure of every evaluation in long form: fractions of the maximum, tokens as counts."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["policy_version", "split", "mode", "quantity", "mean", "low", "high"])
+    for report in reports:
+        for key, summary in report.summary.items():
+            for name, value in summary.items():
+                writer.writerow([report.policy_version, *key.split("/"), name, value.mean, value.low, value.high])
+    return text.getvalue()
+
+
+def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], mode: str = "sampled") -> Table:
+    """What a run prints at its end: a section for each split, a line for each quantity; fits 80 columns."""
+    rows = _compared(reports)
+    table = Table(box=box.SIMPLE_HEAD, title=f"{mode}; percent of the maximum, 95 % interval over problems")
+    table.add_column("")
+    for name, _ in rows:
+        table.add_column(name.replace(" (", "\n("), justify="right")
+    for key, summary in rows[-1][1].summary.items():
+        split, key_mode = key.split("/")
+        if key_mode == mode:
+            table.add_section()
+            table.add_row(SPLIT_TITLES[split], style="italic")
+            for column in _columns(summary, maxima):
+                cells = (_cell(column, report.summary[key][column]) for _, report in rows)
+                table.add_row(f"  {_title(column)}", *cells, style="bold" if column == "return" else None)
+    return table
+
+
+def _compared(reports: Sequence[EvalReport]) -> list[tuple[str, EvalReport]]:
+    """The untrained agents and the last ones, by name; only what there is."""
+    first, last = reports[0], reports[-1]
+    before = [(UNTRAINED, first)] if first.policy_version == 0 else []
+    after = [(f"MAGRPO, {last.policy_version} iterations", last)] if last.policy_version else []
+    return before + after
+
+
+def _columns(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
+    pass_at = sorted((name for name in summary if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
+    return [*maxima, "return", *dict.fromkeys([pass_at[0], pass_at[-1]]), "response_tokens"]
+
+
+def _title(column: str) -> str:
+    return column.replace("pass_at_", "pass@").replace("_", " ")
+
+
+def _cell(column: str, value: Interval) -> str:
+    scale = 1.0 if column == "response_tokens" else 100.0
+    return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
