@@ -186,8 +186,8 @@ class Pool:
             cases=cases,
             level=self.level,
             duration_s=result.get("duration_s", 0.0),
-            cpu_s=result["cpu_s"],
-            memory_bytes=result["memory_bytes"],
+            cpu_s=result.get("cpu_s", 0.0),
+            memory_bytes=result.get("memory_bytes", 0),
             watched_calls=result.get("watched_calls", 0),
             watched_used=result.get("watched_used", False),
         )

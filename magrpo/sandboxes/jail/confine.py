@@ -48,20 +48,28 @@ def enter_pid_namespace(descriptor: int) -> None:
 
 
 def private_scratch(limits: Limits) -> None:
-    """Fresh mount and ipc namespaces with a small ``/tmp`` and no ``/proc``."""
+    """Fresh mount and ipc namespaces with a small ``/tmp``."""
     unshare(CLONE_NEWNS | CLONE_NEWIPC)
     options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
     check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
-    check(_libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
     os.chdir("/tmp")
+
+
+def hide_proc() -> None:
+    """Take ``/proc`` out of this mount namespace and all made from it. Open descriptors keep working."""
+    check(_libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+
+
+def drop_bounding_set() -> None:
+    """No process forked from here on can ever gain a capability that it does not have already."""
+    for capability in range(LAST_CAPABILITY + 1):
+        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
 
 
 def drop_capabilities() -> None:
     """No capability in any set, and none ever again."""
     check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
-    for capability in range(LAST_CAPABILITY + 1):
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused where the set is empty already
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 

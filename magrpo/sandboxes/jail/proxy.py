@@ -39,23 +39,39 @@ class Unusable(BaseException):
     """The test, not the candidate, is at fault. Passes through every handler of the test."""
 
 
-class Usage:
-    """CPU seconds of a process, and seconds that its main thread waited for a CPU. Both from outside of it."""
+class Process:
+    """A candidate process, seen from outside: the channel to it, and its use of time and memory.
 
-    def __init__(self, pid: int) -> None:
+    Args:
+        channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
+    """
+
+    def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
+        self.channel = channel
         self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
-        self.schedstat = os.open(f"/proc/{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
-    def read(self) -> tuple[float, float]:
-        """Zeros once the process is dead; the channel tells that."""
+    def times(self) -> tuple[float, float]:
+        """CPU seconds, and seconds its main thread waited for a CPU. Zeros once it is dead; the channel tells that."""
         try:
             waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
             return time.clock_gettime(self.clock), int(waited_ns) / 1e9
         except OSError:
             return 0.0, 0.0
 
+    def peak_memory(self) -> int:
+        """Largest resident size so far, bytes; 0 once it is dead."""
+        try:
+            _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
+        except OSError:
+            return 0
+        return int(rest.split()[0]) * 1024 if found else 0
+
     def close(self) -> None:
+        self.channel.close()
         os.close(self.schedstat)
+        os.close(self.status)
 
 
 class Proxy:
@@ -64,18 +80,20 @@ class Proxy:
     Args:
         program: source, entry point and watched function.
         requests: to the zygote.
-        channel: to the candidate, whose process id is ``pid``.
+        process: a candidate process without a program.
+        proc: descriptor of a ``/proc`` that shows candidate processes.
         limits: of the candidate.
     """
 
     def __init__(
-        self, program: list[str], requests: socket.socket, channel: socket.socket, pid: int, limits: Limits
+        self, program: list[str], requests: socket.socket, process: Process, proc: int, limits: Limits
     ) -> None:
-        self.program, self.requests, self.limits = program, requests, limits
-        self.spare = channel, pid
+        self.program, self.requests, self.proc, self.limits = program, requests, proc, limits
+        self.spare: Process | None = process
         self.lives = 2
         self.index = 0
         self.spent_s = 0.0
+        self.past_cpu_s, self.past_memory = 0.0, 0
         self.output_left = limits.output_bytes
         self.failure: tuple[str, str] | None = None  # once set, no further call is made
         self.raised: tuple[Exception, str, str] | None = None
@@ -120,19 +138,23 @@ class Proxy:
         if not self.replays:
             return False
         self.spent_s = 0.0
-        if self.failure:
+        if self.spare:
             self._load()
         try:
             return self._ask("used", [self.replays])[1] is True
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
+    def consumed(self) -> tuple[float, int]:
+        """CPU seconds and largest memory of all processes so far."""
+        return self.past_cpu_s + self.process.times()[0], max(self.past_memory, self.process.peak_memory())
+
     def _load(self) -> None:
         """Load the program into the spare process."""
+        assert self.spare
         self.failure = None
-        self.channel, pid = self.spare
-        self.usage = Usage(pid)
-        self.reader = wire.Reader(self.channel, self.output_left)
+        self.process, self.spare = self.spare, None
+        self.reader = wire.Reader(self.process.channel, self.output_left)
         self.lives -= 1
         try:
             status, value, *_ = self._ask("load", self.program)
@@ -146,11 +168,11 @@ class Proxy:
         """One question, one answer, within the limits of one test."""
         index, self.index = self.index, self.index + 1
         allowed = min(self.limits.test_s, self.limits.total_s - self.spent_s)
-        began, (cpu, waited) = time.monotonic(), self.usage.read()
+        began, (cpu, waited) = time.monotonic(), self.process.times()
 
         def charge() -> float:
             """CPU time, or a share of the wall time it did not spend waiting for a CPU, whichever is more."""
-            cpu_now, waited_now = self.usage.read()
+            cpu_now, waited_now = self.process.times()
             return max(cpu_now - cpu, (time.monotonic() - began - waited_now + waited) / WALL_FACTOR)
 
         def wait() -> float:
@@ -158,8 +180,8 @@ class Proxy:
             return max(left, 0.001) if left > 0 else 0.0
 
         try:
-            self.channel.settimeout(10 * allowed + 1)
-            wire.send(self.channel, [index, verb, *rest])
+            self.process.channel.settimeout(10 * allowed + 1)
+            wire.send(self.process.channel, [index, verb, *rest])
             answer = checked(self.reader.message(wait), index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
@@ -175,12 +197,13 @@ class Proxy:
         A broken protocol and too much output are final: they are also the status of all that follows.
         """
         self.output_left = self.reader.left
-        self.channel.close()
-        self.usage.close()
+        self.process.close()
         self.requests.send(how)
-        reply, descriptors, _, _ = socket.recv_fds(self.requests, 100, 1)
-        wait_status, pid = json.loads(reply)
-        self.spare = socket.socket(fileno=descriptors[0]), pid
+        reply, descriptors, _, _ = socket.recv_fds(self.requests, 200, 1)
+        wait_status, cpu_s, memory, pid = json.loads(reply)
+        self.past_cpu_s += cpu_s
+        self.past_memory = max(self.past_memory, memory)
+        self.spare = Process(socket.socket(fileno=descriptors[0]), pid, self.proc)
         if how == GONE and os.WIFSIGNALED(wait_status):
             number = os.WTERMSIG(wait_status)
             message = f"the process died of {signal.Signals(number).name}"

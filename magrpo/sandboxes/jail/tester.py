@@ -17,7 +17,7 @@ from typing import Any
 
 from . import wire
 from .confine import Limits
-from .proxy import CandidateFailure, Proxy, Unusable
+from .proxy import CandidateFailure, Process, Proxy, Unusable
 
 HOOK = "__magrpo__"
 MAX_CASES = 10_000
@@ -125,20 +125,20 @@ def run(code: bytes, entry_point: str, proxy: Proxy) -> list[list[str]]:
     return recorder.cases
 
 
-def serve(connection: socket.socket, requests: socket.socket, channel: socket.socket, pid: int, limits: Limits) -> None:
+def serve(connection: socket.socket, requests: socket.socket, process: Process, proc: int, limits: Limits) -> None:
     """Do one job: read it from the parent, run it, report."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     job = wire.Reader(connection, 1 << 30).message(lambda: None)
     began = time.monotonic()
-    proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, channel, pid, limits)
+    proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits)
     try:
-        cases = run(base64.b64decode(job["code"]), job["entry_point"], proxy)
-        report: dict[str, Any] = {
-            "cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()
-        }  # fmt: skip
+        report: dict[str, Any] = {"cases": run(base64.b64decode(job["code"]), job["entry_point"], proxy)}
     except Unusable as error:
         report = {"unusable": printable(str(error))}
+    else:
+        report |= {"watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
+    report["cpu_s"], report["memory_bytes"] = proxy.consumed()
     report["duration_s"] = time.monotonic() - began
     wire.send(connection, report)

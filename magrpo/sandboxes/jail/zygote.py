@@ -10,21 +10,31 @@ from __future__ import annotations
 import gc
 import json
 import os
-import random
 import select
 import signal
 import socket
 import sys
+from dataclasses import dataclass
 from typing import NoReturn
 
 from . import candidate, confine, proxy, tester
 
 CHANNEL_FD = 3
 DYING_S = 0.2
+OWN_PROCESSES = 6
+"""Processes of the jail itself that count against its user's limit: bubblewrap, zygote, tester, ready, dying."""
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """A candidate process that waits for its program, and the tester's end of the channel to it."""
+
+    pid: int
+    channel: socket.socket
 
 
 class Zygote:
-    """Forks candidates and testers on demand.
+    """Forks candidates and testers on demand. One candidate is always ready, so that a job need not wait for it.
 
     Args:
         control: the connection to the parent.
@@ -35,6 +45,11 @@ class Zygote:
     def __init__(self, control: socket.socket, limits: confine.Limits, namespaces: bool) -> None:
         self.control, self.limits, self.namespaces = control, limits, namespaces
         self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+        self.proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+        if namespaces:
+            confine.hide_proc()
+        self.dying: list[int] = []
+        self.ready = self.fork_candidate()
 
     def serve(self) -> None:
         """Serve requests until the parent hangs up."""
@@ -43,53 +58,57 @@ class Zygote:
             if not message:
                 return
             with socket.socket(fileno=descriptors[0]) as connection:
-                report = self.run(connection)
-            if report is None:
+                requests, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                with far:
+                    life = self.next_life()
+                    testing = self.fork_tester(connection, far, life)
+            with requests:
+                life.channel.close()
+                self.ready = self.fork_candidate()
+                status = self.attend(testing, requests, life.pid)
+            if status is None:
                 return
-            self.control.send(json.dumps(report).encode())
+            self.control.send(json.dumps({"tester": status}).encode())
 
-    def run(self, connection: socket.socket) -> dict[str, object] | None:
-        """One job. None: the parent hung up meanwhile."""
-        requests, requests_far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        lives: list[tuple[int, float, int]] = []
-        with requests:
-            child, channel = self.fork_candidate()
-            with requests_far, channel:
-                testing = self.fork_tester(connection, requests_far, channel, child)
-            connection.close()
-            ended = os.pidfd_open(testing)
-            poll = select.poll()
-            for source in (requests, ended, self.control):
-                poll.register(source, select.POLLIN)
-            try:
-                while True:
-                    ready = {number for number, _ in poll.poll()}
-                    if self.control.fileno() in ready:
-                        return None
-                    if ended in ready:
-                        break
-                    request = requests.recv(16)
-                    if not request:  # the tester is on its way out
-                        poll.unregister(requests)
-                        continue
-                    lives.append(reap(child, DYING_S if request == proxy.GONE else 0))
-                    child, channel = self.fork_candidate()
-                    with channel:
-                        status = lives[-1][0]
-                        socket.send_fds(requests, [json.dumps([status, child]).encode()], [channel.fileno()])
-            finally:
-                os.close(ended)
-                lives.append(reap(child))
-                _, tester_status, _ = os.wait4(testing, 0)
-        return {
-            "tester": tester_status,
-            "status": lives[-1][0],
-            "cpu_s": sum(life[1] for life in lives),
-            "memory_bytes": max(life[2] for life in lives),
-        }
+    def attend(self, testing: int, requests: socket.socket, pid: int) -> int | None:
+        """Replace the candidate whenever the tester asks, until the tester ends; its exit status.
 
-    def fork_candidate(self) -> tuple[int, socket.socket]:
-        """A candidate that waits for its program, and the tester's end of the channel to it."""
+        None: the parent hung up meanwhile.
+        """
+        ended = os.pidfd_open(testing)
+        poll = select.poll()
+        for source in (requests, ended, self.control):
+            poll.register(source, select.POLLIN)
+        try:
+            while True:
+                ready = {number for number, _ in poll.poll()}
+                if self.control.fileno() in ready:
+                    return None
+                if ended in ready:
+                    return os.waitpid(testing, 0)[1]
+                request = requests.recv(16)
+                if not request:  # the tester is on its way out
+                    poll.unregister(requests)
+                    continue
+                past = bury(pid, DYING_S if request == proxy.GONE else 0)
+                life = self.next_life()
+                pid = life.pid
+                with life.channel:
+                    socket.send_fds(requests, [json.dumps([*past, pid]).encode()], [life.channel.fileno()])
+                self.ready = self.fork_candidate()
+        finally:
+            os.close(ended)
+            os.kill(pid, signal.SIGKILL)
+            self.dying = [old for old in [*self.dying, pid] if os.waitpid(old, os.WNOHANG)[0] == 0]
+
+    def next_life(self) -> Life:
+        """The candidate that is ready, replaced if something killed it while it waited."""
+        if os.waitpid(self.ready.pid, os.WNOHANG)[0] != 0:
+            self.ready.channel.close()
+            self.ready = self.fork_candidate()
+        return self.ready
+
+    def fork_candidate(self) -> Life:
         near, far = socket.socketpair()
         if self.namespaces:
             confine.unshare(confine.CLONE_NEWPID)
@@ -99,39 +118,34 @@ class Zygote:
         if self.namespaces:
             confine.enter_pid_namespace(self.own_pids)
         far.close()
-        return pid, near
+        return Life(pid, near)
 
     def become_candidate(self, channel: socket.socket) -> NoReturn:
         try:
             os.setsid()
-            os.dup2(channel.fileno(), CHANNEL_FD)
+            os.dup2(channel.detach(), CHANNEL_FD)
             os.closerange(CHANNEL_FD + 1, 1 << 16)
-            channel.detach()
             if self.namespaces:
                 confine.private_scratch(self.limits)
-            confine.set_limits(self.limits, self.limits.processes + 4 if self.namespaces else None)
+            confine.set_limits(self.limits, self.limits.processes + OWN_PROCESSES if self.namespaces else None)
             confine.drop_capabilities()
-            random.seed(0)
             candidate.serve(socket.socket(fileno=CHANNEL_FD))
         finally:
             os._exit(0)
 
-    def fork_tester(
-        self, connection: socket.socket, requests: socket.socket, channel: socket.socket, child: int
-    ) -> int:
+    def fork_tester(self, connection: socket.socket, requests: socket.socket, life: Life) -> int:
         pid = os.fork()
         if pid == 0:
             try:
                 self.control.close()
                 confine.drop_capabilities()
-                random.seed(0)
-                tester.serve(connection, requests, channel, child, self.limits)
+                tester.serve(connection, requests, proxy.Process(life.channel, life.pid, self.proc), self.proc, self.limits)
             finally:
                 os._exit(0)
         return pid
 
 
-def reap(pid: int, patience_s: float = 0) -> tuple[int, float, int]:
+def bury(pid: int, patience_s: float) -> tuple[int, float, int]:
     """Kill a candidate, with its namespace all it left behind, and wait for it: exit status, CPU seconds, memory.
 
     One that hung up is given ``patience_s`` to die by itself, so that its exit status tells how.
@@ -157,9 +171,10 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
     preload(config["preload"])
-    zygote = Zygote(control, confine.Limits(**config["limits"]), config["namespaces"])
+    confine.drop_bounding_set()
     gc.collect()
     gc.freeze()
+    zygote = Zygote(control, confine.Limits(**config["limits"]), config["namespaces"])
     os.dup2(1, 2)
     control.send(b"ready")
     zygote.serve()
