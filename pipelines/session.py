@@ -217,7 +217,9 @@ class Session:
             from magrpo.report import write_report
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
-            return write_report(reports, self.config.reward.maxima, self.config.reward.max_total, folder)
+            write_report(folder, reports, self.config.reward.maxima)
+            before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
+            return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
 
         return self._stage("report", self.config.train.num_iterations, ("reward",), evaluations, work)
 
