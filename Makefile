@@ -1,0 +1,42 @@
+# `make run` and `make test` do everything on a fresh machine; `make help` lists the rest.
+SHELL := /bin/bash
+PYTHON_BIN := .venv/bin/python
+CONFIG ?= pipelines/configs/embedded.toml
+ARGS ?=
+
+.PHONY: help setup run test test-slow check format bench clean distclean
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
+
+setup: ## make or renew .venv; does nothing when it is up to date
+	@infra/setup.sh
+
+run: setup ## train the embedded model; ARGS="train.seed=1" overrides values, CONFIG=file takes another configuration
+	@.venv/bin/magrpo train $(CONFIG) $(ARGS)
+
+test: setup ## every test but the slow ones; ARGS="-k rollout" picks some
+	@$(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
+
+test-slow: setup ## the tests that take minutes each
+	@$(PYTHON_BIN) -m pytest -m slow $(ARGS)
+
+check: setup ## lint, formatting, types, import contracts
+	@.venv/bin/ruff check .
+	@.venv/bin/ruff format --check .
+	@.venv/bin/mypy
+	@.venv/bin/lint-imports
+
+format: setup ## rewrite the sources as ruff formats them
+	@.venv/bin/ruff check --fix .
+	@.venv/bin/ruff format .
+
+bench: setup ## time the parts and compare with CoMLRL
+	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
+
+clean: ## remove caches and build leftovers; keeps .venv and runs
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
+
+distclean: clean ## also remove .venv and .bench-venv
+	@rm -rf .venv .bench-venv *.egg-info
