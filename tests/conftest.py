@@ -1,0 +1,42 @@
+"""What every test runs under: a quiet environment, Hypothesis settings, shapes and types checked, the gpu marker."""
+
+from __future__ import annotations
+
+import os
+
+# Read by the libraries when they are imported, so set before anything else.
+os.environ |= {
+    "DO_NOT_TRACK": "true",
+    "HF_HUB_OFFLINE": "1",
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "TOKENIZERS_PARALLELISM": "false",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
+    os.environ.pop(name, None)  # a developer's own servers are none of the tests' business
+
+from hypothesis import settings  # noqa: E402
+from jaxtyping import install_import_hook  # noqa: E402
+
+# Shapes and types in these modules' signatures are enforced while tests run. Not magrpo_kernels as a whole: Triton
+# reads the source of its kernels and cannot have them wrapped.
+install_import_hook(["magrpo.algo", "magrpo.collate"], "beartype.beartype")
+
+import pytest  # noqa: E402
+
+# The same examples on every run; `--hypothesis-profile=explore` draws new ones.
+settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=60)
+settings.register_profile("explore", deadline=None, max_examples=1000)
+settings.load_profile("fixed")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip ``gpu`` tests where there is no GPU; fail them where MAGRPO_LANE=gpu says that there is one."""
+    if item.get_closest_marker("gpu") is None:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        outcome = pytest.fail if os.environ.get("MAGRPO_LANE") == "gpu" else pytest.skip
+        outcome("needs a CUDA GPU")

@@ -1,0 +1,60 @@
+"""What imports what: light modules stay light, every table entry exists, packages keep to their dependencies."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from magrpo import engines, envs, problems, rewards, sandboxes
+from magrpo.registry import Plugin, Table, resolve
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
+
+
+@pytest.mark.parametrize("module", ["magrpo.config", "magrpo.interfaces", "pipelines.cli"])
+def test_light_modules_load_no_heavy_library(module: str) -> None:
+    code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert HEAVY & set(result.stdout.split()) == set()
+
+
+TABLES = {module.__name__: module.TABLE for module in (engines, envs, problems, rewards, sandboxes)}
+
+
+@pytest.mark.parametrize(
+    ("table", "kind"), [(table, kind) for table in TABLES.values() for kind in table], ids=lambda value: str(value)[:20]
+)
+def test_every_table_entry_is_a_plugin(table: Table, kind: str) -> None:
+    assert issubclass(resolve(table, kind), Plugin)
+
+
+def _third_party_imports(path: Path) -> set[str]:
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            assert node.module is not None
+            names.add(node.module.partition(".")[0])
+    return names - sys.stdlib_module_names
+
+
+@pytest.mark.parametrize(
+    ("files", "allowed"),
+    [
+        ("magrpo/types.py", set()),
+        ("magrpo/seeds.py", set()),
+        ("magrpo/algo/**/*.py", {"magrpo", "magrpo_kernels", "jaxtyping", "numpy", "torch"}),
+        ("magrpo_kernels/**/*.py", {"magrpo_kernels", "jaxtyping", "torch", "triton"}),
+    ],
+)
+def test_packages_keep_to_their_dependencies(files: str, allowed: set[str]) -> None:
+    paths = list(ROOT.glob(files))
+    assert paths
+    assert set().union(*map(_third_party_imports, paths)) <= allowed

@@ -1,0 +1,36 @@
+"""The pins under requirements/ are complete and meet what pyproject.toml asks for."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
+
+ROOT = Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _pins(name: str) -> dict[str, Version]:
+    lines = (ROOT / "requirements" / name).read_text().splitlines()
+    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    assert len({canonicalize_name(package) for package, _ in pins}) == len(pins), "a package is pinned twice"
+    return {canonicalize_name(package): Version(number) for package, number in pins}
+
+
+@pytest.mark.parametrize(
+    ("requirements", "files"),
+    [
+        (PROJECT["dependencies"], ["cpu.txt"]),
+        (PROJECT["dependencies"] + PROJECT["optional-dependencies"]["vllm"], ["cuda.txt"]),
+        (PROJECT["optional-dependencies"]["dev"], ["cpu.txt", "dev.txt"]),
+    ],
+    ids=["cpu", "cuda", "dev"],
+)
+def test_direct_dependencies_are_pinned_as_the_project_wants_them(requirements: list[str], files: list[str]) -> None:
+    pins = {package: number for name in files for package, number in _pins(name).items()}
+    for requirement in map(Requirement, requirements):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
