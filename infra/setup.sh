@@ -117,7 +117,8 @@ main() {
         step "virtual environment" "Could not make a virtual environment. Debian, Ubuntu: sudo apt-get install python3-venv" \
             make_venv "$python"
     fi
-    local pip=(.venv/bin/python -m pip install --no-deps --no-input --disable-pip-version-check --progress-bar off)
+    # Not compiled here: Python compiles what is imported when it is, and most of these packages' modules never are.
+    local pip=(.venv/bin/python -m pip install --no-deps --no-compile --no-input --disable-pip-version-check --progress-bar off)
     local online="Is the package index reachable? Run the command again to continue where it stopped."
     step "torch, CPU build" \
         "Could not get the CPU build of torch. It comes from https://download.pytorch.org/whl/cpu; set TORCH_INDEX=<url> to take it from a mirror." \
@@ -125,9 +126,9 @@ main() {
     step "$(cat requirements/cpu.txt requirements/dev.txt | grep -c ==) pinned packages" "$online" \
         "${pip[@]}" -r requirements/cpu.txt -r requirements/dev.txt
     step "magrpo itself" "$online" "${pip[@]}" --no-build-isolation -e .
-    step "check: torch, triton, vllm load" \
+    step "check that everything loads" \
         "The packages are installed but do not load; delete .venv and run this again. If it stays: open an issue with $LOG." \
-        .venv/bin/python -c 'import torch, triton, vllm'
+        .venv/bin/python -c 'import torch, triton, transformers, peft, vllm, prefect, mlflow'
     digest >"$STAMP"
 }
 
