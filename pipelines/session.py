@@ -273,6 +273,7 @@ class Session:
             config.algo,
             config.optim,
             temperature=config.rollout.temperature,
+            max_new_tokens=config.rollout.max_new_tokens,
             num_iterations=config.train.num_iterations,
             dump=self.store.path / "failed-batch",
         )
