@@ -16,16 +16,18 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from jaxtyping import Float
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, TaskType, get_peft_model
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from magrpo.collate import Batch, collate
 from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
 from magrpo.registry import choices
 from magrpo.seeds import derive_seed
-from magrpo.types import Observation
+from magrpo.types import Observation, Sample
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -186,7 +188,7 @@ class Policy:
                     parameter.copy_(stored[name])
         self.version = version
 
-    def _stored(self, agent: str, folder: Path) -> dict[str, torch.Tensor]:
+    def _stored(self, agent: str, folder: Path) -> dict[str, Tensor]:
         if self.weights(agent) == "lora":
             return load_file(folder / ADAPTER_WEIGHTS)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
@@ -298,3 +300,56 @@ def _adapter_config(adapters: PeftModel, agent: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+
+
+# ------------------------------------------------------------------------------------------------- forward passes
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
+    """The last hidden states at the positions that predict the sampled tokens: what the head turns into logits."""
+    output = model.base_model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    states: Tensor = output.last_hidden_state  # (R, L, D)
+    return states.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def head(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
+    """The weight and bias that turn a hidden state into logits."""
+    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    return layer.weight, layer.bias
+
+
+def check_head(model: PreTrainedModel) -> None:
+    """Refuse a model that does more to its logits than a linear layer (soft-capping, scaling): the loss would be wrong.
+
+    Raises:
+        ConfigError: it does.
+    """
+    probe = collate([_probe(4)], [(0,)]).to(model.device)
+    with torch.inference_mode():
+        weight, bias = head(model)
+        ours = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
+        theirs = model(input_ids=probe.input_ids).logits[0, -ours.shape[0] :]
+    if not torch.allclose(ours.float(), theirs.float(), rtol=_tolerance(model), atol=_tolerance(model)):
+        raise ConfigError(f"{model.name_or_path}: {type(model).__name__} transforms its logits; it cannot be trained")
+
+
+def shares_prompts(model: PreTrainedModel) -> bool:
+    """Whether completions of one prompt may share a row: the model attends as the batch says, and to all positions."""
+    config = model.config.get_text_config().to_dict()
+    windowed = config.get("sliding_window") is not None
+    if windowed or any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        return False
+    probes = [_probe(4), _probe(3)]
+    with torch.inference_mode():
+        apart = torch.cat([hidden_states(model, collate(probes, [(i,)]).to(model.device)) for i in range(2)])
+        together = hidden_states(model, collate(probes, [(0, 1)]).to(model.device))
+    return torch.allclose(apart, together, rtol=_tolerance(model), atol=_tolerance(model))
+
+
+def _probe(length: int) -> Sample:
+    completion = tuple(range(length))
+    return Sample((2, 1, 3), completion, (0.0,) * length, 0.0, 0.0, 0, 0)
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-4 if model.dtype == torch.float32 else 3e-2
