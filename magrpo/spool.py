@@ -120,12 +120,18 @@ class SpooledTracker:
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
         self._record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
 
+    def begin(self) -> None:
+        """Say that the run is under way, again if it had ended."""
+        self._record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
+
     def close(self, status: str) -> None:
-        """Deliver what is pending, or say what could not be; ends within the sink's own time limits."""
+        """Say how the run ended, and :meth:`flush`."""
         assert status in FINAL, status
-        if self._closing:
-            return
         self._record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
+        self.flush()
+
+    def flush(self) -> None:
+        """Deliver what is pending, or say what could not be; ends within the sink's own time limits. The last call."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -175,8 +181,8 @@ class SpooledTracker:
     def _drain(self) -> None:
         while pending := self._spool.pending:
             group = _leading(pending)
-            if group[0]["kind"] == "status" and len(group) < len(pending):
-                self._spool.mark_sent(len(group))  # the run went on after it
+            if group[0]["kind"] == "status" and any(later["kind"] == "status" for later in pending[len(group) :]):
+                self._spool.mark_sent(len(group))  # overtaken by what happened since
                 continue
             try:
                 self._sink.deliver(group)

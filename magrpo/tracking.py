@@ -68,7 +68,7 @@ class MemoryTracker:
 
 
 class MlflowSink:
-    """One MLflow run, found by its tag ``magrpo.run_id`` or created; reopened when it had ended.
+    """One MLflow run, found by its tag ``magrpo.run_id`` or created.
 
     Args:
         uri: tracking URI, without a file store (MLflow has given that up).
@@ -98,7 +98,6 @@ class MlflowSink:
             found = self._client.search_runs([self.experiment_id], query, max_results=1)
             if found:
                 self.mlflow_run_id = found[0].info.run_id
-                self._client.update_run(self.mlflow_run_id, status="RUNNING")
             else:
                 tags = {RUN_TAG: self.run_id}
                 run = self._client.create_run(self.experiment_id, tags=tags, run_name=self.run_name)
@@ -176,7 +175,11 @@ class MlflowSink:
                 self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
 
     def _deliver_status(self, records: Sequence[Record]) -> None:
-        self._client.set_terminated(self.mlflow_run_id, records[-1]["value"], records[-1]["time_ms"])
+        status, time_ms = records[-1]["value"], records[-1]["time_ms"]
+        if status in FINAL:
+            self._client.set_terminated(self.mlflow_run_id, status, time_ms)
+        else:
+            self._client.update_run(self.mlflow_run_id, status=status)
 
 
 class MlflowTracker(SpooledTracker):
@@ -192,7 +195,8 @@ class MlflowTracker(SpooledTracker):
 
     def how_to_look(self) -> tuple[str, str]:
         """The command that shows the run (empty for a server) and the address of its page."""
-        page = f"/#/experiments/{self._mlflow.experiment_id}/runs/{self._mlflow.mlflow_run_id}"
+        run = self._mlflow
+        page = f"/#/experiments/{run.experiment_id}/runs/{run.mlflow_run_id}" if run.mlflow_run_id else ""
         if self.uri.startswith(("http://", "https://")):
             return "", without_password(self.uri).rstrip("/") + page
         return f"mlflow ui --backend-store-uri {without_password(self.uri)}", "http://127.0.0.1:5000" + page

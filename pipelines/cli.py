@@ -1,0 +1,185 @@
+"""The command ``magrpo``. Every library beyond the command-line parser is imported by the command that needs it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import App, CycloptsError, Parameter
+
+from pipelines.settings import prepare_environment
+
+app = App(
+    name="magrpo",
+    help="Train LLM agents that cooperate, with Multi-Agent Group Relative Policy Optimization.",
+    help_epilogue="""Examples:
+  magrpo train pipelines/configs/embedded.toml
+  magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
+  magrpo train --resume seed-1
+  magrpo evaluate seed-1 eval.num_samples=16
+  magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
+  magrpo doctor
+
+`magrpo COMMAND --help` tells more.""",
+    help_format="plaintext",
+    error_formatter=lambda error: f"magrpo: {error}",
+    version=lambda: __import__("magrpo").__version__,
+)
+
+Root = Annotated[Path, Parameter(help="Folder of run directories.")]
+Overrides = Annotated[str, Parameter(help="section.key=value changes one value of the configuration.")]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command line; the exit code: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted."""
+    prepare_environment()
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
+        from pipelines.config_help import config_help
+
+        app["train"].help_epilogue = config_help()
+    try:
+        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        return code if isinstance(code, int) else 0
+    except CycloptsError as error:
+        return _fail(f"{error} (see magrpo --help)", 2)
+    except ValueError as error:
+        from magrpo.config import ConfigError
+
+        if not isinstance(error, ConfigError):
+            raise
+        return _fail(str(error), 2)
+    except RuntimeError as error:
+        if not type(error).__module__.startswith(("magrpo", "pipelines")):
+            raise
+        return _fail(str(error), 1)
+
+
+def _fail(message: str, code: int) -> int:
+    print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
+    return code
+
+
+@app.command(help_epilogue="")
+def train(
+    config: Path | None = None,
+    /,
+    *overrides: Overrides,
+    local: bool = False,
+    resume: str | None = None,
+    name: str | None = None,
+    root: Root | None = None,
+) -> int:
+    """Train the agents of a configuration, or go on with a run.
+
+    Parameters
+    ----------
+    config
+        TOML file; pipelines/configs holds examples.
+    local
+        Run the same loop without Prefect.
+    resume
+        Go on with this run where it stopped; takes the run's own configuration.
+    name
+        Name of the run; a date and a random suffix by default.
+    """
+    from magrpo.config import ConfigError, load_config
+    from magrpo.store import RunStore
+    from pipelines import launch
+
+    if resume is not None:
+        if config or overrides or name:
+            raise ConfigError("--resume takes the run's own configuration: leave out CONFIG, overrides and --name")
+        store = RunStore.open(root or Path("runs"), resume)
+    elif config is None:
+        raise ConfigError("train needs a configuration file, or --resume RUN_ID (see magrpo train --help)")
+    else:
+        extra = [f"root={root}"] if root else []
+        store = RunStore.create(load_config(config, [*overrides, *extra]), name)
+    return launch.train(store, local=local)
+
+
+@app.command(help_epilogue="")
+def evaluate(run: str, /, *overrides: Overrides, checkpoint: int | None = None, root: Root = Path("runs")) -> int:
+    """Evaluate a run's agents on problems never trained on, as a run of its own.
+
+    Parameters
+    ----------
+    run
+        Id of a run, or a TOML file, whose agents are evaluated untrained.
+    checkpoint
+        Iteration whose weights are evaluated; the last one by default.
+    """
+    from pipelines.evaluate import evaluate
+
+    return evaluate(run, overrides, checkpoint, root)
+
+
+@app.command(help_epilogue="")
+def score(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
+    """Run joint completions against their problems' tests in the sandbox and price them.
+
+    Example: magrpo score --problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl
+
+    Parameters
+    ----------
+    overrides
+        Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
+    problems
+        JSON lines (.gz too) with task_id, prompt, entry_point, test, and canonical_solution if you like.
+    completions
+        JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main. A task may
+        have several lines.
+    output
+        One JSON line for each line of completions, in order: task_id, index, status, tests_passed, tests_total,
+        reward, parts, level, duration_s.
+    """
+    from pipelines.score import score_files
+
+    return score_files(problems, completions, output, overrides)
+
+
+@app.command(help_epilogue="")
+def doctor(*, root: Root = Path("runs")) -> int:
+    """Check this machine: what training needs, what is missing, and what to do about it."""
+    from pipelines.doctor import examine
+
+    return examine(root)
+
+
+@app.command(help_epilogue="")
+def sync(run: str, /, *, root: Root = Path("runs")) -> int:
+    """Deliver what a run could not tell its tracking server.
+
+    Parameters
+    ----------
+    run
+        Id of a run.
+    """
+    from pipelines.launch import sync
+
+    return sync(run, root)
+
+
+bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
+app.command(bench)
+
+
+@bench.command(help_epilogue="")
+def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -> int:
+    """Split the wall time of a run into its stages, orchestration and tracking.
+
+    Parameters
+    ----------
+    config
+        TOML file.
+    local
+        Measure the loop without Prefect.
+    """
+    from pipelines.bench import orchestration
+
+    return orchestration(config, overrides, local=local)

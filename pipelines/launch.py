@@ -1,0 +1,108 @@
+"""What ``magrpo train`` and ``magrpo sync`` do: start what a run needs, let it run, say what was learned.
+
+Imports prefect only where a run is made with it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from magrpo.report import closing_table
+from magrpo.store import RunStore
+from magrpo.tracking import MlflowTracker, without_password
+from pipelines.runner import Result, execute
+from pipelines.server import LocalServer
+from pipelines.session import load_report
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C."""
+
+
+def train(store: RunStore, *, local: bool) -> int:
+    """Run or go on with ``store``; returns the exit code."""
+    console = Console(highlight=False, soft_wrap=True)
+    root, run_id = store.path.parent, store.run_id
+    console.print(f"run {run_id} in {_near(store.path)}")
+    again = f"{_command('magrpo')} train --resume {run_id} --root {_near(root)}{' --local' if local else ''}"
+    try:
+        result = execute(root, run_id, lambda stages: stages, {}) if local else _with_prefect(root, run_id, console)
+    except KeyboardInterrupt:
+        console.print(f"\ninterrupted; every committed stage is kept. Go on with:\n  {again}")
+        return INTERRUPTED
+    except BaseException:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(
+            f"the run stopped; every committed stage is kept. When the cause is gone, go on with:\n  {again}"
+        )
+        raise
+    _conclude(result, console)
+    return 0
+
+
+def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
+    with LocalServer(root / "prefect") as server:
+        console.print("starting Prefect (the first time in a folder takes up to half a minute; --local goes without)")
+        # Loaded while the server starts.
+        import magrpo.policy  # noqa: F401
+        from pipelines.train import mark_killed
+        from pipelines.train import train as flow
+
+        server.wait()
+        mark_killed(run_id)
+        return flow(str(root), run_id)
+
+
+def _conclude(result: Result, console: Console) -> None:
+    """What was learned, where it lies, and what to type next."""
+    store, config = result.store, result.store.config()
+    pointers = [result.outcome.evaluations[iteration] for iteration in sorted(result.outcome.evaluations)]
+    reports = [load_report(store, pointer) for pointer in pointers]
+    console.print()
+    console.print(closing_table(reports, config.reward.maxima))
+    first, last = (report.summary["test/sampled"]["return"] for report in (reports[0], reports[-1]))
+    if len(reports) > 1:
+        console.print(
+            f"learned: the joint return on held-out problems went from {first.mean:.1%} to {last.mean:.1%} "
+            f"[{last.low:.1%}, {last.high:.1%}] of the maximum in {config.train.num_iterations} iterations"
+        )
+    console.print(f"time:    {_spent(result)}")
+    console.print(f"report:  {_near(store.folder(result.outcome.report))}")
+    console.print(f"agents:  {_near(store.folder(result.outcome.checkpoint) / 'weights')}")
+    command, page = result.look
+    if result.undelivered:
+        console.print(f"waiting: {result.undelivered} records for MLflow; {_command('magrpo')} sync {store.run_id}")
+    if command:
+        console.print(f"next:    {_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
+    else:
+        console.print(f"next:    open {page}")
+
+
+def _spent(result: Result) -> str:
+    timing = result.timing
+    shares = {**timing.stages, "orchestration": timing.orchestration + timing.loop, "tracking": timing.tracking}
+    shown = ", ".join(f"{name} {seconds / timing.wall:.0%}" for name, seconds in shares.items() if seconds > 0)
+    return f"{timing.wall:.0f} s ({shown})"
+
+
+def sync(run_id: str, root: Path) -> int:
+    """Deliver the tracking records that still wait; the exit code is 1 if they still do."""
+    store = RunStore.open(root, run_id)
+    tracker = MlflowTracker(store.config().tracking, root, run_id, run_id, store.path)
+    tracker.flush()
+    waiting = f"{tracker.undelivered} records of {run_id} still wait for {without_password(tracker.uri)}"
+    print(waiting if tracker.undelivered else f"everything of {run_id} is delivered")
+    return int(tracker.undelivered > 0)
+
+
+def _near(path: Path) -> str:
+    """The path as a person here would type it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _command(name: str) -> str:
+    """How to call a command of this environment from here."""
+    beside = Path(sys.executable).parent / name
+    return name if shutil.which(name) or not beside.exists() else _near(beside)

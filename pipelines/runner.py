@@ -1,0 +1,148 @@
+"""One training run from its run directory: opens what a run needs, goes through the loop, and says what came of it.
+
+The same function serves the Prefect flow and ``--local``; they differ in ``as_stages`` only. Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import wraps
+from pathlib import Path
+from time import perf_counter
+from types import SimpleNamespace
+from typing import Any, cast
+
+from magrpo.config import ConfigError, RunConfig
+from magrpo.store import RunStore
+from magrpo.tracking import MlflowTracker, provenance
+from pipelines import chain
+from pipelines.console import RunConsole
+from pipelines.session import Session
+
+STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "report")
+"""The methods of :class:`pipelines.chain.Stages`."""
+
+AsStages = Callable[[chain.Stages], chain.Stages]
+"""Wraps the stages, for example as Prefect tasks."""
+
+
+@dataclass(slots=True)
+class Timing:
+    """Where the wall time of a run went, in seconds.
+
+    ``stages`` is measured inside the wrapping of the stages, ``wrapped`` outside; so the difference is what the
+    orchestrator takes. ``tracking`` is the time the loop spent in calls of the tracker.
+    """
+
+    wall: float = 0.0
+    stages: dict[str, float] = field(default_factory=dict)
+    wrapped: dict[str, float] = field(default_factory=dict)
+    tracking: float = 0.0
+
+    @property
+    def orchestration(self) -> float:
+        return sum(self.wrapped.values()) - sum(self.stages.values())
+
+    @property
+    def loop(self) -> float:
+        """Outside stages, orchestrator and tracker: the loop itself, mostly reading manifests."""
+        return self.wall - sum(self.wrapped.values()) - self.tracking
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A finished run."""
+
+    store: RunStore
+    outcome: chain.Outcome
+    timing: Timing
+    look: tuple[str, str]
+    """The command that shows the MLflow run (empty for a server), and the address of its page."""
+    undelivered: int
+    """Tracking records that wait for their server."""
+
+
+def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str]) -> Result:
+    """Go through the loop, from the first uncommitted stage on; ``tags`` are added to the MLflow run.
+
+    Raises:
+        ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
+    """
+    store = RunStore.open(root, run_id)
+    config = store.config()
+    timing = Timing()
+    with _only_one(store), RunConsole(config.train.num_iterations, config.reward.max_total) as console:
+        tracker = MlflowTracker(config.tracking, root, run_id, run_id, store.path)
+        status = "FAILED"
+        try:
+            tracker.begin()
+            tracker.params(flatten(config))
+            tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
+            with Session(config, store, console) as session:
+                stages = clocked(as_stages(clocked(session, timing.stages)), timing.wrapped)
+                started = perf_counter()
+                outcome = chain.run(config, stages, store, tracker)
+                timing.wall = perf_counter() - started
+            status = "FINISHED"
+        except KeyboardInterrupt:
+            status = "KILLED"
+            raise
+        finally:
+            timing.tracking = tracker.blocked_s
+            tracker.close(status)
+    return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered)
+
+
+def clocked(stages: chain.Stages, seconds: dict[str, float]) -> chain.Stages:
+    """The same stages, adding up in ``seconds`` how long each takes."""
+
+    def clock(name: str) -> Callable[..., Any]:
+        method = getattr(stages, name)
+
+        @wraps(method)
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            started = perf_counter()
+            try:
+                return method(*args, **kwargs)
+            finally:
+                seconds[name] = seconds.get(name, 0.0) + perf_counter() - started
+
+        return timed
+
+    return cast(chain.Stages, SimpleNamespace(**{name: clock(name) for name in STAGES}))
+
+
+def flatten(config: RunConfig) -> dict[str, object]:
+    """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``."""
+
+    def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
+        if isinstance(value, dict):
+            for key, inner in value.items():
+                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
+        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
+            for index, inner in enumerate(value):
+                yield from walk(f"{prefix}.{index}", inner)
+        else:
+            yield prefix, value
+
+    return dict(walk("", json.loads(config.resolved())))
+
+
+@contextmanager
+def _only_one(store: RunStore) -> Iterator[None]:
+    """Hold the run directory; a lock of this process, which the kernel takes back when the process ends."""
+    with (store.path / "lock").open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(f"run {store.run_id}: process {file.read() or '?'} is working on it already") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield

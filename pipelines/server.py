@@ -1,0 +1,105 @@
+"""A Prefect server for one run: started with it, gone with it, whatever ends it.
+
+Prefect can start such a server by itself, but that one survives a killed run and writes its tracebacks between the
+run's own lines. This one is killed by the kernel when its parent dies, logs to a file, and starts while the run loads
+its libraries. ``python -m pipelines.server PORT PARENT_PID`` is the process itself.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+
+from pipelines.settings import prefect_target
+
+_PR_SET_PDEATHSIG = 1
+_START_S = 120.0
+
+
+class LocalServer:
+    """A Prefect server on this machine with its database in ``home``; nothing at all if the user has one already.
+
+    Use as a context manager around the import of Prefect: entering sets ``PREFECT_HOME`` and ``PREFECT_API_URL``,
+    which Prefect reads when it is imported.
+    """
+
+    def __init__(self, home: Path) -> None:
+        self.home = home.absolute()
+        self.log = self.home / "server.log"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._port = 0
+
+    def __enter__(self) -> LocalServer:
+        if prefect_target() is not None:
+            return self
+        os.environ.setdefault("PREFECT_HOME", str(self.home))
+        self.home.mkdir(parents=True, exist_ok=True)
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            self._port = free.getsockname()[1]
+        command = [sys.executable, "-m", "pipelines.server", str(self._port), str(os.getpid())]
+        with self.log.open("ab") as log:
+            # Its own session: Ctrl-C ends the run, which then still has a server to tell.
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
+        return self
+
+    def wait(self) -> None:
+        """Return when the server answers.
+
+        Raises:
+            RuntimeError: it ended, or did not answer within two minutes; the message names its log.
+        """
+        if self._process is None:
+            return
+        deadline = time.monotonic() + _START_S
+        while not _healthy(f"http://127.0.0.1:{self._port}/api/health"):
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                raise RuntimeError(f"the Prefect server did not start: see {self.log}, or run with --local, without it")
+            time.sleep(0.1)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is None:
+            return
+        del os.environ["PREFECT_API_URL"]
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+
+def _healthy(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, TimeoutError, ConnectionError):
+        return False
+
+
+def serve(port: int, parent: int) -> None:
+    """Serve Prefect's API until ``parent`` dies or a signal comes."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it died before the line above
+        return
+    import uvicorn
+    from prefect.server.api.server import create_app
+
+    app = create_app(ephemeral=True, final=True)
+    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+
+
+if __name__ == "__main__":
+    serve(int(sys.argv[1]), int(sys.argv[2]))

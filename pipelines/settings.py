@@ -1,0 +1,44 @@
+"""What this project sets in the environment before Prefect, vLLM or Ray are imported: quiet, offline, patient.
+
+Values that are set already are left alone. MLflow's are set by :mod:`magrpo.tracking`. Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+from pathlib import Path
+
+QUIET = {
+    "DO_NOT_TRACK": "true",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    # Off: its first report meets an empty database and greets a newcomer with a traceback.
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    # A fresh database takes 10-30 s; the default of 20 s fails on a busy machine.
+    "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+    "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    # The console shows progress; Prefect adds what went wrong. Log lines stay on this machine: one request less a task.
+    "PREFECT_LOGGING_LEVEL": "WARNING",
+    "PREFECT_LOGGING_TO_API_ENABLED": "false",
+}
+
+
+def prepare_environment() -> None:
+    """Set every variable of ``QUIET`` that is not set yet."""
+    for name, value in QUIET.items():
+        os.environ.setdefault(name, value)
+
+
+def prefect_target() -> str | None:
+    """The API that the user has told Prefect to use, by environment or active profile; None: no server chosen."""
+    if url := os.environ.get("PREFECT_API_URL"):
+        return url
+    home = Path(os.environ.get("PREFECT_HOME", "~/.prefect")).expanduser()
+    path = Path(os.environ.get("PREFECT_PROFILES_PATH", home / "profiles.toml"))
+    if not path.is_file():
+        return None
+    profiles = tomllib.loads(path.read_text(encoding="utf-8"))
+    active = os.environ.get("PREFECT_PROFILE", profiles.get("active", ""))
+    url = profiles.get("profiles", {}).get(active, {}).get("PREFECT_API_URL")
+    return str(url) if url else None

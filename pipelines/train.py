@@ -1,0 +1,34 @@
+"""A training run as a Prefect flow: the loop of :mod:`pipelines.chain` over the stages as tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from prefect import flow
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
+from prefect.runtime import flow_run
+from prefect.states import Crashed
+
+from pipelines.runner import Result, execute
+from pipelines.tasks import as_tasks
+
+
+@flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
+def train(root: str, run_id: str) -> Result:
+    """Go on with the run ``run_id`` in ``root`` from its first uncommitted stage to its end."""
+    return execute(Path(root), run_id, as_tasks, {"prefect.flow_run_id": str(flow_run.id)})
+
+
+def mark_killed(run_id: str) -> int:
+    """Tell Prefect that earlier flow runs of this run, killed before they could say so, have crashed; how many."""
+    running = FlowRunFilter(
+        name=FlowRunFilterName(any_=[run_id]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
+    )
+    with get_client(sync_client=True) as client:
+        stale = client.read_flow_runs(flow_run_filter=running)
+        for run in stale:
+            client.set_flow_run_state(run.id, Crashed(message="the process was killed"), force=True)
+    return len(stale)
