@@ -1,0 +1,244 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from magrpo.collate import collate
+from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
+from magrpo.policy import Policy, check_head, head, hidden_states, shares_prompts
+from magrpo.types import Message, Observation, Sample
+from tests.tiny import BOS, EOS, tiny_base, tiny_config
+
+IDS = torch.tensor([[5, 6, 7, 8]])
+LORA = LoraConfig(rank=4)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+def agents(base: Path, **weights: str) -> list[AgentConfig]:
+    return [
+        AgentConfig.model_validate({"name": name, "role": name, "model": str(base), "weights": kind})
+        for name, kind in weights.items()
+    ]
+
+
+def open_policy(base: Path, seed: int = 0, model: ModelConfig | None = None, **weights: str) -> Policy:
+    return Policy.open(agents(base, **weights), model or ModelConfig(device="cpu"), LORA, seed)
+
+
+def logits(policy: Policy, agent: str) -> torch.Tensor:
+    with policy.active(agent) as model, torch.no_grad():
+        return model(input_ids=IDS).logits  # type: ignore[no-any-return]
+
+
+def shake(policy: Policy, agent: str) -> None:
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policy.parameters(agent).values():
+            parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.1)
+
+
+def test_agents_share_a_base_and_differ_by_their_adapters(base: Path) -> None:
+    policy = open_policy(base, helper="lora", main="lora")
+    with policy.active("helper") as one, policy.active("main") as other:
+        assert one is other
+    untrained = logits(policy, "main")
+    assert torch.equal(untrained, logits(policy, "helper"))  # B = 0
+    shake(policy, "main")
+    assert not torch.equal(untrained, logits(policy, "main"))
+    assert torch.equal(untrained, logits(policy, "helper"))
+    with policy.reference("main") as model, torch.no_grad():
+        assert torch.equal(untrained, model(input_ids=IDS).logits)
+    assert not torch.equal(untrained, logits(policy, "main"))
+
+
+def test_full_copies_are_separate_and_keep_an_untrained_reference(base: Path) -> None:
+    policy = open_policy(base, helper="full", main="full")
+    untrained = logits(policy, "main")
+    shake(policy, "main")
+    assert torch.equal(untrained, logits(policy, "helper"))
+    assert not torch.equal(untrained, logits(policy, "main"))
+    with policy.reference("main") as model, torch.no_grad():
+        assert torch.equal(untrained, model(input_ids=IDS).logits)
+
+
+def test_adapters_start_from_their_seed_and_name_alone(base: Path) -> None:
+    first = open_policy(base, helper="lora", main="lora")
+    torch.manual_seed(123)
+    state = torch.get_rng_state()
+    second = open_policy(base, main="lora", helper="lora")
+    assert torch.equal(state, torch.get_rng_state())
+    third = open_policy(base, seed=1, helper="lora", main="lora")
+    for agent in first.agents:
+        one, two, three = (p.parameters(agent) for p in (first, second, third))
+        assert all(torch.equal(one[name], two[name]) for name in one)
+        assert any(not torch.equal(one[name], three[name]) for name in one)
+        assert all(not p.any() for name, p in one.items() if "lora_B" in name)
+    names = [name for name in first.parameters("main") if "lora_A" in name]
+    assert not torch.equal(first.parameters("main")[names[0]], first.parameters("helper")[names[0]])
+
+
+def test_agents_whose_names_contain_each_other_do_not_mix(base: Path) -> None:
+    policy = open_policy(base, main="lora", main2="lora", domain="lora")
+    counts = {agent: len(policy.parameters(agent)) for agent in policy.agents}
+    assert set(counts.values()) == {2 * 7 * 2}  # A and B of seven layers in two blocks
+    ids = [{id(p) for p in policy.parameters(agent).values()} for agent in policy.agents]
+    assert not ids[0] & ids[1]
+    assert not ids[0] & ids[2]
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_what_trains_is_float32_on_a_bfloat16_base(base: Path, weights: str) -> None:
+    policy = open_policy(base, model=ModelConfig(device="cpu", dtype="bfloat16"), main=weights)
+    assert {p.dtype for p in policy.parameters("main").values()} == {torch.float32}
+    assert logits(policy, "main").dtype == torch.bfloat16
+    with policy.reference("main") as model:
+        assert model.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_saved_weights_come_back_bit_for_bit(base: Path, tmp_path: Path, weights: str) -> None:
+    policy = open_policy(base, helper=weights, main=weights)
+    shake(policy, "main")
+    folders = policy.save(tmp_path / "saved")
+    assert folders == {agent: tmp_path / "saved" / agent for agent in ("helper", "main")}
+    other = open_policy(base, seed=5, helper=weights, main=weights)
+    before = other.parameters("main")
+    other.load(7, folders)
+    assert other.version == 7
+    for agent in policy.agents:
+        mine, theirs = policy.parameters(agent), other.parameters(agent)
+        assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    assert all(before[name] is p for name, p in other.parameters("main").items())  # optimizers hold on to them
+    again = other.save(tmp_path / "again")
+    files = [path.relative_to(folders["main"]) for path in folders["main"].iterdir()]
+    assert all((folders["main"] / f).read_bytes() == (again["main"] / f).read_bytes() for f in files)
+
+
+def test_an_adapter_folder_loads_in_peft(base: Path, tmp_path: Path) -> None:
+    policy = open_policy(base, helper="lora", main="lora")
+    shake(policy, "main")
+    folder = policy.save(tmp_path)["main"]
+    assert json.loads((folder / "adapter_config.json").read_text())["base_model_name_or_path"] == str(base)
+    model = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), folder)
+    with torch.no_grad():
+        assert torch.equal(model(input_ids=IDS).logits, logits(policy, "main"))
+
+
+def test_weights_of_another_model_are_refused(base: Path, tmp_path: Path) -> None:
+    policy = open_policy(base, main="lora")
+    with pytest.raises(ConfigError, match="cannot read the weights of 'main'"):
+        policy.load(1, {"main": tmp_path / "missing"})
+    other = Policy.open(agents(base, main="lora"), ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
+    with pytest.raises(ConfigError, match="not weights of agent 'main'"):
+        policy.load(1, other.save(tmp_path))
+
+
+def test_prompts_are_plain_text_or_go_through_the_chat_template(base: Path, tmp_path: Path) -> None:
+    observation = Observation((Message("system", "one"), Message("user", "two")))
+    policy = open_policy(base, main="lora")
+    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "one\ntwo\n"
+    template = (
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
+    )
+    chat = tiny_base(tmp_path / "chat", chat_template=template)
+    policy = open_policy(chat, main="lora")
+    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "[system]one[user]two>"
+    policy = open_policy(chat, model=ModelConfig(device="cpu", chat_template="none"), main="lora")
+    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "one\ntwo\n"
+
+
+def test_plain_text_begins_with_the_tokenizers_own_bos(base: Path, tmp_path: Path) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    folder = tiny_base(tmp_path)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<bos> $A <eos>", special_tokens=[("<bos>", BOS), ("<eos>", EOS)]
+    )
+    tokenizer.save_pretrained(folder)
+    observation = Observation((Message("user", "x"),))
+    ids = open_policy(folder, main="lora").render("main", observation)
+    assert ids == (BOS, *open_policy(base, main="lora").render("main", observation))
+
+
+def test_stop_tokens_and_window(tmp_path: Path) -> None:
+    folder = tiny_base(tmp_path)
+    config = json.loads((folder / "generation_config.json").read_text())
+    (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [EOS, 77]}))
+    policy = open_policy(folder, main="lora")
+    assert policy.stop_token_ids("main") == (EOS, 77)
+    assert policy.max_length("main") == 256
+
+
+def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:
+    def refuse(match: str, lora: LoraConfig = LORA, **fields: str) -> None:
+        config = AgentConfig.model_validate({"name": "main", "role": "main", "model": str(base), **fields})
+        with pytest.raises(ConfigError, match=match):
+            Policy.open([config], ModelConfig(device="cpu"), lora, 0)
+
+    refuse("'/no/such/model': no such folder", model="/no/such/model")
+    refuse("cannot load the tokenizer", model=str(tmp_path))
+    refuse("did you mean 'q_proj'", LoraConfig(target_modules=("q_prj",)))
+    refuse("no linear layer 'lm_head'", LoraConfig(target_modules=("lm_head",)))
+    folder = tiny_base(tmp_path / "no-eos")
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "eos_token": None}))
+    refuse("no end-of-sequence token", model=str(folder))
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_cuda_without_cuda_is_refused(base: Path) -> None:
+    with pytest.raises(ConfigError, match="sees no CUDA device"):
+        open_policy(base, model=ModelConfig(device="cuda"), main="lora")
+
+
+SIBLINGS = [Sample((5, 6, 7), ids, (0.0,) * len(ids), 0.0, 1.0, 0, 0) for ids in ((8, 9, 10), (11,), (12, 13))]
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_siblings_in_one_row_are_computed_as_if_alone(tmp_path: Path, architecture: str) -> None:
+    folder = tiny_base(tmp_path, tiny_config(architecture))  # type: ignore[arg-type]
+    policy = open_policy(folder, main="lora")
+    with policy.active("main") as model, torch.no_grad():
+        assert shares_prompts(model)
+        together = hidden_states(model, collate(SIBLINGS, [(0, 1, 2)]))
+        apart = torch.cat([hidden_states(model, collate([s], [(0,)])) for s in SIBLINGS])
+        torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
+        weight, bias = head(model)
+        logits = model(input_ids=torch.tensor([[5, 6, 7, 8, 9]])).logits[0, 2:]
+        assert bias is None
+        torch.testing.assert_close(nn.functional.linear(together[:3], weight), logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_sliding_window_keeps_completions_apart(tmp_path: Path) -> None:
+    folder = tiny_base(tmp_path, tiny_config("qwen2"))
+    config = json.loads((folder / "config.json").read_text())
+    windowed = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None}
+    (folder / "config.json").write_text(json.dumps({**config, **windowed}))
+    with open_policy(folder, main="full").active("main") as model:
+        assert not shares_prompts(model)
+
+
+def test_a_model_that_caps_its_logits_is_refused(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_policy(base, main="full").active("main") as model:
+        check_head(model)
+        forward = type(model).forward
+
+        def capped(self: nn.Module, **inputs: torch.Tensor) -> object:
+            output = forward(self, **inputs)
+            output.logits = output.logits.tanh()
+            return output
+
+        monkeypatch.setattr(type(model), "forward", capped)
+        with pytest.raises(ConfigError, match="transforms its logits"):
+            check_head(model)
