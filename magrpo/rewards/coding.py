@@ -1,0 +1,137 @@
+"""The reward of two programmers who write one program: structure, syntax, tests, cooperation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+from magrpo.registry import Plugin
+from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
+from magrpo.rewards.usage import only_forwards, use_of
+from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
+
+HELPER = "aux"
+"""Name of the function that the helper writes."""
+MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What the completions of one joint action make together, before anything runs."""
+
+    source: str
+    wrapper: str
+    """The same program with main's body replaced by ``return aux(<its parameters>)``; empty without an entry point."""
+    has_helper: bool
+    has_entry: bool
+    compiles: bool
+    use: str
+    """How main treats ``aux`` on the syntax tree: none, discarded or used."""
+    only_forwards: bool
+
+
+class CodingReward(Plugin):
+    """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
+
+    Reports are named ``program`` (the combined program) and ``wrapper`` (main's body replaced by a bare call of
+    ``aux``, run only where the thin-wrapper rule needs it). See ``docs/rewards.md`` for what each part demands.
+    """
+
+    kind: str = "coding"
+    scale: float = 1.0
+    """Factor on the sum of the parts."""
+    shift: float = 0.0
+    """Added to the scaled sum."""
+    refuse_forgeable: bool = False
+    """Count a report that did not go through the sandbox's trust split as no test passed."""
+
+    @property
+    def maxima(self) -> Mapping[str, float]:
+        """The largest value of every part, ``scale`` and ``shift`` aside."""
+        return MAXIMA
+
+    @property
+    def max_total(self) -> float:
+        """The largest joint reward, ``scale`` and ``shift`` included."""
+        return self.scale * sum(MAXIMA.values()) + self.shift
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+        """Whether the program ran and passed every test."""
+        report = reports.get("program")
+        return report is not None and 0 < report.tests_total == self._num_passed(report)
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        """The combined program; then, if it passed a test and used ``aux``, its wrapper variant."""
+        program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
+        if not (program.has_entry and program.compiles):
+            return {}
+        if "program" not in reports:
+            return {"program": Execution(program.source, problem.entry_point, problem.test, watch=HELPER)}
+        undecided = not program.only_forwards and "wrapper" not in reports
+        if undecided and self._num_passed(reports["program"]) and self._use(program, reports["program"]) == "used":
+            return {"wrapper": Execution(program.wrapper, problem.entry_point, problem.test)}
+        return {}
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
+        assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
+        program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
+        parts = dict.fromkeys(MAXIMA, 0.0)
+        parts["structure"] = (0.4 if program.has_helper else 0.0) + (0.6 if program.has_entry else 0.0)
+        if program.has_entry and program.compiles:
+            report = reports["program"]
+            parts["syntax"] = 0.5
+            parts["tests"] = self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+            parts["cooperation"] = self._cooperation(program, reports)
+        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+
+    def _num_passed(self, report: ExecutionReport) -> int:
+        assert all(case.status != "infra_error" for case in report.cases), (
+            "a failed sandbox has no price: mask the turn"
+        )
+        return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
+
+    def _use(self, program: Program, report: ExecutionReport) -> str:
+        """How main really treated ``aux``: the run's claim counts only where the syntax tree agrees."""
+        if not program.has_helper or program.use == "none" or report.watched_calls == 0:
+            return "none"
+        return "used" if program.use == "used" and report.watched_used else "discarded"
+
+    def _cooperation(self, program: Program, reports: Mapping[str, ExecutionReport]) -> float:
+        report = reports["program"]
+        use = self._use(program, report)
+        if use == "discarded":
+            return -0.5
+        if use == "none" or self._num_passed(report) == 0:
+            return 0.0
+        thin = program.only_forwards or _passes_unchanged(report.cases, reports["wrapper"].cases)
+        return 0.5 if thin else 1.5
+
+
+@lru_cache(maxsize=4096)
+def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
+    """The problem's preamble, the helper's module and main's module as one program, and what its syntax tree tells."""
+    main_module = extract(main, entry_point, prompt=prompt, drop=HELPER)
+    modules = [preamble(prompt, entry_point), extract(helper, HELPER), main_module]
+    source = assemble(modules)
+    has_entry = returns_value(main_module.source, entry_point)
+    forwarding = Module(main_module.futures, delegate(main_module.source, entry_point, HELPER)) if has_entry else None
+    return Program(
+        source=source,
+        wrapper=assemble([*modules[:2], forwarding]) if forwarding else "",
+        has_helper=returns_value(modules[1].source, HELPER),
+        has_entry=has_entry,
+        compiles=compiles(source),
+        use=use_of(main_module.source, HELPER),
+        only_forwards=has_entry and only_forwards(main_module.source, entry_point, HELPER),
+    )
+
+
+def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:
+    """Whether every case that passed in ``cases`` passes in ``variant`` too."""
+    return all(
+        i < len(variant) and variant[i].status == "pass" for i, case in enumerate(cases) if case.status == "pass"
+    )

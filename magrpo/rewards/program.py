@@ -1,0 +1,253 @@
+"""Completions as Python modules: what is kept of them, and the one program they make together.
+
+Nothing here runs a completion. Text is hostile: it is bounded in size, and whatever Python's parser refuses, for
+whatever reason (syntax, nesting, null bytes), is unparsable, never an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from textwrap import dedent
+
+MAX_CHARS = 32_768
+"""A completion is cut to this many characters before anything else happens."""
+MAX_DEPTH = 300
+"""Deeper syntax trees are refused, so that what parses does not depend on how deep the caller's own stack is."""
+_PARSE_CHARS = 8 * MAX_CHARS
+"""Characters handed to the parser for one completion, over all attempts: bounds the time a hostile text can take."""
+_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_PYTHON = frozenset({"", "py", "python", "python3"})
+_UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
+
+
+@dataclass(frozen=True, slots=True)
+class Module:
+    """Top-level statements of one text; ``futures`` are its ``from __future__`` imports, kept apart."""
+
+    futures: tuple[str, ...]
+    source: str
+
+
+def parse(source: str) -> ast.Module:
+    """The syntax tree of ``source``.
+
+    Raises:
+        SyntaxError, ValueError, RecursionError, MemoryError, OverflowError: it is not Python, or nested too deeply.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        tree = ast.parse(source)
+    level: list[ast.AST] = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        if not level:
+            return tree
+    raise RecursionError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+@lru_cache(maxsize=4096)
+def compiles(source: str) -> bool:
+    """Whether Python accepts ``source``. Compiles, executes nothing; constant folding is bounded by the compiler."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            compile(source, "<program>", "exec", dont_inherit=True)
+        except _UNPARSABLE:
+            return False
+    return True
+
+
+@lru_cache(maxsize=4096)
+def extract(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
+    """The program in a completion that should define the function ``defines``.
+
+    A text that parses is taken whole. Else the fenced blocks are taken; else prose is cut off line by line until what
+    is left parses. A text that continues ``prompt`` with an indented body is read as that continuation.
+
+    Kept are imports, constants, classes, functions and whatever else acts. Dropped are ``if __name__ == ...`` blocks,
+    top-level demonstrations (``print(...)``, ``assert``, expressions without effect) and definitions of ``drop``.
+    """
+    text = _clean(text)
+    readings = [text, text.lstrip()]
+    if prompt and text.lstrip("\n")[:1].isspace():
+        readings.append(f"{_clean(prompt).rstrip()}\n{text}")
+    found: list[list[tuple[ast.stmt, str]]] = []
+    for reading in dict.fromkeys(readings):
+        statements = [item for item in _statements(reading) if not _is_demonstration(item[0])]
+        found.append(statements)
+        if any(isinstance(node, ast.FunctionDef) and node.name == defines for node, _ in statements):
+            break
+    else:
+        statements = found[0]
+    return _module(statements, drop)
+
+
+@lru_cache(maxsize=1024)
+def preamble(prompt: str, entry_point: str) -> Module:
+    """What stands above the entry point in a problem's prompt: imports, constants, helper definitions."""
+    prompt = _clean(prompt)
+    try:
+        parse(prompt)
+    except _UNPARSABLE:
+        prompt = f"{prompt.rstrip()}\n    pass\n"
+    return _module([item for item in _statements(prompt) if not _is_demonstration(item[0])], drop=entry_point)
+
+
+def assemble(modules: Sequence[Module]) -> str:
+    """One program: the modules one after the other, later definitions winning, ``from __future__`` imports first."""
+    futures = dict.fromkeys(line for module in modules for line in module.futures)
+    return "\n\n\n".join(part for part in ("\n".join(futures), *(module.source for module in modules)) if part) + "\n"
+
+
+@lru_cache(maxsize=4096)
+def returns_value(source: str, name: str) -> bool:
+    """Whether the module defines a function ``name`` at top level that returns (or yields) a value."""
+    function = top_level_function(parse(source), name)
+    if function is None:
+        return False
+    return any(
+        isinstance(node, ast.Yield | ast.YieldFrom) or (isinstance(node, ast.Return) and not _is_none(node.value))
+        for node in own_scope(function)
+    )
+
+
+@lru_cache(maxsize=4096)
+def delegate(source: str, name: str, to: str) -> str:
+    """The module with the body of the function ``name`` replaced by ``return to(<its parameters>)``."""
+    function = top_level_function(parse(source), name)
+    assert function is not None, name
+    arguments = function.args
+    call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
+    call += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
+    call += [f"{arg.arg}={arg.arg}" for arg in arguments.kwonlyargs]
+    call += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
+    lines = source.encode().split(b"\n")
+    first = _start(function.body[0])
+    head = b"\n".join([*lines[: first[0] - 1], lines[first[0] - 1][: first[1]]]).decode().rstrip()
+    tail = b"\n".join(lines[function.end_lineno :]).decode()
+    return f"{head}\n    return {to}({', '.join(call)})\n{tail}"
+
+
+def top_level_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+    """The last definition of the function ``name`` at top level."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    return functions[-1] if functions else None
+
+
+def own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function's body without those of functions, lambdas and classes inside it."""
+    stack: list[ast.AST] = list(function.body)
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def _clean(text: str) -> str:
+    text = text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
+    return text.encode("utf-8", "replace").decode()
+
+
+def _statements(text: str) -> list[tuple[ast.stmt, str]]:
+    """Top-level statements with their source: of the whole text, else of its fenced blocks, else of its islands."""
+    try:
+        return list(_sources(text, parse(text)))
+    except _UNPARSABLE:
+        pass
+    blocks = [dedent(body) for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
+    fenced = list(_islands("\n".join(blocks)))
+    if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node, _ in fenced):
+        return fenced
+    return list(_islands(text))
+
+
+def _islands(text: str) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements of every run of lines that parses, starting at column 0 and as long as possible."""
+    lines, start, budget = text.split("\n"), 0, _PARSE_CHARS
+    while start < len(lines) and budget > 0:
+        stop = len(lines) if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "(", "[", '"', "'") else start
+        while stop > start and budget > 0:
+            source = "\n".join(lines[start:stop])
+            budget -= len(source)
+            try:
+                tree = parse(source)
+            except SyntaxError as error:  # no prefix that reaches the error's line can parse
+                stop = min(stop - 1, start + max(0, (error.lineno or 1) - 1))
+            except _UNPARSABLE:
+                stop = start
+            else:
+                yield from _sources(source, tree)
+                break
+        start = max(stop, start + 1)
+
+
+def _sources(source: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+    lines = source.encode().split(b"\n")
+    for node in tree.body:
+        assert node.end_lineno is not None
+        (row, column), end_column = _start(node), node.end_col_offset
+        body = lines[row - 1 : node.end_lineno]
+        body[-1] = body[-1][:end_column]
+        body[0] = body[0][column:]
+        yield node, b"\n".join(body).decode()
+
+
+def _start(node: ast.stmt) -> tuple[int, int]:
+    """Line from 1 and byte column of a statement, its decorators included."""
+    decorators = getattr(node, "decorator_list", [])
+    return (decorators[0].lineno if decorators else node.lineno), node.col_offset
+
+
+def _module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Module:
+    futures, kept = [], []
+    for node, source in statements:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            futures.append(source)
+        elif drop and drop in _bound(node):
+            kept.extend(_without_alias(node, drop))
+        else:
+            kept.append(source)
+    return Module(tuple(futures), "\n\n".join(kept))
+
+
+def _bound(node: ast.stmt) -> set[str]:
+    """Names that a top-level definition, assignment or import binds."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        return {node.name}
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign | ast.AnnAssign):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return {target.id for target in targets if isinstance(target, ast.Name)}
+    return set()
+
+
+def _without_alias(node: ast.stmt, drop: str) -> list[str]:
+    """An import without the name ``drop``, if it imports anything else; nothing for other statements."""
+    if not isinstance(node, ast.Import | ast.ImportFrom):
+        return []
+    names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) != drop]
+    if not names:
+        return []
+    if isinstance(node, ast.Import):
+        return [ast.unparse(ast.Import(names))]
+    return [ast.unparse(ast.ImportFrom(node.module, names, node.level))]
+
+
+def _is_demonstration(node: ast.stmt) -> bool:
+    if isinstance(node, ast.If):
+        return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
+    if isinstance(node, ast.Expr):
+        call = node.value
+        return not isinstance(call, ast.Call) or (isinstance(call.func, ast.Name) and call.func.id == "print")
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.AnnAssign) and node.value is None)
+
+
+def _is_none(value: ast.expr | None) -> bool:
+    return value is None or (isinstance(value, ast.Constant) and value.value is None)

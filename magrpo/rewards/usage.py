@@ -1,0 +1,201 @@
+"""Whether a module uses the result of a function, judged on its syntax tree.
+
+A name is *live* if its value can reach something that matters: a returned value, a condition, a loop, an argument of a
+call, an attribute or an item. A value that is dropped, or kept only under names that are not live themselves, is dead.
+Scopes are not told apart, so the judgement errs on the side of live. Branches that can never run (``if False``,
+statements after ``return``) are not looked at.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections import defaultdict
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Literal
+
+from magrpo.rewards.program import parse, top_level_function
+
+Use = Literal["none", "discarded", "used"]
+
+_TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
+
+
+@lru_cache(maxsize=4096)
+def use_of(source: str, name: str) -> Use:
+    """How the module treats ``name``, which it must not bind itself.
+
+    ``none``: never mentioned in code that can run, or bound by the module (so that it is not the partner's);
+    ``discarded``: every result is dropped; ``used``: a result can matter.
+    """
+    parents = _reachable(parse(source))
+    if any(_binds(node, name) for node in parents):
+        return "none"
+    if not any(load.id == name for load in _loads(parents)):
+        return "none"
+    return "used" if name in _live(parents) else "discarded"
+
+
+@lru_cache(maxsize=4096)
+def only_forwards(source: str, name: str, to: str) -> bool:
+    """Whether the function ``name`` does nothing but return ``to`` of its own parameters or constants.
+
+    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
+    """
+    tree = parse(source)
+    function = top_level_function(tree, name)
+    assert function is not None, name
+    live = _live(_reachable(tree))
+    results: set[str] = set()
+    for statement in function.body:
+        match statement:
+            case _ if _is_inert(statement, live):
+                pass
+            case ast.Return(value=value):
+                return _is_forwarded(value, to, results)
+            case ast.Assign(value=value, targets=[ast.Name(id=copy)]) if _is_forwarded(value, to, results):
+                results.add(copy)
+            case ast.AnnAssign(value=value, target=ast.Name(id=copy)) if _is_forwarded(value, to, results):
+                results.add(copy)
+            case _:
+                return False
+    return False
+
+
+def _reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+    """Every node that can run, with its parent."""
+    parents: dict[ast.AST, ast.AST] = {}
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        for field, value in ast.iter_fields(node):
+            children = _runnable(node, field, value) if isinstance(value, list) else [value]
+            for child in children:
+                if isinstance(child, ast.AST):
+                    parents[child] = node
+                    stack.append(child)
+    return parents
+
+
+def _runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
+    """The statements of a block up to the first that leaves it; none if the block's condition forbids it."""
+    if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and field in ("body", "orelse"):
+        never = bool(node.test.value) == (field == "orelse")
+        if never:
+            return []
+    leaves = (i for i, child in enumerate(children) if isinstance(child, _TERMINAL))
+    return children[: next(leaves, len(children)) + 1]
+
+
+def _binds(node: ast.AST, name: str) -> bool:
+    match node:
+        case ast.Name(id=bound, ctx=ast.Store() | ast.Del()) | ast.arg(arg=bound):
+            return bound == name
+        case ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound) | ast.ClassDef(name=bound):
+            return bound == name
+        case ast.alias(name=imported, asname=alias):
+            return (alias or imported.partition(".")[0]) == name
+        case ast.ExceptHandler(name=bound) | ast.MatchAs(name=bound) | ast.MatchStar(name=bound):
+            return bound == name
+        case ast.Global(names=names) | ast.Nonlocal(names=names):
+            return name in names
+    return False
+
+
+def _live(parents: dict[ast.AST, ast.AST]) -> set[str]:
+    """Names whose value can matter: those read where it matters, and those copied into such names."""
+    sinks = _sinks(parents)
+    copied_from: dict[str, set[str]] = defaultdict(set)
+    live: set[str] = set()
+    for load in _loads(parents):
+        targets = sinks[load]
+        if targets is None:
+            live.add(load.id)
+        else:
+            for target in targets:
+                copied_from[target].add(load.id)
+    stack = list(live)
+    while stack:
+        new = copied_from[stack.pop()] - live
+        live |= new
+        stack.extend(new)
+    return live
+
+
+def _sinks(parents: dict[ast.AST, ast.AST]) -> dict[ast.AST, frozenset[str] | None]:
+    """For each node the names its value ends in (none: it is dropped), or None if it goes where it matters."""
+    sinks: dict[ast.AST, frozenset[str] | None] = {}
+    for node, parent in parents.items():  # parents come before their children
+        if isinstance(node, ast.stmt):
+            sinks[node] = _sink(node)
+        elif isinstance(parent, ast.Call) and node is not parent.func and not _is_pure(parent):
+            sinks[node] = None
+        else:
+            sink = sinks.get(parent)
+            if sink is not None and isinstance(parent, ast.NamedExpr) and node is parent.value:
+                sink |= _names([parent.target]) or frozenset()
+            sinks[node] = sink
+    return sinks
+
+
+def _sink(statement: ast.stmt) -> frozenset[str] | None:
+    match statement:
+        case ast.Expr():
+            return frozenset()
+        case ast.If(body=body, orelse=orelse) if all(isinstance(child, ast.Pass) for child in (*body, *orelse)):
+            return frozenset()
+        case ast.Assign(targets=targets):
+            return _names(targets)
+        case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
+            return _names([target])
+    return None
+
+
+def _loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
+    return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+
+
+def _names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
+    """The names assigned to; None if something other than a name is (an attribute, an item)."""
+    names: set[str] = set()
+    stack = list(targets)
+    while stack:
+        target = stack.pop()
+        if isinstance(target, ast.Tuple | ast.List):
+            stack.extend(target.elts)
+        elif isinstance(target, ast.Starred):
+            stack.append(target.value)
+        elif isinstance(target, ast.Name):
+            names.add(target.id)
+        else:
+            return None
+    return frozenset(names)
+
+
+def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
+    match statement:
+        case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global() | ast.AnnAssign(value=None):
+            return True
+        case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
+            targets = _sink(statement)
+            calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+            return targets is not None and not targets & live and all(map(_is_pure, calls))
+    return False
+
+
+def _is_pure(call: ast.Call) -> bool:
+    """Whether it is a call of a builtin, by its name, that changes nothing the tests can see."""
+    return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id) and call.func.id not in _IMPURE
+
+
+def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
+    """Whether ``value`` is ``to(...)`` of nothing but names and constants, or a name that holds such a result."""
+    if isinstance(value, ast.Name):
+        return value.id in results
+    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == to):
+        return False
+    arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
+    bare = [argument.value if isinstance(argument, ast.Starred) else argument for argument in arguments]
+    return all(isinstance(argument, ast.Name | ast.Constant) for argument in bare)
