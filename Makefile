@@ -4,7 +4,7 @@ PYTHON_BIN := .venv/bin/python
 CONFIG ?= pipelines/configs/embedded.toml
 ARGS ?=
 
-.PHONY: help setup run test test-slow check format bench clean distclean
+.PHONY: help setup run test test-slow check format docs bench clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -25,11 +25,14 @@ check: setup ## lint, formatting, types, import contracts
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@.venv/bin/mypy
-	@.venv/bin/lint-imports
+	@.venv/bin/lint-imports --no-logo
 
 format: setup ## rewrite the sources as ruff formats them
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
+
+docs: setup ## rewrite the pages that are made from the code
+	@$(PYTHON_BIN) -m tests.test_docs
 
 bench: setup ## time the parts and compare with CoMLRL
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
