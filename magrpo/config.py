@@ -11,7 +11,7 @@ import tomllib
 from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
@@ -23,6 +23,8 @@ class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
 
+SectionT = TypeVar("SectionT", bound=Section)
+
 TABLES: dict[str, Table] = {
     "problems": problems.TABLE,
     "env": envs.TABLE,
@@ -33,7 +35,8 @@ TABLES: dict[str, Table] = {
 """The sections that choose a plug-in, with their choices."""
 
 
-def _plugin(section: str) -> Any:
+def plugin(section: str) -> Any:
+    """The type of a field that chooses and configures a plug-in of ``TABLES[section]``."""
     return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build, TABLES[section]))]
 
 
@@ -180,15 +183,15 @@ class RunConfig(Section):
     """A whole training run."""
 
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    problems: _plugin("problems")  # type: ignore[valid-type]
+    problems: plugin("problems")  # type: ignore[valid-type]
     """The problem set."""
-    env: _plugin("env")  # type: ignore[valid-type]
+    env: plugin("env")  # type: ignore[valid-type]
     """Roles, prompts, turns and feedback."""
-    reward: _plugin("reward")  # type: ignore[valid-type]
+    reward: plugin("reward")  # type: ignore[valid-type]
     """What a joint action is worth."""
-    sandbox: _plugin("sandbox")  # type: ignore[valid-type]
+    sandbox: plugin("sandbox")  # type: ignore[valid-type]
     """Where untrusted programs run."""
-    engine: _plugin("engine")  # type: ignore[valid-type]
+    engine: plugin("engine")  # type: ignore[valid-type]
     """What generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -232,12 +235,21 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
+    return validated(RunConfig, tree, overrides, str(path))
+
+
+def validated(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
+    """Apply overrides to ``tree``, in place, and read it as ``model``.
+
+    Raises:
+        ConfigError: a key or a value is unusable; the message starts with ``source``.
+    """
     for override in overrides:
         _apply(tree, override)
     try:
-        return RunConfig.model_validate(tree)
+        return model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{path}: {line}" for line in _explain(error, tree))) from None
+        raise ConfigError("\n".join(f"{source}: {line}" for line in _explain(error, tree, model))) from None
 
 
 def load_resolved(text: str) -> RunConfig:
@@ -263,12 +275,12 @@ def _apply(tree: dict[str, Any], override: str) -> None:
         raise ConfigError(f"{override!r}: {key} is not a key of the configuration") from None
 
 
-def _explain(error: ValidationError, tree: dict[str, Any]) -> Iterator[str]:
+def _explain(error: ValidationError, tree: dict[str, Any], root: type[Section]) -> Iterator[str]:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree))}"
+            message = f"unknown key; {choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree, root))}"
         elif item["type"] == "missing":
             message = "is required"
         elif item["type"] not in {"value_error"}:
@@ -276,9 +288,9 @@ def _explain(error: ValidationError, tree: dict[str, Any]) -> Iterator[str]:
         yield f"{where}: {message}" if where else message
 
 
-def _known_keys(loc: tuple[int | str, ...], tree: dict[str, Any]) -> list[str]:
+def _known_keys(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> list[str]:
     """The keys of the section at ``loc``: all of its plug-in's where it chooses one."""
-    model: Any = RunConfig
+    model: Any = root
     for part in loc:
         if part in TABLES:
             model = resolve(TABLES[str(part)], tree[str(part)]["kind"])
