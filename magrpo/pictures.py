@@ -62,7 +62,7 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
     Every marker is an evaluation of sampled completions, every band its bootstrap 95 % interval over problems.
     """
     with mpl.rc_context(STYLE):
-        figure, (left, right) = _panels(2, height=4.1)
+        figure, (left, right) = _panels(2, height=4.4)
         left.set_title("Joint return")
         right.set_title("Its parts, held-out problems")
         splits = [key.split("/")[0] for key in reports[-1].summary if key.endswith(f"/{MODE}")]
@@ -74,6 +74,8 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
             axes.set_ylim(0, 103)
             axes.grid(axis="y")
         left.set_ylabel("percent of the maximum")
+        note = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+        figure.supxlabel(note, fontsize=9.5, color=GREY)
     return figure
 
 
