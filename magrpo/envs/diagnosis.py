@@ -2,12 +2,13 @@
 
 Everything here is read from the joint reward's parts and from the execution report named ``program``; no completion is
 looked at, so feedback cannot show one agent the other's text. An exception's message is the program's own words and is
-left out for the same reason: only the name of a builtin exception is passed on.
+left out for the same reason: only the assert and the name of a builtin exception are passed on.
 """
 
 from __future__ import annotations
 
 import builtins
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +19,8 @@ Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discuss
 
 Cooperation = Literal["full", "wrapper", "unused", "not called", "unknown"]
 
+_NAME = re.compile(r"(?:^|: )([A-Za-z]+)(?=:|$)")
+_EXCEPTIONS = {name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, Exception)}
 _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
 _COOPERATION = {"wrapper": "wrapper", "unused": "aux unused", "not called": "aux not called"}
 _PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
@@ -153,12 +156,17 @@ def _cooperation(cooperation: Cooperation, entry_point: str) -> str:
 
 
 def _quote(case: Case) -> str:
+    """A failing case without the program's own words: an exception's text is cut after the name of its builtin class.
+
+    What the sandbox says about a wrong value, a timeout or a crash holds the assert and the value it got.
+    """
+    message = case.message
     if case.status == "exception":
-        name = case.message.partition(":")[0].strip()
-        kind = getattr(builtins, name, None)
-        known = isinstance(kind, type) and issubclass(kind, BaseException)
-        return f"exception: {name if known else 'of its own kind'}"
-    return f"{case.status}: {case.message[:200]}" if case.status == "wrong" and case.message else case.status
+        names = (match for match in _NAME.finditer(message) if match[1] in _EXCEPTIONS)
+        message = next((message[: match.end(1)] for match in names), "")
+    elif case.status not in ("wrong", "timeout", "crash"):
+        message = ""
+    return f"{case.status}: {message[:200]}" if message else case.status
 
 
 def _quartile(diagnosis: Diagnosis) -> int:

@@ -68,11 +68,12 @@ class CodingReward(Plugin):
         program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not (program.has_entry and program.compiles):
             return {}
+        test = trusted_test(problem.prompt, problem.entry_point, problem.test)
         if "program" not in reports:
-            return {"program": Execution(program.source, problem.entry_point, problem.test, watch=HELPER)}
+            return {"program": Execution(program.source, problem.entry_point, test, watch=HELPER)}
         undecided = not program.only_forwards and "wrapper" not in reports
         if undecided and self._num_passed(reports["program"]) and self._use(program, reports["program"]) == "used":
-            return {"wrapper": Execution(program.wrapper, problem.entry_point, problem.test)}
+            return {"wrapper": Execution(program.wrapper, problem.entry_point, test)}
         return {}
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
@@ -128,6 +129,13 @@ def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
         use=use_of(main_module.source, HELPER),
         only_forwards=has_entry and only_forwards(main_module.source, entry_point, HELPER),
     )
+
+
+@lru_cache(maxsize=1024)
+def trusted_test(prompt: str, entry_point: str, test: str) -> str:
+    """The test with the prompt's preamble before it: some tests call the helpers that the prompt defines."""
+    above = preamble(prompt, entry_point)
+    return assemble([above, Module((), test)]) if above.source or above.futures else test
 
 
 def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:

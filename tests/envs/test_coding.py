@@ -165,12 +165,25 @@ def test_feedback_tests_limits_what_is_quoted() -> None:
         assert "0 of 5 tests passed" in text
 
 
-def test_only_builtin_exception_names_are_quoted() -> None:
-    cases = (Case("exception", "ValueError: secret"), Case("exception", "Secret: secret"), Case("timeout", "secret"))
-    text = full(past((1.0, 0.5, 0.0, 0.0), cases, 1))
-    assert "exception: ValueError" in text
-    assert "exception: of its own kind" in text
-    assert "secret" not in text.lower()
+@pytest.mark.parametrize(
+    ("case", "quoted"),
+    [
+        (Case("wrong", "assert f([1]) == 2  # got 3"), "- wrong: assert f([1]) == 2  # got 3"),
+        (
+            Case("exception", "assert f({1: 1}) == 2: ValueError: secret"),
+            "- exception: assert f({1: 1}) == 2: ValueError",
+        ),
+        (Case("exception", "ValueError: secret"), "- exception: ValueError"),
+        (Case("exception", "KeyError"), "- exception: KeyError"),
+        (Case("exception", "assert f(1): Secret: secret"), "- exception"),
+        (Case("timeout", "assert f(1): more than 2 s"), "- timeout: assert f(1): more than 2 s"),
+        (Case("load_error", "SyntaxError: secret"), "- load_error"),
+        (Case("memory", "secret"), "- memory"),
+    ],
+)
+def test_failing_tests_are_quoted_without_the_programs_own_words(case: Case, quoted: str) -> None:
+    text = full(past((1.0, 0.5, 0.0, 0.0), (case,), 1))
+    assert text.splitlines()[1] == quoted
 
 
 def test_unknown_options_are_refused() -> None:

@@ -84,9 +84,7 @@ def test_the_same_function_out_of_every_wrapping(text: str) -> None:
 
 
 def test_islands_of_code_between_prose() -> None:
-    text = (
-        "First:\nimport math\nThen a helper:\ndef g(x):\n    return x\n\nAnd so on.\ndef f(x):\n    return g(x)\nDone!"
-    )
+    text = "First:\nimport math\nThen a helper:\ndef g(x):\n    return x\n\nAnd:\ndef f(x):\n    return g(x)\nDone!"
     assert source(text) == "import math\n\ndef g(x):\n    return x\n\ndef f(x):\n    return g(x)"
 
 

@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import ast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.rewards.program import extract
+from magrpo.rewards.usage import only_forwards, use_of
+
+
+def f(body: str) -> str:
+    return "def f(xs, k=2):\n" + "".join(f"    {line}\n" for line in body.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return aux(xs)",
+        "return sum(aux(xs)) + 1",
+        "y = aux(xs)\nreturn y",
+        "y = aux(xs)\nz = y\nw = z + 1\nreturn w",
+        "if aux(xs):\n    return 1\nreturn 2",
+        "total = 0\nfor x in aux(xs):\n    total += x\nreturn total",
+        "total = 0\ntotal += aux(xs)\nreturn total",
+        "return sorted(xs, key=aux)",
+        "return list(map(aux, xs))",
+        "g = aux\nreturn g(xs)",
+        "out = []\nout.append(aux(xs))\nreturn out",
+        "d = {}\nd[k] = aux(xs)\nreturn d",
+        "while aux(xs):\n    k += 1\nreturn k",
+        "if (y := aux(xs)) > 1:\n    return y\nreturn 0",
+        "a, *b = aux(xs)\nreturn b",
+        "return [aux(x) for x in xs if x]",
+        "return f'{aux(xs)}'",
+        "def g():\n    return aux(xs)\nreturn g()",
+        "with aux(xs) as y:\n    return 1",
+        "y: int = aux(xs)\nreturn y",
+        "if True:\n    return aux(xs)\nreturn 1",
+    ],
+)
+def test_used(body: str) -> None:
+    assert use_of(f(body), "aux") == "used"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "aux(xs)\nreturn 1",
+        "_ = aux(xs)\nreturn 1",
+        "y = aux(xs)\nreturn 1",
+        "y = aux(xs)\ny\nreturn 1",
+        "y = aux(xs)\nz = y\nw = z + 1\nreturn 1",
+        "y, z = aux(xs)\nreturn 1",
+        "aux(xs) + 1\nreturn 1",
+        "[aux(x) for x in xs]\nreturn 1",
+        "(y := aux(xs))\nreturn 1",
+        "y = 0\ny += aux(xs)\nreturn 1",
+        "print(aux(xs))\nreturn 1",
+        "y = len(aux(xs))\nreturn 1",
+        "if aux(xs):\n    pass\nreturn 1",
+        "y = aux(xs)\nif False:\n    return y\nreturn 1",
+        "y = aux(xs)\nreturn 1\nreturn y",
+        "g = aux\nreturn 1",
+        "aux(xs).sort()\nreturn 1",
+        "y: int = aux(xs)\nreturn 1",
+    ],
+)
+def test_discarded(body: str) -> None:
+    assert use_of(f(body), "aux") == "discarded"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "# aux(xs)\nreturn 1",
+        "'aux(xs)'\nreturn 'aux(xs)'",
+        "return xs.aux(xs)",
+        "if False:\n    return aux(xs)\nreturn 1",
+        "if True:\n    return 1\nelse:\n    return aux(xs)",
+        "while 0:\n    return aux(xs)\nreturn 1",
+        "return 1\nreturn aux(xs)",
+        "raise ValueError\naux(xs)",
+        "def aux(x):\n    return x\nreturn aux(xs)",
+        "aux = len\nreturn aux(xs)",
+        "from m import aux\nreturn aux(xs)",
+        "import m as aux\nreturn aux(xs)",
+        "return [aux(1) for aux in xs]",
+        "global aux\nreturn aux(xs)",
+        "return (lambda aux: aux(xs))(len)",
+        "try:\n    pass\nexcept ValueError as aux:\n    return aux(xs)",
+        "match xs:\n    case aux:\n        return aux(xs)",
+    ],
+)
+def test_not_the_partners(body: str) -> None:
+    assert use_of(f(body), "aux") == "none"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return aux(xs)",
+        "'''Doc.'''\nreturn aux(xs, k)",
+        "return aux(xs, k=k)",
+        "return aux(*xs)",
+        "return aux(xs, 3)",
+        "y = aux(xs)\nreturn y",
+        "y: int = aux(xs)\nz = y\nreturn z",
+        "import math\npass\nreturn aux(xs)",
+        "filler = 1\nreturn aux(xs)",
+        "n = len(xs)\nm = n + 1\nreturn aux(xs)",
+        "print('hello')\nreturn aux(xs)",
+    ],
+)
+def test_only_forwards(body: str) -> None:
+    assert only_forwards(f(body), "f", "aux")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return aux(xs) + 1",
+        "return aux(sorted(xs))",
+        "return list(aux(xs))",
+        "xs = sorted(xs)\nreturn aux(xs)",
+        "xs.sort()\nreturn aux(xs)",
+        "y = aux(xs)\nz = 1\nreturn z",
+        "if not xs:\n    return 0\nreturn aux(xs)",
+        "return 1",
+        "return aux",
+        "pass",
+        "y = aux(xs)",
+        "return other(xs)",
+        "y = aux(xs)\ny += 1\nreturn y",
+        "y = aux(xs)\nreturn y + k",
+    ],
+)
+def test_does_more_than_forward(body: str) -> None:
+    assert not only_forwards(f(body), "f", "aux")
+
+
+@given(
+    st.lists(st.sampled_from(["y = aux(xs)", "y", "return y", "z = y", "if y:\n    pass", "aux", "y = k"]), max_size=8)
+)
+def test_use_is_always_decided(lines: list[str]) -> None:
+    source = extract(f("\n".join([*lines, "pass"])), "f").source
+    mentioned = any(isinstance(n, ast.Name) and n.id == "aux" for n in ast.walk(ast.parse(source)))
+    assert mentioned or use_of(source, "aux") == "none"
+    if only_forwards(source, "f", "aux"):
+        assert use_of(source, "aux") == "used"
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize(
+    "source",
+    [
+        f("\n".join(f"a{i} = a{i + 1}" for i in range(1500)) + "\na1500 = aux(xs)\nreturn a0"),
+        f("\n".join("y = " + "+".join(["y"] * 250) for _ in range(60)) + "\nreturn aux(y)"),
+        f("return " + "+".join(["aux(xs)"] * 250)),
+    ],
+    ids=["chain", "sums", "calls"],
+)
+def test_large_modules(source: str) -> None:
+    assert use_of(source, "aux") == "used"
+    assert not only_forwards(source, "f", "aux")
