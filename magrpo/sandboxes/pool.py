@@ -8,7 +8,8 @@ import queue
 from collections import OrderedDict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -17,7 +18,9 @@ from magrpo.registry import Plugin
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.instrument import instrument
 from magrpo.sandboxes.jail.confine import Limits
-from magrpo.sandboxes.worker import Spec, Worker, WorkerDied
+from magrpo.sandboxes.jails import Spec
+from magrpo.sandboxes.ladder import climb
+from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Case, Execution, ExecutionReport
 
 MIB = 1 << 20
@@ -34,6 +37,12 @@ class PoolSandbox(Plugin):
     """Workers that fork one jailed process for each candidate."""
 
     kind: str = "pool"
+    level: Literal["auto", "namespaces", "namespaces-flat", "landlock", "none"] = "auto"
+    """Isolation level. ``auto``: the strongest that works here, never ``none``."""
+    min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
+    """Refuse to run at a weaker level."""
+    packages: tuple[str, ...] = ()
+    """Installed distributions that programs and tests may import, e.g. numpy."""
     workers: int | None = Field(None, ge=1)
     """Jails that run side by side. None: one for each CPU this process may use."""
     test_s: float = Field(2.0, gt=0)
@@ -75,8 +84,9 @@ class PoolSandbox(Plugin):
         Raises:
             SandboxError: no isolation level that the configuration accepts is available.
         """
-        workers = self.workers or len(os.sched_getaffinity(0))
-        return Pool(Spec(self.limits(), "namespaces", tuple(PRELOAD.split())), workers, self.recycle_after)
+        spec = Spec(self.limits(), "", tuple(PRELOAD.split()), self.packages)
+        rung = climb(spec, self.level, self.min_level)
+        return Pool(replace(spec, level=rung.level), self.workers or len(os.sched_getaffinity(0)), self.recycle_after)
 
 
 class Pool:

@@ -16,6 +16,8 @@ from typing import Any
 from . import wire
 
 MODULE = "candidate"
+HELLO = "confined"
+"""The first message, sent before any foreign code is there to send it."""
 
 
 class Watch:
@@ -137,7 +139,8 @@ def describe(error: BaseException) -> list[Any]:
 
 
 def serve(channel: socket) -> None:
-    """Answer the tester until it hangs up: first ``load``, then ``call`` and ``used``. Never returns normally."""
+    """Say that the process is confined, then answer the tester until it hangs up: ``load``, ``call``, ``used``."""
+    wire.send(channel, HELLO)
     reader = wire.Reader(channel, 1 << 40)
     program: Program | None = None
     while True:

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
-PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 38, 24, 47, 4
+PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 24, 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 40
 
-_libc = ctypes.CDLL(None, use_errno=True)
+libc = ctypes.CDLL(None, use_errno=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,39 +39,51 @@ def check(result: int, what: str) -> None:
 
 
 def unshare(flags: int) -> None:
-    check(_libc.unshare(flags), "unshare")
+    check(libc.unshare(flags), "unshare")
 
 
 def enter_pid_namespace(descriptor: int) -> None:
     """Let the next children be born in the pid namespace behind ``descriptor``."""
-    check(_libc.setns(descriptor, CLONE_NEWPID), "setns")
+    check(libc.setns(descriptor, CLONE_NEWPID), "setns")
 
 
 def private_scratch(limits: Limits) -> None:
     """Fresh mount and ipc namespaces with a small ``/tmp``."""
     unshare(CLONE_NEWNS | CLONE_NEWIPC)
     options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
-    check(_libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
+    check(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
     os.chdir("/tmp")
 
 
 def hide_proc() -> None:
     """Take ``/proc`` out of this mount namespace and all made from it. Open descriptors keep working."""
-    check(_libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+    check(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
 
 
 def drop_bounding_set() -> None:
     """No process forked from here on can ever gain a capability that it does not have already."""
     for capability in range(LAST_CAPABILITY + 1):
-        _libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
+        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
+
+
+def close_to_others() -> None:
+    """Let no process of the same user look into this one, and let it gain no privilege."""
+    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+
+
+def become(uid: int) -> None:
+    """Become an ordinary user, for good."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
 def drop_capabilities() -> None:
     """No capability in any set, and none ever again."""
-    check(_libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    check(_libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+    check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check(_libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def set_limits(limits: Limits, processes: int | None) -> None:

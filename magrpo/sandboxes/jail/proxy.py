@@ -10,12 +10,13 @@ import socket
 import time
 from typing import Any
 
-from . import wire
+from . import candidate, wire
 from .confine import Limits
 
 FINAL = frozenset({"protocol", "output_limit"})
 HUNG, GONE = b"h", b"g"
 MAX_REPLAYS = 8
+START_S = 10.0
 WALL_FACTOR = 2.0
 """A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
@@ -37,6 +38,10 @@ class CandidateFailure(Exception):
 
 class Unusable(BaseException):
     """The test, not the candidate, is at fault. Passes through every handler of the test."""
+
+
+class Broken(BaseException):
+    """The jail, not the candidate, is at fault. Passes through every handler of the test."""
 
 
 class Process:
@@ -156,6 +161,10 @@ class Proxy:
         self.process, self.spare = self.spare, None
         self.reader = wire.Reader(self.process.channel, self.output_left)
         self.lives -= 1
+        try:
+            assert self.reader.message(wire.until(time.monotonic() + START_S)) == candidate.HELLO
+        except wire.WireError as error:
+            raise Broken(f"a candidate process could not be confined: {error}") from None
         try:
             status, value, *_ = self._ask("load", self.program)
         except CandidateFailure as failure:

@@ -17,7 +17,7 @@ from typing import Any
 
 from . import wire
 from .confine import Limits
-from .proxy import CandidateFailure, Process, Proxy, Unusable
+from .proxy import Broken, CandidateFailure, Process, Proxy, Unusable
 
 HOOK = "__magrpo__"
 MAX_CASES = 10_000
@@ -132,13 +132,15 @@ def serve(connection: socket.socket, requests: socket.socket, process: Process, 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     job = wire.Reader(connection, 1 << 30).message(lambda: None)
     began = time.monotonic()
-    proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits)
+    report: dict[str, Any] = {}
     try:
-        report: dict[str, Any] = {"cases": run(base64.b64decode(job["code"]), job["entry_point"], proxy)}
+        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits)
+        report["cases"] = run(base64.b64decode(job["code"]), job["entry_point"], proxy)
+        report["watched_calls"], report["watched_used"] = proxy.watched_calls, proxy.result_used()
+        report["cpu_s"], report["memory_bytes"] = proxy.consumed()
     except Unusable as error:
         report = {"unusable": printable(str(error))}
-    else:
-        report |= {"watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
-    report["cpu_s"], report["memory_bytes"] = proxy.consumed()
+    except Broken as error:
+        report = {"broken": printable(str(error))}
     report["duration_s"] = time.monotonic() - began
     wire.send(connection, report)

@@ -18,11 +18,10 @@ from dataclasses import dataclass
 from typing import NoReturn
 
 from . import candidate, confine, proxy, tester
+from .level import Level
 
 CHANNEL_FD = 3
 DYING_S = 0.2
-OWN_PROCESSES = 6
-"""Processes of the jail itself that count against its user's limit: bubblewrap, zygote, tester, ready, dying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +37,14 @@ class Zygote:
 
     Args:
         control: the connection to the parent.
-        limits: of every candidate.
-        namespaces: give each candidate namespaces of its own.
+        level: the isolation of candidates.
     """
 
-    def __init__(self, control: socket.socket, limits: confine.Limits, namespaces: bool) -> None:
-        self.control, self.limits, self.namespaces = control, limits, namespaces
-        self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if namespaces else -1
+    def __init__(self, control: socket.socket, level: Level) -> None:
+        self.control, self.level = control, level
+        self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if level.namespaces else -1
         self.proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-        if namespaces:
-            confine.hide_proc()
+        level.confine_zygote()
         self.dying: list[int] = []
         self.ready = self.fork_candidate()
 
@@ -110,12 +107,12 @@ class Zygote:
 
     def fork_candidate(self) -> Life:
         near, far = socket.socketpair()
-        if self.namespaces:
+        if self.level.namespaces:
             confine.unshare(confine.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             self.become_candidate(far)
-        if self.namespaces:
+        if self.level.namespaces:
             confine.enter_pid_namespace(self.own_pids)
         far.close()
         return Life(pid, near)
@@ -123,12 +120,9 @@ class Zygote:
     def become_candidate(self, channel: socket.socket) -> NoReturn:
         try:
             os.setsid()
+            self.level.confine_candidate()
             os.dup2(channel.detach(), CHANNEL_FD)
             os.closerange(CHANNEL_FD + 1, 1 << 16)
-            if self.namespaces:
-                confine.private_scratch(self.limits)
-            confine.set_limits(self.limits, self.limits.processes + OWN_PROCESSES if self.namespaces else None)
-            confine.drop_capabilities()
             candidate.serve(socket.socket(fileno=CHANNEL_FD))
         finally:
             os._exit(0)
@@ -138,8 +132,9 @@ class Zygote:
         if pid == 0:
             try:
                 self.control.close()
-                confine.drop_capabilities()
-                tester.serve(connection, requests, proxy.Process(life.channel, life.pid, self.proc), self.proc, self.limits)
+                self.level.confine_tester()
+                process = proxy.Process(life.channel, life.pid, self.proc)
+                tester.serve(connection, requests, process, self.proc, self.level.limits)
             finally:
                 os._exit(0)
         return pid
@@ -171,10 +166,12 @@ def main() -> None:
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
     preload(config["preload"])
-    confine.drop_bounding_set()
+    if config["uid"]:
+        confine.become(config["uid"])
+    level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
     gc.collect()
     gc.freeze()
-    zygote = Zygote(control, confine.Limits(**config["limits"]), config["namespaces"])
+    zygote = Zygote(control, level)
     os.dup2(1, 2)
     control.send(b"ready")
     zygote.serve()

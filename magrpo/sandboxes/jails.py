@@ -1,0 +1,141 @@
+"""How a jail is started: the command line for each isolation level, as root and as an ordinary user."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import sysconfig
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, files
+from pathlib import Path
+
+from magrpo.sandboxes.jail.confine import Limits
+
+SANDBOX_UID = 61873
+"""The user that jails run as when the parent is root: no account has it."""
+HERE = Path(__file__).parent
+JAIL, PACKAGES = "/jail", "/packages"
+SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
+ENVIRONMENT = {
+    "PYTHONHASHSEED": "0",
+    "LC_ALL": "C.UTF-8",
+    "TZ": "UTC",
+    "HOME": "/tmp",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_NUM_THREADS": "1",
+}
+FLAGS = ("-s", "-S", "-P", "-B")
+INSTALL = "install Debian's package: apt-get install bubblewrap (not the package of that name on PyPI)"
+
+
+class Unavailable(Exception):
+    """An isolation level cannot be had here; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """How workers are made. ``preload``: modules the zygote imports; ``packages``: installed distributions it shows."""
+
+    limits: Limits
+    level: str
+    preload: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    @property
+    def bubblewrap(self) -> bool:
+        return self.level.startswith("namespaces")
+
+
+def python() -> str:
+    """The interpreter behind the virtual environment, by its real path."""
+    return str(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
+
+
+def interpreter_paths() -> list[str]:
+    """What a jail may read: the interpreter with its library, and the system's libraries."""
+    wanted = [Path(python()), Path(sysconfig.get_paths()["stdlib"]), Path("/etc/ld.so.cache")]
+    shared = sysconfig.get_config_var("LDLIBRARY") or ""
+    if ".so" in shared:
+        wanted += sorted(Path(sysconfig.get_config_var("LIBDIR")).glob(f"{shared}*"))
+    system = [Path(name) for name in SYSTEM if Path(name).is_dir() and not Path(name).is_symlink()]
+    own = [path for path in wanted if path.exists() and not any(path.is_relative_to(top) for top in system)]
+    return [str(path) for path in [*own, *system]]
+
+
+def package_folders(names: tuple[str, ...]) -> dict[str, str]:
+    """Top-level files and folders of installed distributions: name to path.
+
+    Raises:
+        ValueError: one is not installed.
+    """
+    found: dict[str, str] = {}
+    for name in names:
+        try:
+            entries = files(name) or []
+        except PackageNotFoundError:
+            raise ValueError(f"sandbox.packages: {name!r} is not installed; pip install it or leave it out") from None
+        for entry in entries:
+            top = entry.parts[0]
+            if not top.startswith("..") and not top.endswith((".dist-info", "__pycache__")):
+                found[top] = str(Path(str(entry.locate())).parents[len(entry.parts) - 1] / top)
+    return found
+
+
+def command(spec: Spec, info: int) -> list[str]:
+    """The command line of one jail, whose standard input is the control socket.
+
+    ``info`` is the descriptor to which bubblewrap writes the id of its child.
+
+    Raises:
+        Unavailable: a program that the level needs is missing.
+    """
+    return _bubblewrap(spec, info) if spec.bubblewrap else _plain(spec)
+
+
+def _zygote(spec: Spec, roots: list[str], readable: list[str], uid: int) -> list[str]:
+    config = {
+        "level": spec.level,
+        "limits": dataclasses.asdict(spec.limits),
+        "preload": [*spec.preload, *spec.packages],
+        "readable": readable,
+        "uid": uid,
+    }
+    boot = f"import sys; sys.path += {roots!r}; from jail.zygote import main; main()"
+    return [python(), *FLAGS, "-c", boot, json.dumps(config)]
+
+
+def _plain(spec: Spec) -> list[str]:
+    folders = package_folders(spec.packages)
+    sites = sorted({str(Path(path).parent) for path in folders.values()})
+    readable = [*interpreter_paths(), str(HERE / "jail"), *folders.values()]
+    drop = os.geteuid() == 0 and all(_open_to_all(Path(path)) for path in readable)  # it goes on importing
+    return _zygote(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
+
+
+def _open_to_all(path: Path) -> bool:
+    """Whether any user may read the path."""
+    return all(folder.stat().st_mode & 0o5 == 0o5 for folder in path.parents) and bool(path.stat().st_mode & 0o4)
+
+
+def _bubblewrap(spec: Spec, info: int) -> list[str]:
+    bwrap = shutil.which("bwrap")
+    if not bwrap:
+        raise Unavailable(f"bubblewrap is not installed; {INSTALL}")
+    binds = [(path, path) for path in interpreter_paths()] + [(str(HERE / "jail"), f"{JAIL}/jail")]
+    binds += [(path, f"{PACKAGES}/{name}") for name, path in package_folders(spec.packages).items()]
+    before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
+    for name, value in ENVIRONMENT.items():
+        before += ["--setenv", name, value]
+    if spec.level == "namespaces":
+        before += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
+    after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
+    after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
+    after += ["--chdir", "/", *_zygote(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
+    if os.geteuid() != 0:
+        return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
+    launch = json.dumps({"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after})
+    return [python(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]

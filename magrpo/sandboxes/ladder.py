@@ -1,0 +1,170 @@
+"""The isolation ladder: which level can be had here, found out by running a canary that tries to break out."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import logging
+import os
+import socket
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes.instrument import instrument
+from magrpo.sandboxes.jails import INSTALL, Spec, Unavailable
+from magrpo.sandboxes.worker import Worker, WorkerDied
+
+LADDER = ("namespaces", "namespaces-flat", "landlock", "none")
+ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
+CANARY_S = 30.0
+MANY_FORKS = 200
+log = logging.getLogger(__name__)
+
+CANARY = """
+import os, signal, socket, time
+
+def read(path):
+    open(path).read()
+
+def write(path):
+    open(path, "w").write("canary")
+
+def connect(port):
+    socket.create_connection(("127.0.0.1", port), 1)
+
+def connect_unix(path):
+    socket.socket(socket.AF_UNIX).connect(path)
+
+def send_udp(port):
+    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"canary", ("127.0.0.1", port))
+
+def kill(pid):
+    os.kill(pid, signal.SIGURG)
+
+def fork(number):
+    for _ in range(number):
+        if os.fork() == 0:
+            time.sleep(60)
+
+def attempt(action, argument):
+    try:
+        globals()[action](argument)
+    except OSError:
+        return "refused"
+    return "done"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Rung:
+    """The level that was found, and why the stronger ones were not: level to reason."""
+
+    level: str
+    refused: dict[str, str]
+
+
+def climb(spec: Spec, wanted: str, min_level: str) -> Rung:
+    """Find the strongest level that works here. ``wanted`` is a level, or ``auto``; ``none`` has to be wanted.
+
+    Raises:
+        SandboxError: none that is accepted works; the message says why and what to do.
+    """
+    allowed = LADDER[: LADDER.index(min_level) + 1]
+    candidates = [level for level in allowed if level != "none"] if wanted == "auto" else [wanted]
+    if wanted != "auto" and wanted not in allowed:
+        raise SandboxError(f"sandbox.level = {wanted!r} is weaker than sandbox.min_level = {min_level!r}")
+    if wanted == "none":
+        if os.environ.get(ALLOW_NONE) != "1":
+            raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
+        return Rung("none", {})
+    refused: dict[str, str] = {}
+    for level in candidates:
+        try:
+            examine(replace(spec, level=level))
+        except (Unavailable, WorkerDied) as error:
+            refused[level] = str(error)
+            log.warning("sandbox level %s is not available: %s", level, error)
+        else:
+            log.info("sandbox level: %s", level)
+            return Rung(level, refused)
+    reasons = "; ".join(f"{level}: {reason}" for level, reason in refused.items())
+    raise SandboxError(f"no isolation level of {', '.join(candidates)} works here ({reasons}). {_remedy(min_level)}")
+
+
+def _remedy(min_level: str) -> str:
+    weaker = "" if min_level == "landlock" else ", or accept sandbox.min_level = 'landlock'"
+    return f"Remedy: {INSTALL}; allow unprivileged user namespaces{weaker}; or use a kernel with Landlock (5.13)"
+
+
+def examine(spec: Spec) -> None:
+    """Run the canary at one level and look for what it did.
+
+    Raises:
+        Unavailable: something got through, or the level cannot be started.
+        WorkerDied: the jail did not survive.
+    """
+    with _bait() as (folder, tcp, unix, udp):
+        attempts = {
+            "read": str(folder / "secret"),
+            "write": str(folder / "target"),
+            "connect": tcp.getsockname()[1],
+            "connect_unix": str(folder / "socket"),
+            "send_udp": udp.getsockname()[1],
+            "kill": os.getpid(),
+            "fork": MANY_FORKS,
+        }
+        test = "\n".join(f"assert attempt({name!r}, {argument!r}) == 'refused'" for name, argument in attempts.items())
+        worker = Worker(spec)
+        try:
+            failed = [attempt for attempt in _run(worker, CANARY, "attempt", test) if attempt]
+            failed += _run(worker, "def one(): return 1", "one", "assert one() == 1")
+        finally:
+            worker.close()
+        if (folder / "target").read_text() != "untouched" or any(_touched(item) for item in (tcp, unix, udp)):
+            failed.append("the canary left a trace outside")
+    if any(failed):
+        raise Unavailable("; ".join(failed))
+
+
+def _run(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
+    code = base64.b64encode(instrument(test, entry_point)).decode()
+    job = {"source": source, "entry_point": entry_point, "watch": "", "code": code}
+    cases = worker.run(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
+    return [message for status, message in cases if status != "pass"]
+
+
+@contextlib.contextmanager
+def _bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
+    """Things that everybody on this machine may read, write and connect to."""
+    with (
+        tempfile.TemporaryDirectory(prefix="magrpo-canary-") as name,
+        socket.create_server(("127.0.0.1", 0)) as tcp,
+        socket.socket(socket.AF_UNIX) as unix,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
+    ):
+        folder = Path(name)
+        folder.chmod(0o755)
+        for file, text, mode in (("secret", "secret", 0o644), ("target", "untouched", 0o666)):
+            (folder / file).write_text(text)
+            (folder / file).chmod(mode)
+        unix.bind(str(folder / "socket"))
+        (folder / "socket").chmod(0o777)
+        unix.listen()
+        udp.bind(("127.0.0.1", 0))
+        for item in (tcp, unix, udp):
+            item.setblocking(False)
+        yield folder, tcp, unix, udp
+
+
+def _touched(item: socket.socket) -> bool:
+    try:
+        if item.type == socket.SOCK_DGRAM:
+            item.recv(100)
+        else:
+            item.accept()[0].close()
+    except BlockingIOError:
+        return False
+    return True
