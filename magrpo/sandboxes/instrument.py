@@ -18,16 +18,31 @@ So a program that fails never has fewer cases than one that is right.
 from __future__ import annotations
 
 import ast
+import base64
+import builtins
 import marshal
+from dataclasses import dataclass
 from functools import lru_cache
 
-HOOK = "__magrpo__"
-"""The name under which the tester's recorder is bound in the test's namespace."""
+from magrpo.sandboxes.jail.recorder import HOOK, SAME
+
+
+@dataclass(frozen=True, slots=True)
+class Instrumented:
+    """A test ready to run.
+
+    ``code`` is a marshalled code object, base64; ``needs`` are the names that the test reads and nobody but the
+    program can define; ``asserts`` counts the asserts in its text, those of exception handlers aside.
+    """
+
+    code: str
+    needs: tuple[str, ...]
+    asserts: int
 
 
 @lru_cache(maxsize=4096)
-def instrument(test: str, entry_point: str) -> bytes:
-    """Compile a test into the code object (marshalled) that the tester runs.
+def instrument(test: str, entry_point: str) -> Instrumented:
+    """Compile a test into the code that the tester runs.
 
     ``test`` either defines ``check(candidate)`` or is a list of asserts that call ``entry_point`` by its name.
 
@@ -35,12 +50,27 @@ def instrument(test: str, entry_point: str) -> bytes:
         SyntaxError: the test is not Python.
     """
     tree = ast.parse(test, "<test>")
+    needs, asserts = _needs(tree, entry_point), _number_of_asserts(tree, inside=True)
     tree = _Instrument(_tainted(tree, entry_point), _defined(tree)).visit(tree)
-    return marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
+    code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
+    return Instrumented(base64.b64encode(code).decode(), needs, asserts)
+
+
+def _needs(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
+    known = {"candidate", entry_point, SAME, "__name__", *dir(builtins)} | _defined(tree) | _names(tree, ast.Store)
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            known |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.arg):
+            known.add(node.arg)
+        elif isinstance(node, ast.ExceptHandler) and node.name:
+            known.add(node.name)
+    return () if "*" in known else tuple(sorted(_names(tree, ast.Load) - known))
 
 
 def _defined(tree: ast.Module) -> set[str]:
-    return {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
 def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
@@ -175,11 +205,12 @@ class _Instrument(ast.NodeTransformer):
         return [start, ast.copy_location(_try([node], handler), node)]
 
 
-def _number_of_asserts(node: ast.AST) -> int:
-    """Asserts inside a statement, those of exception handlers aside."""
-    if isinstance(node, (ast.ExceptHandler, ast.FunctionDef, ast.Lambda, ast.ClassDef)):
+def _number_of_asserts(node: ast.AST, inside: bool = False) -> int:
+    """Asserts in a statement, those of exception handlers aside, and those of functions unless ``inside``."""
+    if isinstance(node, ast.ExceptHandler) or (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not inside):
         return 0
-    return isinstance(node, ast.Assert) + sum(_number_of_asserts(child) for child in ast.iter_child_nodes(node))
+    below = sum(_number_of_asserts(child, inside) for child in ast.iter_child_nodes(node))
+    return isinstance(node, ast.Assert) + below
 
 
 def _call(method: str, *arguments: ast.expr) -> ast.Call:

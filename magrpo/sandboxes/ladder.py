@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import logging
 import os
@@ -13,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from magrpo.sandboxes import SandboxError
-from magrpo.sandboxes.instrument import instrument
 from magrpo.sandboxes.jails import INSTALL, Spec, Unavailable
-from magrpo.sandboxes.worker import Worker, WorkerDied
+from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
+from magrpo.types import Execution
 
 LADDER = ("namespaces", "namespaces-flat", "landlock", "none")
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
@@ -130,8 +129,7 @@ def examine(spec: Spec) -> None:
 
 
 def _run(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
-    code = base64.b64encode(instrument(test, entry_point)).decode()
-    job = {"source": source, "entry_point": entry_point, "watch": "", "code": code}
+    job = job_of(Execution(source, entry_point, test))
     cases = worker.run(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
     return [message for status, message in cases if status != "pass"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import os
 import queue
 from collections import OrderedDict
@@ -16,11 +15,10 @@ from pydantic import Field
 from magrpo.interfaces import Progress
 from magrpo.registry import Plugin
 from magrpo.sandboxes import SandboxError
-from magrpo.sandboxes.instrument import instrument
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jails import Spec
 from magrpo.sandboxes.ladder import climb
-from magrpo.sandboxes.worker import Worker, WorkerDied
+from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
 from magrpo.types import Case, Execution, ExecutionReport
 
 MIB = 1 << 20
@@ -150,15 +148,9 @@ class Pool:
     def _one(self, execution: Execution) -> ExecutionReport:
         """Run one execution; after an infrastructure error once more on a fresh worker."""
         try:
-            code = instrument(execution.test, execution.entry_point)
+            job = job_of(execution)
         except SyntaxError as error:
             return self._infra(f"the test is not Python: {error}")
-        job = {
-            "source": execution.source,
-            "entry_point": execution.entry_point,
-            "watch": execution.watch,
-            "code": base64.b64encode(code).decode(),
-        }
         worker = self.idle.get()
         message = ""
         for _ in range(ATTEMPTS):
@@ -200,6 +192,7 @@ class Pool:
             memory_bytes=result.get("memory_bytes", 0),
             watched_calls=result.get("watched_calls", 0),
             watched_used=result.get("watched_used", False),
+            forgeable=result.get("forgeable", False),
         )
 
     def _infra(self, message: str) -> ExecutionReport:

@@ -12,8 +12,10 @@ import subprocess
 import time
 from typing import Any
 
+from magrpo.sandboxes.instrument import instrument
 from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jails import ENVIRONMENT, Spec, command
+from magrpo.types import Execution
 
 START_S = 20.0
 MAX_REPORT = 64 << 20
@@ -21,6 +23,23 @@ MAX_REPORT = 64 << 20
 
 class WorkerDied(Exception):
     """A worker is gone or does not answer; its job has no result."""
+
+
+def job_of(execution: Execution) -> dict[str, Any]:
+    """What a tester is told.
+
+    Raises:
+        SyntaxError: the test is not Python.
+    """
+    test = instrument(execution.test, execution.entry_point)
+    return {
+        "source": execution.source,
+        "entry_point": execution.entry_point,
+        "watch": execution.watch,
+        "code": test.code,
+        "needs": test.needs,
+        "asserts": test.asserts,
+    }
 
 
 class Worker:

@@ -6,6 +6,7 @@ Runs in the same process as foreign code, so it protects nothing; it only has to
 from __future__ import annotations
 
 import ast
+import base64
 import builtins
 import random
 import sys
@@ -13,7 +14,7 @@ from socket import socket
 from types import CodeType, ModuleType
 from typing import Any
 
-from . import wire
+from . import recorder, wire
 
 MODULE = "candidate"
 HELLO = "confined"
@@ -111,6 +112,19 @@ class Program:
         again = self._answer(function, tracer, args, kwargs)
         return tracer.calls > 0 and again[:3] != answer[:3]
 
+    def beside(self, code: str) -> list[Any]:
+        """Run test code in this process: ``[status, [used, case, ...], None, calls of the watched function]``."""
+        cases, tracer = self._judge(code, hide=False)
+        used = tracer.calls > 0 and self._judge(code, hide=True)[0] != cases
+        return ["ok", [used, *cases], None, tracer.calls]
+
+    def _judge(self, code: str, hide: bool) -> tuple[list[list[str]], Watch]:
+        tracer = Watch()
+        function = self._load(tracer)
+        tracer.hide, tracer.running = hide, True
+        names = dict(vars(sys.modules[MODULE]))
+        return recorder.run(base64.b64decode(code), self.entry_point, Local(function), names), tracer
+
     @staticmethod
     def _answer(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
         arguments, keywords = wire.decode(args), wire.decode(kwargs)
@@ -123,6 +137,26 @@ class Program:
             tracer.running = False
         after = wire.encode(arguments)
         return ["ok", value, None if after == args else after, tracer.calls]
+
+
+class Local:
+    """The candidate for a test that runs in the same process."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+        self.values: list[Any] = []
+        self.raised: tuple[Exception, str, str] | None = None
+        self.failure: tuple[str, str] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            value = self.function(*args, **kwargs)
+        except Exception as error:
+            status, (_, message) = describe(error)
+            self.raised = error, status, message
+            raise
+        self.values.append(value)
+        return value
 
 
 def describe(error: BaseException) -> list[Any]:
@@ -156,6 +190,8 @@ def serve(channel: socket) -> None:
                 return
             elif verb == "call":
                 reply = program.call(*rest)
+            elif verb == "beside":
+                reply = program.beside(*rest)
             else:
                 reply = ["ok", any(program.used(*call) for call in rest[0]), None, 0]
         except BaseException as error:  # noqa: BLE001 - a program that does not load says why

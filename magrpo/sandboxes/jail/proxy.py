@@ -12,6 +12,7 @@ from typing import Any
 
 from . import candidate, wire
 from .confine import Limits
+from .recorder import CandidateFailure
 
 FINAL = frozenset({"protocol", "output_limit"})
 HUNG, GONE = b"h", b"g"
@@ -32,12 +33,8 @@ def _exceptions() -> dict[str, type[Exception]]:
 EXCEPTIONS = _exceptions()
 
 
-class CandidateFailure(Exception):
-    """A call gave no value. ``args`` are the status and the message of the case it belongs to."""
-
-
-class Unusable(BaseException):
-    """The test, not the candidate, is at fault. Passes through every handler of the test."""
+class Inexpressible(BaseException):
+    """The test passes something to the candidate that is not plain data."""
 
 
 class Broken(BaseException):
@@ -118,7 +115,7 @@ class Proxy:
         try:
             arguments, keywords = wire.encode(list(args), plain=True), wire.encode(kwargs, plain=True)
         except wire.WireError as error:
-            raise Unusable(f"an argument cannot be passed to the candidate: {error}") from None
+            raise Inexpressible(str(error)) from None
         answer = self._ask("call", [arguments, keywords])
         status, value, mutated, calls = answer
         self.watched_calls += calls
@@ -150,6 +147,26 @@ class Proxy:
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
+    def renew(self) -> None:
+        """Replace the process by a fresh one."""
+        self._lost("not_run", "replaced", HUNG, "renew")
+        self._load()
+
+    def beside(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
+        """Have the candidate's process run test code, within the limits of all tests: cases, calls, used.
+
+        Raises:
+            CandidateFailure: there is no answer.
+        """
+        status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
+        if status != "ok":
+            raise CandidateFailure(status, value[1])
+        try:
+            used, *pairs = value
+            return [(str(case_status), str(message)) for case_status, message in pairs], calls, used is True
+        except (TypeError, ValueError):
+            raise self._lost("protocol", "malformed cases", HUNG, "beside") from None
+
     def consumed(self) -> tuple[float, int]:
         """CPU seconds and largest memory of all processes so far."""
         return self.past_cpu_s + self.process.times()[0], max(self.past_memory, self.process.peak_memory())
@@ -173,10 +190,10 @@ class Proxy:
             if status != "ok":
                 self.failure = "memory" if status == "memory" else "load_error", value[1]
 
-    def _ask(self, verb: str, rest: list[Any]) -> list[Any]:
-        """One question, one answer, within the limits of one test."""
+    def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
+        """One question, one answer, within the limits of one test or ``limit_s``."""
         index, self.index = self.index, self.index + 1
-        allowed = min(self.limits.test_s, self.limits.total_s - self.spent_s)
+        allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
         began, (cpu, waited) = time.monotonic(), self.process.times()
 
         def charge() -> float:

@@ -1,0 +1,162 @@
+"""The recorder that instrumented test code reports to, and what else such code finds in its namespace.
+
+``instrument.py`` has the rules. Runs in the tester; beside the candidate only for tests that cannot be split off.
+"""
+
+from __future__ import annotations
+
+import builtins
+import marshal
+import math
+import re
+import reprlib
+from typing import Any, Protocol
+
+HOOK = "__magrpo__"
+SAME = "__same__"
+MAX_CASES = 10_000
+MAX_MESSAGE = 500
+
+
+class CandidateFailure(Exception):
+    """A call gave no value. ``args`` are the status and the message of the case it belongs to."""
+
+
+class Unusable(BaseException):
+    """The test, not the candidate, is at fault. Passes through every handler of the test."""
+
+
+class Callee(Protocol):
+    """The candidate as the test code sees it."""
+
+    values: list[Any]
+    """What it has returned so far."""
+    raised: tuple[Exception, str, str] | None
+    """The last exception it raised, with status and message."""
+    failure: tuple[str, str] | None
+    """Status and message if it cannot be called any more."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+
+
+def printable(text: str) -> str:
+    """At most 500 characters, control and other unprintable characters escaped."""
+    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
+    return text[:MAX_MESSAGE]
+
+
+class Recorder:
+    """What instrumented test code reports to. See ``instrument.py`` for the rules."""
+
+    def __init__(self, callee: Callee) -> None:
+        self.callee = callee
+        self.cases: list[list[str]] = []
+        self.undefined: dict[str, tuple[str, str]] = {}
+        self.trouble: tuple[str, str] | None = None
+        self.calls = 0
+
+    def begin(self) -> None:
+        """An assert begins."""
+        self.calls = len(self.callee.values)
+
+    def verdict(self, source: str, counts: bool, value: Any) -> None:
+        """An assert's expression has a value."""
+        if not value:
+            got = [reprlib.repr(value) for value in self.callee.values[self.calls :]]
+            self.add("wrong", f"assert {source}" + (f"  # got {', '.join(got[-2:])}" if got else ""))
+        elif counts:
+            self.add("pass", "")
+
+    def error(self, source: str, error: Exception) -> None:
+        """An assert raised."""
+        status, message = self.classify(error)
+        self.add(status, f"assert {source}: {message}")
+
+    def mark(self) -> int:
+        """A guarded statement begins."""
+        return len(self.cases)
+
+    def skipped(self, error: Exception, mark: int, number: int, names: list[str]) -> None:
+        """A guarded statement raised: it holds ``number`` asserts and would have set ``names``."""
+        status, message = self.classify(error)
+        self.trouble = self.trouble or (status, message)
+        self.undefined.update(dict.fromkeys(names, (status, message)))
+        if number == 0 and not names:
+            self.add(status, message)
+        missing = number - (len(self.cases) - mark)
+        for k in range(missing):
+            self.add(status if k == 0 else "not_run", message)
+
+    def classify(self, error: Exception) -> tuple[str, str]:
+        """Status and message of an exception that reached the test."""
+        if isinstance(error, CandidateFailure):
+            return error.args[0], error.args[1]
+        if self.callee.raised and error is self.callee.raised[0]:
+            return self.callee.raised[1:]
+        if isinstance(error, ImportError):
+            raise Unusable(f"the test cannot be run: {error}; sandbox.packages lists what it may import")
+        if isinstance(error, NameError):
+            name = re.search(r"'(\w+)'", str(error))  # an unbound local is named in the message only
+            if name and name[1] in self.undefined:
+                return self.undefined[name[1]]
+        return "wrong", f"{type(error).__name__}: {error}"
+
+    def add(self, status: str, message: str) -> None:
+        if len(self.cases) >= MAX_CASES:
+            raise Unusable(f"more than {MAX_CASES} cases")
+        self.cases.append([status, printable(message)])
+
+    def finish(self) -> None:
+        """The test has ended: make sure that what went wrong outside of asserts shows."""
+        trouble = self.trouble or self.callee.failure
+        if trouble and all(case[0] == "pass" for case in self.cases):
+            self.add(*trouble)
+        if not self.cases:
+            if not self.callee.values:
+                raise Unusable("the test neither asserts anything nor calls the candidate")
+            self.add("pass", "")
+
+
+def run(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
+    """Run instrumented test code; one ``[status, message]`` for each case.
+
+    ``names`` are visible to the test beside its own.
+
+    Raises:
+        Unusable: the test itself cannot be run.
+    """
+    recorder = Recorder(callee)
+    own = {"__name__": "test", "__builtins__": builtins, HOOK: recorder, SAME: same, "candidate": callee}
+    namespace = {**names, **own, entry_point: callee}
+    try:
+        exec(marshal.loads(code), namespace)  # the test code, compiled by the parent
+        check = namespace.get("check")
+        if callable(check) and check is not callee:
+            check(callee)
+    except Exception as error:  # noqa: BLE001 - whatever the test raises outside of a guard
+        recorder.skipped(error, len(recorder.cases), 0, [])
+    recorder.finish()
+    return recorder.cases
+
+
+def same(claimed: Any, expected: Any, tolerance: float) -> bool:
+    """Equality of plain data: the same exact types all the way down, floats within a relative or absolute tolerance.
+
+    ``True`` is not 1 and 1 is not 1.0; ``nan`` equals ``nan``.
+    """
+    if type(claimed) is not type(expected):
+        return False
+    if isinstance(expected, float):
+        close = math.isclose(claimed, expected, rel_tol=tolerance, abs_tol=tolerance)
+        return close or (math.isnan(claimed) and math.isnan(expected))
+    if isinstance(expected, (list, tuple)):
+        pairs = zip(claimed, expected, strict=False)
+        return len(claimed) == len(expected) and all(same(a, b, tolerance) for a, b in pairs)
+    if isinstance(expected, dict):
+        if len(claimed) != len(expected):
+            return False
+        keys = {(type(key), key): value for key, value in claimed.items()}
+        return all((type(k), k) in keys and same(keys[type(k), k], v, tolerance) for k, v in expected.items())
+    if isinstance(expected, (set, frozenset)):
+        return {(type(item), item) for item in claimed} == {(type(item), item) for item in expected}
+    return bool(claimed == expected)
