@@ -1,0 +1,28 @@
+"""One pool for each isolation level that the machine offers, shared by the tests of a module."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes.pool import Pool, PoolSandbox
+
+LEVELS = ["namespaces", "namespaces-flat", "landlock"]
+
+
+def open_pool(**options: object) -> Pool:
+    """A pool, or a skipped test where the level cannot be had."""
+    try:
+        return PoolSandbox.model_validate({"kind": "pool", **options}).open()
+    except SandboxError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    """The strongest level, two workers, default limits."""
+    pool = open_pool(workers=2)
+    yield pool
+    pool.close()

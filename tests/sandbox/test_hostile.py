@@ -1,0 +1,53 @@
+"""Hostile programs score nothing and harm nothing, and the next honest program on the same worker is unharmed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from magrpo.types import Execution
+
+from .conftest import open_pool
+from .hostile import CORPUS, Hostile
+from .world import SECRET, World
+
+TEST = "\n".join(f"assert f({n}) == 'expected-{n * 7919 % 1009}-value'" for n in (1, 2, 3))
+HONEST = Execution(
+    "import os\ndef f(n):\n    os.listdir('/usr/lib')\n    return sorted({n: 1, 0: 2})\n",
+    "f",
+    "def check(candidate):\n    for n in range(1, 6):\n        assert candidate(n) == [0, n]\n",
+)
+
+
+@pytest.fixture(scope="module", params=["namespaces", "namespaces-flat", "landlock"])
+def world(request: pytest.FixtureRequest) -> Iterator[World]:
+    os.environ["MAGRPO_TEST_SECRET"] = SECRET
+    pool = open_pool(level=request.param, workers=1, test_s=0.2, total_s=0.2, memory_mib=256)
+    world = World(pool)
+    yield world
+    world.close()
+    pool.close()
+    del os.environ["MAGRPO_TEST_SECRET"]
+
+
+@pytest.mark.parametrize("program", CORPUS, ids=lambda program: program.name)
+def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> None:
+    worker = world.worker_pid()
+    [report] = world.pool.run([Execution(world.aim(program.source), "f", TEST)])
+    world.forged(report)
+    assert report.status != "infra_error"
+    assert report.tests_total == 3
+    assert report.level == world.pool.level
+    world.pool.remembered.clear()
+    [honest] = world.pool.run([HONEST])
+    assert (honest.status, honest.tests_passed) == ("pass", 5)
+    assert world.worker_pid() == worker, "the worker had to be replaced"
+    for harm in ("secret_kept", "target_untouched", "not_contacted", "victim_alive", "nothing_left", "memory_bounded"):
+        getattr(world, harm)(report)
+
+
+def test_corpus_is_large_enough() -> None:
+    assert len({program.source for program in CORPUS}) >= 80
+    assert {program.harm for program in CORPUS} <= {name for name in dir(World) if not name.startswith("_")}

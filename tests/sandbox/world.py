@@ -1,0 +1,155 @@
+"""Things on this machine that a hostile program would read, change, contact or kill, and what became of them."""
+
+from __future__ import annotations
+
+import os
+import resource
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+
+from magrpo.sandboxes.jails import SANDBOX_UID, interpreter_paths
+from magrpo.sandboxes.pool import Pool
+from magrpo.types import ExecutionReport
+
+SECRET = "secret-of-this-machine"
+UID = SANDBOX_UID if os.geteuid() == 0 else None
+"""The user that jails run as; None: ours."""
+
+
+class World:
+    """Bait, readable and writable by everybody.
+
+    Args:
+        pool: where the hostile programs will run, one worker.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.folder = Path(tempfile.mkdtemp(prefix="magrpo-world-"))
+        self.folder.chmod(0o777)
+        for name, text in (("secret", SECRET), ("target", "untouched")):
+            (self.folder / name).write_text(text)
+            (self.folder / name).chmod(0o666)
+        if UID is not None:
+            for path in (self.folder, self.folder / "secret", self.folder / "target"):
+                os.chown(path, UID, UID)
+        self.tcp = socket.create_server(("127.0.0.1", 0))
+        self.udp, self.unix, self.dgram = socket.socket(type=2), socket.socket(1), socket.socket(1, 2)
+        self.udp.bind(("127.0.0.1", 0))
+        for item, name in ((self.unix, "unix"), (self.dgram, "dgram")):
+            item.bind(str(self.folder / name))
+            (self.folder / name).chmod(0o777)
+        self.unix.listen()
+        for item in (self.tcp, self.udp, self.unix, self.dgram):
+            item.setblocking(False)
+        self.victim = subprocess.Popen(["sleep", "100000"], user=UID, group=UID, extra_groups=[] if UID else None)
+        self.before = self.state()
+
+    def close(self) -> None:
+        self.victim.kill()
+        self.victim.wait()
+        for item in (self.tcp, self.udp, self.unix, self.dgram):
+            item.close()
+        for path in self.folder.iterdir():
+            path.unlink()
+        self.folder.rmdir()
+
+    def aim(self, source: str) -> str:
+        """Fill a program's placeholders in."""
+        things = {
+            "SECRET": self.folder / "secret",
+            "TARGET": self.folder / "target",
+            "FOLDER": self.folder,
+            "TCP": self.tcp.getsockname()[1],
+            "UDP": self.udp.getsockname()[1],
+            "UNIX": self.folder / "unix",
+            "DGRAM": self.folder / "dgram",
+            "PID": os.getpid(),
+            "VICTIM": self.victim.pid,
+        }
+        for name, thing in things.items():
+            source = source.replace(f"@{name}@", str(thing))
+        return source
+
+    def state(self) -> dict[str, object]:
+        """Everything that must stay as it is."""
+        target = self.folder / "target"
+        stat = target.stat()
+        process = psutil.Process(self.victim.pid)
+        jail = Path(__file__).parents[2] / "magrpo" / "sandboxes" / "jail"
+        stdlib = Path(next(path for path in interpreter_paths() if Path(path).is_dir()))
+        return {
+            "target": (target.read_text(), stat.st_mode, stat.st_mtime, stat.st_nlink, os.listxattr(target)),
+            "files": sorted(path.name for path in self.folder.iterdir()),
+            "jail": sorted((path.name, path.stat().st_size) for path in jail.glob("*.py")),
+            "stdlib": (stdlib / "mine.py").exists() or Path("/mine").exists(),
+            "victim": (
+                self.victim.poll(),
+                process.nice(),
+                process.cpu_affinity(),
+                os.sched_getscheduler(self.victim.pid),
+                Path(f"/proc/{self.victim.pid}/limits").read_text(),
+                process.status() == psutil.STATUS_STOPPED,
+            ),
+            "own": resource.getrlimit(resource.RLIMIT_NOFILE),
+            "objects": [_objects(kind) for kind in ("shm", "msg", "sem")],
+        }
+
+    def forged(self, report: ExecutionReport) -> None:
+        """Nothing passed."""
+        assert report.tests_passed == 0, report
+        assert report.status != "pass"
+
+    def secret_kept(self, report: ExecutionReport) -> None:
+        """A secret that the program returned would show in the messages."""
+        assert not any(SECRET in case.message for case in report.cases)
+
+    def target_untouched(self, _: ExecutionReport) -> None:
+        assert self.state() == self.before
+
+    def not_contacted(self, _: ExecutionReport) -> None:
+        for item in (self.tcp, self.unix, self.udp, self.dgram):
+            try:
+                item.recv(10) if item.type == socket.SOCK_DGRAM else item.accept()
+            except BlockingIOError:
+                continue
+            raise AssertionError(f"{item} was contacted")
+
+    def victim_alive(self, _: ExecutionReport) -> None:
+        assert self.victim.poll() is None
+
+    def nothing_left(self, _: ExecutionReport) -> None:
+        """Only the jail's own processes remain: it may take a moment until the dead are reaped."""
+        root = psutil.Process(self.worker_pid())
+        deadline = time.monotonic() + 20
+        while len(living := [child for child in root.children(recursive=True) if _lives(child)]) > 3:
+            assert time.monotonic() < deadline, living  # three: bubblewrap's init, the zygote, the next candidate
+            time.sleep(0.001)
+
+    def memory_bounded(self, report: ExecutionReport) -> None:
+        assert report.memory_bytes <= self.pool.spec.limits.memory_bytes
+        for case in report.cases:
+            assert len(case.message) <= 500
+            assert all(c.isprintable() or c == "\n" for c in case.message)
+
+    def worker_pid(self) -> int:
+        worker = self.pool.idle.get()
+        self.pool.idle.put(worker)
+        assert worker
+        return worker.process.pid
+
+
+def _objects(kind: str) -> int:
+    return len(Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
