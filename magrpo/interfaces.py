@@ -43,7 +43,10 @@ class Problems(Protocol):
 class Env(Protocol):
     """Who acts when, and who sees what."""
 
-    num_turns: int
+    @property
+    def num_turns(self) -> int:
+        """Turns of one episode, at least 1."""
+        ...
 
     def roles(self) -> tuple[str, ...]:
         """The roles that must be filled, each by one agent."""
@@ -57,10 +60,15 @@ class Env(Protocol):
 class Reward(Protocol):
     """Prices joint actions. Execution is data: a stored rollout can be priced again without running anything."""
 
-    maxima: Mapping[str, float]
-    """The largest value of every part, ``scale`` and ``shift`` aside."""
-    max_total: float
-    """The largest joint reward, ``scale`` and ``shift`` included."""
+    @property
+    def maxima(self) -> Mapping[str, float]:
+        """The largest value of every part, ``scale`` and ``shift`` aside."""
+        ...
+
+    @property
+    def max_total(self) -> float:
+        """The largest joint reward, ``scale`` and ``shift`` included."""
+        ...
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         """Whether a joint action solved its problem: what pass@k counts."""

@@ -96,17 +96,23 @@ class CodingReward(Plugin):
         return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
 
     def _use(self, program: Program, report: ExecutionReport) -> str:
-        """How main really treated ``aux``: the run's claim counts only where the syntax tree agrees."""
+        """How main really treated ``aux``: none, discarded, used, or unknown.
+
+        The run's claim that a result was used counts only where the syntax tree agrees. Its claim that none was used
+        says nothing where calls ended in an exception, a timeout or a crash: there may have been no result to use.
+        """
         if not program.has_helper or program.use == "none" or report.watched_calls == 0:
             return "none"
-        return "used" if program.use == "used" and report.watched_used else "discarded"
+        if program.use == "used" and not report.watched_used:
+            return "discarded" if all(case.status in ("pass", "wrong") for case in report.cases) else "unknown"
+        return program.use
 
     def _cooperation(self, program: Program, reports: Mapping[str, ExecutionReport]) -> float:
         report = reports["program"]
         use = self._use(program, report)
         if use == "discarded":
             return -0.5
-        if use == "none" or self._num_passed(report) == 0:
+        if use != "used" or self._num_passed(report) == 0:
             return 0.0
         thin = program.only_forwards or _passes_unchanged(report.cases, reports["wrapper"].cases)
         return 0.5 if thin else 1.5

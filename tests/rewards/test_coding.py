@@ -1,0 +1,271 @@
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magrpo.interfaces import Sandbox
+from magrpo.rewards.coding import MAXIMA, CodingReward, trusted_test
+from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.score import Scored, score_texts
+from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
+
+HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+TEST = """\
+def check(candidate):
+    assert candidate([1, 2]) == 6
+    assert candidate([]) == 0
+    for n in range(1, 3):
+        assert candidate([n]) == 2 * n
+"""
+PROBLEM = Problem("t/0", 'def f(xs):\n    """Twice the sum."""\n', "f", TEST, "    return 2 * sum(xs)\n")
+AUX = "def aux(xs):\n    return sum(xs)"
+MAIN = "def f(xs):\n    return 2 * aux(xs)"
+REWARD = CodingReward()
+
+
+def report(passed: int, total: int = 4, calls: int = 0, used: bool = False, forgeable: bool = False) -> ExecutionReport:
+    cases = (Case("pass"),) * passed + (Case("wrong"),) * (total - passed)
+    status: CaseStatus = "pass" if passed == total else "wrong"
+    return ExecutionReport(
+        status, cases, "namespaces", watched_calls=calls, watched_used=used, forgeable=forgeable
+    )  # fmt: skip
+
+
+def parts(
+    helper: str, main: str, program: ExecutionReport | None = None, wrapper: ExecutionReport | None = None
+) -> tuple[float, ...]:
+    """Structure, syntax, tests and cooperation under hand-written reports, which must be just those asked for."""
+    given_reports = {"program": program, "wrapper": wrapper}
+    texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
+    while wanted := REWARD.executions(PROBLEM, texts, reports):
+        for name in wanted:
+            answer = given_reports.pop(name)
+            assert answer is not None, name
+            reports[name] = answer
+    assert set(given_reports.values()) <= {None}, "a report that was not asked for"
+    price = REWARD.price(PROBLEM, texts, reports)
+    assert price.total == sum(price.parts.values())
+    return tuple(price.parts[name] for name in MAXIMA)
+
+
+USED, IGNORED, UNCALLED = (report(4, calls=4, used=True), report(4, calls=4), report(4))
+
+
+# -------------------------------------------------------------------------------------- each row of the table, by hand
+def test_structure() -> None:
+    assert parts("", "") == (0.0, 0.0, 0.0, 0.0)
+    assert parts(AUX, "") == (0.4, 0.0, 0.0, 0.0)
+    assert parts(AUX, "def f(xs):\n    pass") == (0.4, 0.0, 0.0, 0.0)
+    assert parts(AUX, "def g(xs):\n    return 1") == (0.4, 0.0, 0.0, 0.0)
+    assert parts("def aux(xs):\n    print(xs)", MAIN, report(0, calls=4, used=True)) == (0.6, 0.5, 0.0, 0.0)
+    assert parts("I do not know.", "def f(xs):\n    return 2 * sum(xs)", UNCALLED) == (0.6, 0.5, 1.0, 0.0)
+
+
+def test_main_cannot_supply_aux() -> None:
+    assert parts("", f"{AUX}\n{MAIN}", report(0)) == (0.6, 0.5, 0.0, 0.0)
+
+
+def test_a_program_that_does_not_compile_is_not_run() -> None:
+    assert parts(AUX, "def f(xs):\n    return 1\nbreak") == (1.0, 0.0, 0.0, 0.0)
+    assert parts("def aux(x, x):\n    return x", MAIN) == (1.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize(("passed", "value"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0)])
+def test_tests_count_by_the_assert(passed: int, value: float) -> None:
+    assert parts(AUX, "def f(xs):\n    return 0", report(passed)) == (1.0, 0.5, value, 0.0)
+
+
+def test_no_case_at_all_is_no_test_passed() -> None:
+    assert parts(AUX, MAIN, report(0, 0)) == (1.0, 0.5, 0.0, 0.0)
+
+
+def test_cooperation_needs_a_test_passed() -> None:
+    assert parts(AUX, MAIN, report(0, calls=4, used=True)) == (1.0, 0.5, 0.0, 0.0)
+    assert parts(AUX, MAIN, report(1, calls=4, used=True), report(0)) == (1.0, 0.5, 0.25, 1.5)
+
+
+def test_cooperation_needs_a_real_call() -> None:
+    assert parts(AUX, MAIN, report(4)) == (1.0, 0.5, 1.0, 0.0)
+
+
+def test_a_discarded_result_costs() -> None:
+    discarding = "def f(xs):\n    y = aux(xs)\n    return 2 * sum(xs)"
+    assert parts(AUX, discarding, USED) == (1.0, 0.5, 1.0, -0.5)
+    assert parts(AUX, discarding, report(0, calls=4)) == (1.0, 0.5, 0.0, -0.5)
+    assert parts(AUX, MAIN, IGNORED) == (1.0, 0.5, 1.0, -0.5)
+
+
+def test_a_call_that_failed_gives_no_verdict_on_its_result() -> None:
+    crashed = ExecutionReport("exception", (Case("pass"), Case("exception")), "namespaces", watched_calls=1)
+    assert parts(AUX, MAIN, crashed) == (1.0, 0.5, 0.5, 0.0)
+
+
+def test_a_thin_wrapper_earns_half() -> None:
+    assert parts(AUX, "def f(xs):\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, "def f(xs):\n    filler = 1\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, "def f(xs):\n    return aux(list(xs))", USED, report(4)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, "def f(xs):\n    return aux(list(xs))", USED, report(3)) == (1.0, 0.5, 1.0, 1.5)
+
+
+def test_a_wrapper_that_passes_other_tests_is_none() -> None:
+    first, second = report(2, calls=4, used=True), report(3)
+    shuffled = ExecutionReport("wrong", second.cases[::-1], "namespaces")
+    assert parts(AUX, MAIN, first, shuffled) == (1.0, 0.5, 0.5, 1.5)
+    assert parts(AUX, MAIN, first, second) == (1.0, 0.5, 0.5, 0.5)
+    assert parts(AUX, MAIN, first, ExecutionReport("timeout", (Case("timeout"),), "namespaces")) == (1.0, 0.5, 0.5, 1.5)
+
+
+def test_the_wrapper_variant_is_the_program_with_another_body() -> None:
+    reports = {"program": USED}
+    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, reports)
+    assert wanted["wrapper"].source == f"{AUX}\n\n\nK = 2\n\ndef f(xs):\n    return aux(xs)\n\n"
+
+
+def test_the_run_is_asked_to_watch_aux() -> None:
+    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": MAIN}, {})
+    assert set(wanted) == {"program"}
+    execution = wanted["program"]
+    assert (execution.source, execution.entry_point, execution.test, execution.watch) == (
+        f"{AUX}\n\n\n{MAIN}\n", "f", TEST, "aux"
+    )  # fmt: skip
+
+
+def test_preamble_helper_main_in_this_order() -> None:
+    prompt = (
+        "from __future__ import annotations\nimport math\n\ndef half(x):\n    return x / 2\n\ndef f(xs):\n    'Do.'\n"
+    )
+    problem = Problem("t", prompt, "f", "def check(candidate):\n    assert candidate(half(2)) == 1\n")
+    (execution,) = REWARD.executions(problem, {"helper": AUX, "main": MAIN}, {}).values()
+    above = "from __future__ import annotations\n\n\nimport math\n\ndef half(x):\n    return x / 2"
+    assert execution.source == f"{above}\n\n\n{AUX}\n\n\n{MAIN}\n"
+    assert execution.test == trusted_test(prompt, "f", problem.test) == f"{above}\n\n\n{problem.test}\n"
+
+
+def test_scale_and_shift_act_on_the_total_only() -> None:
+    reward = CodingReward(scale=0.5, shift=-1.0)
+    texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, "wrapper": report(0)}
+    price = reward.price(PROBLEM, texts, reports)
+    assert price.total == 1.0 == reward.max_total
+    assert price.parts == dict(MAXIMA) == dict(reward.maxima)
+    assert CodingReward().max_total == 4.0
+
+
+def test_forgeable_reports_may_be_refused() -> None:
+    texts, reports = {"helper": AUX, "main": MAIN}, {"program": report(4, calls=4, used=True, forgeable=True)}
+    assert not CodingReward(refuse_forgeable=True).passed(reports)
+    assert CodingReward(refuse_forgeable=True).price(PROBLEM, texts, reports).total == 1.5
+    assert CodingReward().passed(reports)
+
+
+def test_passed() -> None:
+    assert REWARD.passed({"program": report(4)})
+    for reports in ({}, {"program": report(3)}, {"program": report(0, 0)}):
+        assert not REWARD.passed(reports)
+
+
+def test_a_failed_sandbox_has_no_price() -> None:
+    failed = {"program": ExecutionReport("infra_error", (Case("infra_error"),), "namespaces")}
+    with pytest.raises(AssertionError, match="mask the turn"):
+        REWARD.price(PROBLEM, {"helper": AUX, "main": MAIN}, failed)
+
+
+MODULES = st.sampled_from(
+    [AUX, MAIN, "def f(xs):\n    return aux(xs)", "def f(x): return 1", "return", "```", "aux(1)", ""]
+)
+TEXTS = st.one_of(st.text(max_size=60), st.lists(MODULES, max_size=3).map("\n".join))
+REPORTS = st.builds(report, st.integers(0, 4), st.just(4), st.integers(0, 2), st.booleans(), st.booleans())
+
+
+@given(TEXTS, TEXTS, REPORTS, REPORTS)
+@settings(max_examples=200)
+def test_price_is_bounded_by_the_maxima(
+    helper: str, main: str, program: ExecutionReport, wrapper: ExecutionReport
+) -> None:
+    texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
+    for _ in range(3):
+        wanted = REWARD.executions(PROBLEM, texts, reports)
+        reports |= {name: {"program": program, "wrapper": wrapper}[name] for name in wanted}
+    assert not wanted
+    price = REWARD.price(PROBLEM, texts, reports)
+    assert price == REWARD.price(PROBLEM, dict(texts), dict(reports))
+    assert set(price.parts) == set(MAXIMA)
+    assert all(-0.5 <= price.parts[name] <= MAXIMA[name] for name in MAXIMA)
+    assert 0 <= price.total <= REWARD.max_total
+
+
+# ------------------------------------------------------------------------------------------------- in the real sandbox
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    opened = PoolSandbox(test_s=0.5, total_s=1.0).open()
+    yield opened
+    opened.close()
+
+
+def run(sandbox: Sandbox, items: Sequence[tuple[Problem, str, str]]) -> list[Scored]:
+    pairs = [(problem, {"helper": helper, "main": main}) for problem, helper, main in items]
+    scored, _ = score_texts(pairs, reward=REWARD, sandbox=sandbox, cache={})
+    assert not any(item.masked for item in scored)
+    return scored
+
+
+DOUBLE = "def aux(xs):\n    return 2 * sum(xs)"
+
+
+def main(*lines: str) -> str:
+    return "\n    ".join(("def f(xs):", *lines))
+
+
+ALONE = "return 2 * sum(xs)"
+FULL, NONE, COSTS, HALF = (1.0, 0.5, 1.0, 1.5), (1.0, 0.5, 1.0, 0.0), (1.0, 0.5, 1.0, -0.5), (1.0, 0.5, 1.0, 0.5)
+CASES = {
+    "gold": (AUX, MAIN, FULL),
+    "fenced": (f"```python\n{AUX}\n```", f"Here:\n```python\n{MAIN}\n```\nDone.", FULL),
+    "two copies of aux": (f"{AUX}\n{AUX}", f"def aux(xs):\n    return 0\n{MAIN}", FULL),
+    "nothing": ("", "", (0.0, 0.0, 0.0, 0.0)),
+    "alone": ("", f"    {ALONE}", (0.6, 0.5, 1.0, 0.0)),
+    "comment": (AUX, main("# aux(xs)", ALONE), NONE),
+    "text": (AUX, main("s = 'aux(xs)'", ALONE), NONE),
+    "dead branch": (AUX, main("if xs is None:", "    return aux(xs)", ALONE), NONE),
+    "dead constant": (AUX, main("if False:", "    return aux(xs)", ALONE), NONE),
+    "own aux": (AUX, main("def aux(x):", "    return sum(x)", "return 2 * aux(xs)"), NONE),
+    "statement": (AUX, main("aux(xs)", ALONE), COSTS),
+    "assigned": (AUX, main("y = aux(xs)", ALONE), COSTS),
+    "dead use": (AUX, main("y = aux(xs)", "if xs is None:", "    return y", ALONE), COSTS),
+    "tested": (AUX, main("if aux(xs):", "    pass", ALONE), COSTS),
+    "printed": (AUX, main("print(aux(xs))", ALONE), COSTS),
+    "fallback": (AUX, main("try:", "    return 2 * aux(xs)", "except Exception:", f"    {ALONE}"), COSTS),
+    "wrapper": (DOUBLE, main("return aux(xs)"), HALF),
+    "filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs)"), HALF),
+    "live filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs) + 0 * n"), HALF),
+    "half right": (AUX, main("return 2 * aux(xs) if len(xs) == 1 else -1"), (1.0, 0.5, 0.5, 1.5)),
+    "aux raises": ("def aux(xs):\n    raise ValueError\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
+    "aux raises sometimes": (AUX, main("return 2 * aux(xs[0]) if xs else 0"), (1.0, 0.5, 0.25, 0.0)),
+    "main raises on it": ("def aux(xs):\n    return {1: 2}", MAIN, (1.0, 0.5, 0.0, 0.0)),
+    "aux hangs": ("def aux(xs):\n    while True: pass\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
+    "does not load": (f"import nowhere\n{AUX}", MAIN, (1.0, 0.5, 0.0, 0.0)),
+}
+
+
+def test_what_really_runs(sandbox: Sandbox) -> None:
+    scored = run(sandbox, [(PROBLEM, helper, main) for helper, main, _ in CASES.values()])
+    found = {name: tuple(item.reward.parts[p] for p in MAXIMA) for name, item in zip(CASES, scored, strict=True)}
+    assert found == {name: expected for name, (_, _, expected) in CASES.items()}
+
+
+def test_humaneval_canonical_solutions_pass_as_the_main_agents_completion(sandbox: Sandbox) -> None:
+    with gzip.open(HUMANEVAL, "rt") as lines:
+        rows = [json.loads(line) for line in lines]
+    assert len(rows) == 164
+    problems = [Problem(*(row[key] for key in ("task_id", "prompt", "entry_point", "test"))) for row in rows]
+    bodies = [(problem, "", row["canonical_solution"]) for problem, row in zip(problems, rows, strict=True)]
+    whole = [(problem, "", f"```python\n{problem.prompt}{body}```") for problem, _, body in bodies]
+    for scored in (run(sandbox, bodies), run(sandbox, whole)):
+        failed = {p.task_id: s.reports for p, s in zip(problems, scored, strict=True) if not REWARD.passed(s.reports)}
+        assert not failed
+        assert {item.reward.total for item in scored} == {0.6 + 0.5 + 1.0}
