@@ -1,0 +1,260 @@
+"""``coopcode``: generated problems that two writers can split, for runs on a CPU.
+
+Every problem composes two or three operations (:mod:`magrpo.problems.operations`), so that a helper can write one part
+and the main function the rest. Whether a composition may be trained on is decided by a hash of its operations, and
+whether one with particular constants may be, by a hash of those too: the splits are disjoint whatever their sizes.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field
+
+from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
+from magrpo.registry import Plugin
+from magrpo.seeds import derive_seed
+from magrpo.types import Problem, Split
+
+Level = Literal["1", "2", "3"]
+
+_OOD_PERCENT = 12
+_TEST_PERCENT = 20
+_NUM_TESTS = 5
+_NUM_INPUTS = 40
+_LARGEST = 10_000
+_LONGEST = 40
+_VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs", "ys", "zs"), "str": ("s", "t", "u")}
+_SEPARATORS = {2: (", then ",), 3: (", ", ", then ")}
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Steps applied one after the other, the first one to the argument."""
+
+    steps: tuple[Step, ...]
+
+    @property
+    def key(self) -> str:
+        return " ".join(step.key for step in self.steps)
+
+    @property
+    def family(self) -> str:
+        """The operations without their constants."""
+        return " ".join(step.operation.name for step in self.steps)
+
+    @property
+    def entry_point(self) -> str:
+        return self.family.replace(" ", "_")
+
+    @property
+    def level(self) -> Level:
+        """1: two easy operations; 2: two, at least one of them hard; 3: three."""
+        if len(self.steps) > 2:
+            return "3"
+        return "2" if any(step.operation.hard for step in self.steps) else "1"
+
+    def __call__(self, value: Any) -> Any:
+        """The reference result."""
+        for step in self.steps:
+            value = step(value)
+        return value
+
+    def variables(self) -> tuple[str, ...]:
+        """Names for the argument and every intermediate value, by their kinds."""
+        kinds = [self.steps[0].operation.takes, *(step.operation.gives for step in self.steps[:-1])]
+        return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
+
+    def define(self, name: str, calls: Mapping[int, str] | None = None) -> str:
+        """A function ``name`` with one statement a step; step ``i`` is a call of ``calls[i]`` where that is given."""
+        names = self.variables()
+        lines = [f"def {name}({names[0]}):"]
+        for i, step in enumerate(self.steps):
+            value = f"{calls[i]}({names[i]})" if calls and i in calls else step.expression(names[i])
+            target = f"{names[i + 1]} =" if i + 1 < len(names) else "return"
+            lines.append(f"    {target} {value}")
+        return "\n".join(lines)
+
+
+def composition_of(problem: Problem) -> Composition:
+    """The composition that a ``coopcode`` problem was made from."""
+    return Composition(tuple(parse_step(key) for key in problem.tags["steps"].split()))
+
+
+class CoopCode(Plugin):
+    """Generated problems in the HumanEval form, one third of them at each of three levels of difficulty.
+
+    ``test`` holds compositions known from training with constants never trained on, ``ood`` compositions of operations
+    never trained on. ``tags``: ``level`` (1, 2 or 3), ``steps`` and ``split``.
+    """
+
+    num_train: int = Field(1536, ge=3)
+    """Problems to train on."""
+    num_test: int = Field(96, ge=3)
+    """Held-out problems: other constants than in training."""
+    num_ood: int = Field(96, ge=3)
+    """Held-out problems: other combinations of operations than in training."""
+    levels: tuple[Level, ...] = Field(("1", "2", "3"), min_length=1)
+    """Levels of difficulty to draw from, in equal shares."""
+
+    def load(self) -> dict[Split, list[Problem]]:
+        """All splits, by level and then in a fixed random order.
+
+        Raises:
+            ValueError: a split is asked to be larger than it can be.
+        """
+        train: list[Problem] = []
+        test: list[Problem] = []
+        ood: list[Problem] = []
+        for i, level in enumerate(self.levels):
+            families = _families(level)
+            trained = [f for f in families if not _is_ood(f)]
+            train += self._take("train", i, self.num_train, _instances(trained, "train"))
+            seen = {composition_of(problem).family for problem in train}
+            known = [f for f in trained if " ".join(op.name for op in f) in seen]
+            test += self._take("test", i, self.num_test, _instances(known, "test"))
+            ood += self._take("ood", i, self.num_ood, _instances([f for f in families if _is_ood(f)], "ood"))
+        return {"train": train, "test": test, "ood": ood}
+
+    def _take(self, split: Split, index: int, total: int, compositions: Iterable[Composition]) -> list[Problem]:
+        levels = len(self.levels)
+        number = total // levels + (index < total % levels)
+        made = (problem for c in compositions if (problem := make_problem(c, split)))
+        problems = list(itertools.islice(made, number))
+        if len(problems) < number:
+            raise ValueError(
+                f"problems.num_{split}: there are {len(problems)} problems of level {self.levels[index]} in this "
+                f"split, {number} were asked for; ask for fewer"
+            )
+        return problems
+
+
+def make_problem(composition: Composition, split: Split) -> Problem | None:
+    """The problem in the HumanEval form; None if no five tests tell the composition from a part of itself."""
+    rng = random.Random(derive_seed("coopcode", "problem", composition.key))
+    tests = _tests(composition, rng)
+    if tests is None:
+        return None
+    text = "".join(
+        separator + step.phrase(rng.randrange(2))
+        for separator, step in zip(("", *_SEPARATORS[len(composition.steps)]), composition.steps, strict=True)
+    )
+    signature, *body = composition.define(composition.entry_point).splitlines(keepends=True)
+    asserts = "".join(f"    assert candidate({given!r}) == {expected!r}\n" for given, expected in tests)
+    return Problem(
+        task_id=f"coopcode/{composition.key.replace(' ', '/')}",
+        prompt=f'{signature}    """{text[0].upper()}{text[1:]}."""\n',
+        entry_point=composition.entry_point,
+        test=f"def check(candidate):\n{asserts}",
+        canonical_solution="".join(body) + "\n",
+        tags={"level": composition.level, "steps": composition.key, "split": split},
+    )
+
+
+def _families(level: Level) -> list[tuple[Operation, ...]]:
+    """All sequences of different operations of one level whose kinds fit, in a fixed random order."""
+    operations = list(OPERATIONS.values())
+    pairs = [(a, b) for a in operations for b in operations if a is not b and a.gives == b.takes]
+    families: list[tuple[Operation, ...]]
+    if level == "3":
+        after = {a.name: [c for b, c in pairs if b is a] for a in operations}
+        families = [(a, b, c) for a, b in pairs for c in after[b.name] if c is not a]
+    else:
+        families = [(a, b) for a, b in pairs if (a.hard or b.hard) == (level == "2")]
+    random.Random(derive_seed("coopcode", "families", level)).shuffle(families)
+    return families
+
+
+def _percentile(*parts: str) -> int:
+    return derive_seed("coopcode", *parts) % 100
+
+
+@functools.cache
+def _is_kept_out(first: str, second: str) -> bool:
+    return _percentile("ood", first, second) < _OOD_PERCENT
+
+
+def _is_ood(family: Sequence[Operation]) -> bool:
+    """Whether a pair of neighbours in ``family`` is kept out of training."""
+    return any(_is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family))
+
+
+def _instances(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
+    """Every family with constants, one set of constants a round, each family's sets in a fixed random order."""
+    queues = [_constants(family, split) for family in families]
+    while queues:
+        alive = []
+        for queue in queues:
+            composition = next(queue, None)
+            if composition is not None:
+                alive.append(queue)
+                yield composition
+        queues = alive
+
+
+def _constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composition]:
+    sets = list(itertools.product(*(operation.constants or ("",) for operation in family)))
+    random.Random(derive_seed("coopcode", "constants", *(operation.name for operation in family))).shuffle(sets)
+    for constants in sets:
+        composition = Composition(tuple(Step(*pair) for pair in zip(family, constants, strict=True)))
+        held_out = len(sets) > 1 and _percentile("test", composition.key) < _TEST_PERCENT
+        if split == "ood" or held_out == (split == "test"):
+            yield composition
+
+
+def _tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:
+    """Five inputs with their results, on each of which every proper part of the composition gives another result."""
+    steps = composition.steps
+    parts = [Composition(part) for size in range(len(steps)) for part in itertools.combinations(steps, size)]
+    tests: dict[str, tuple[Any, Any]] = {}
+    for _ in range(_NUM_INPUTS):
+        given = _INPUTS[steps[0].operation.takes](rng)
+        expected = _apply(composition, given)
+        if expected in (None, [], "") or any(_apply(part, given) == expected for part in parts):
+            continue
+        tests[repr(given)] = (given, expected)
+        if len(tests) == _NUM_TESTS:
+            return list(tests.values()) if len({repr(result) for _, result in tests.values()}) > 2 else None
+    return None
+
+
+def _apply(composition: Composition, value: Any) -> Any:
+    """The result, or None where the composition is not defined or passes through a large value."""
+    try:
+        for step in composition.steps:
+            value = step(value)
+            if not _is_small(value):
+                return None
+    except (TypeError, ValueError, AttributeError):
+        return None
+    return value
+
+
+def _is_small(value: Any) -> bool:
+    if isinstance(value, int):
+        return abs(value) < _LARGEST
+    return len(value) < _LONGEST and all(isinstance(item, str) or abs(item) < _LARGEST for item in value)
+
+
+def _integer(rng: random.Random) -> int:
+    return rng.choice((rng.randint(-40, 99), rng.randint(2, 40), rng.randint(100, 999)))
+
+
+def _list(rng: random.Random) -> list[int]:
+    pool = [rng.randint(-9, 19) for _ in range(rng.randint(4, 7))]
+    return [rng.choice(pool) if rng.random() < 0.3 else rng.randint(-9, 19) for _ in range(rng.randint(5, 8))]
+
+
+def _text(rng: random.Random) -> str:
+    words = [
+        "".join(rng.choice("aaeeiourstbdlmnAEORST") for _ in range(rng.randint(2, 5))) for _ in range(rng.randint(2, 3))
+    ]
+    return " ".join(words)
+
+
+_INPUTS = {"int": _integer, "list": _list, "str": _text}

@@ -1,0 +1,114 @@
+"""MBPP (arXiv 2108.07732) in the HumanEval form: signature from the reference solution, asserts as one ``check``."""
+
+from __future__ import annotations
+
+import ast
+from typing import ClassVar
+
+from pydantic import Field
+
+from magrpo.problems.humaneval import warn_about_training
+from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.registry import Plugin
+from magrpo.types import Problem, Split
+
+
+class Mbpp(Plugin):
+    """MBPP, sanitized: ``task_id, prompt, code, test_imports, test_list``. The full set's ``text`` is read as well."""
+
+    benchmark: ClassVar[str] = "MBPP"
+
+    source: str = "google-research-datasets/mbpp"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id (its configuration ``sanitized`` is read)."""
+    hub_split: str = "train+validation+prompt+test"
+    """Split to read of a hub id."""
+    test_frac: float = Field(0.2, gt=0, lt=1)
+    """Share of the problems held out, chosen by a hash of their task_id."""
+
+    def load(self) -> dict[Split, list[Problem]]:
+        """``train`` and ``test``; warns that both hold problems of the benchmark's test split.
+
+        Raises:
+            ValueError: the source, a row or a field is unusable; the message names it and the remedy.
+        """
+        splits = halves(
+            [parse_problem(row) for row in read_rows(self.source, self.hub_split)], self.test_frac, self.source
+        )
+        warn_about_training(self.benchmark, len(splits["train"]))
+        return splits
+
+
+def parse_problem(row: Row) -> Problem:
+    """A row of MBPP as a problem in the HumanEval form.
+
+    The entry point is the function of the reference solution that the tests call. Imports of the solution, and
+    classes that the tests name, go above it into the prompt; the solution's other definitions go below its body.
+
+    Raises:
+        ValueError: solution or tests are not Python, or no test calls a function of the solution.
+    """
+    code = _parse(row, "code", row.text("code"))
+    tests = [node for text in row.texts("test_list") for node in _parse(row, "test_list", text).body]
+    entry = _entry_point(row, code, tests)
+    tested = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
+    above: list[str] = []
+    below: list[str] = []
+    for node in code.body:
+        if node is entry:
+            continue
+        shown = isinstance(node, ast.Import | ast.ImportFrom) or (
+            isinstance(node, ast.ClassDef) and node.name in tested
+        )
+        (above if shown else below).append(ast.unparse(node))
+    body = "\n".join(ast.unparse(node) for node in entry.body)
+    return Problem(
+        task_id=f"MBPP/{row.values.get('task_id', row.where)}",
+        prompt="".join(f"{text}\n" for text in above)
+        + f"{_head(entry)}\n{_indent(_docstring(row.text('prompt', 'text')))}",
+        entry_point=entry.name,
+        test=_check(row, entry.name, tests),
+        canonical_solution=_indent(body) + "".join(f"\n\n{text}\n" for text in below),
+    )
+
+
+def _parse(row: Row, field: str, text: str) -> ast.Module:
+    try:
+        return ast.parse(text.replace("\r\n", "\n"))
+    except SyntaxError as error:
+        raise ValueError(f"{row.where}: field {field!r} is not Python: {error.msg} (line {error.lineno})") from None
+
+
+def _entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:
+    functions = {node.name: node for node in code.body if isinstance(node, ast.FunctionDef)}
+    called = [
+        node.func.id
+        for test in tests
+        for node in ast.walk(test)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions
+    ]
+    if not called:
+        raise ValueError(
+            f"{row.where}: no test calls a function of the solution; it defines {', '.join(functions) or 'none'}"
+        )
+    return functions[max(called, key=called.count)]
+
+
+def _head(entry: ast.FunctionDef) -> str:
+    decorators = "".join(f"@{ast.unparse(node)}\n" for node in entry.decorator_list)
+    returns = f" -> {ast.unparse(entry.returns)}" if entry.returns else ""
+    return f"{decorators}def {entry.name}({ast.unparse(entry.args)}){returns}:"
+
+
+def _check(row: Row, name: str, tests: list[ast.stmt]) -> str:
+    imports = [*row.texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
+    lines = [f"{name} = candidate", *(ast.unparse(test) for test in tests)]
+    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + _indent("\n".join(lines))
+
+
+def _docstring(text: str) -> str:
+    text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
+
+
+def _indent(text: str) -> str:
+    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
