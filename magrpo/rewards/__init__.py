@@ -1,3 +1,6 @@
 """Rewards."""
 
-TABLE = {"coding": "magrpo.rewards.coding:CodingReward"}
+TABLE = {
+    "coding": "magrpo.rewards.coding:CodingReward",
+    "writing": "magrpo.rewards.writing:WritingReward",
+}

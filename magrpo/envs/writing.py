@@ -1,0 +1,123 @@
+"""Two authors who write one text without seeing each other's part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal
+
+from pydantic import Field
+
+from magrpo.registry import Plugin
+from magrpo.types import Message, Observation, PastTurn, Problem
+
+ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}
+
+_TASK = {
+    "summary": (
+        "Summarise this post in one or two plain sentences. A partner writes a longer summary of the same post at the "
+        "same time; you do not see it.\n\nThe post:\n{prompt}\n\nWrite the short summary only."
+    ),
+    "elaboration": (
+        "Summarise this post in detail, two to three times as long as the one or two sentences that a partner writes "
+        "about it at the same time; you do not see them. Keep to the post's main words, add more of your own, and lead "
+        "the reader with transition words.\n\nThe post:\n{prompt}\n\nWrite the detailed summary only."
+    ),
+    "background": (
+        "You and a partner write the introduction of a scientific paper from its abstract. You write the background "
+        "and motivation; your partner writes about the methods at the same time, in about the same length; you do not "
+        "see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
+        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
+    ),
+    "methods": (
+        "You and a partner write the introduction of a scientific paper from its abstract. You write about the methods "
+        "and their significance; your partner writes the background at the same time, in about the same length; you "
+        "do not see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
+        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
+    ),
+}
+_LEVELS = {
+    "structure": ("length", "One of the two texts is too short or too long."),
+    "length_ratio": ("ratio", "The lengths of the two texts do not fit each other well."),
+    "unique_words": ("words", "The two texts differ too much or too little in how many different words they use."),
+    "style": ("style", "Use more kinds of transition words, and more of the same content words as your partner."),
+}
+_MAXIMA = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
+_GOOD_FRAC = 0.9
+"""A level counts as good from this share of its maximum."""
+
+BARE_LINES: tuple[str, ...] = (
+    *(f"{word} {verdict}" for word, _ in _LEVELS.values() for verdict in ("ok", "bad")),
+    "all good",
+    "revise",
+)
+"""Every line that feedback in the bare prompt can hold."""
+
+_HEADINGS = ["#", *ROLES["tldr"], *ROLES["arxiv"], "previous", "feedback", "partner"]
+BARE_WORDS: tuple[str, ...] = tuple(dict.fromkeys([*_HEADINGS, *" ".join(BARE_LINES).split()]))
+"""The closed vocabulary of the bare prompt besides the problem and the completions."""
+
+
+class WritingEnv(Plugin):
+    """Two authors: of ``summary`` and ``elaboration`` of a post, or of ``background`` and ``methods`` for an abstract.
+
+    Both act at once; ``Problem.prompt`` is the post or the abstract. Feedback is made from the reward's parts.
+    """
+
+    kind: str = "writing"
+    task: Literal["tldr", "arxiv"] = "tldr"
+    """``tldr``: two summaries of a post; ``arxiv``: an introduction from an abstract."""
+    num_turns: int = Field(1, ge=1)
+    """Turns of one episode."""
+    prompt: Literal["instruct", "bare"] = "instruct"
+    """``instruct``: full English instructions; ``bare``: the text under a one-word heading, for a tiny model."""
+    feedback: Literal["level_feedback", "plain", "discussion"] = "level_feedback"
+    """What an agent learns between turns: each level's verdict; nothing; the partner's last text."""
+
+    def roles(self) -> tuple[str, ...]:
+        """First and second author."""
+        return ROLES[self.task]
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
+        assert role in self.roles(), role
+        if self.prompt == "bare":
+            return Observation((Message("user", self._bare(problem, role, history, agent)),))
+        messages = [Message("user", _TASK[role].format(prompt=problem.prompt))]
+        for turn in history:
+            lines = self._partner(turn, agent, "Your partner wrote:\n{text}") or self._advice(turn)
+            messages.append(Message("assistant", turn.texts[agent]))
+            messages.append(Message("user", "\n".join([*lines, "Revise your text. Write the text only."])))
+        return Observation(tuple(messages))
+
+    def _bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
+        task = f"# {role}\n{problem.prompt}"
+        if not history:
+            return task
+        last = history[-1]
+        lines = ["revise"]
+        if self.feedback == "level_feedback":
+            lines = [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in _verdicts(last).items()]
+            lines = ["all good"] if all(_verdicts(last).values()) else lines
+        lines += self._partner(last, agent, "# partner\n{text}")
+        return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
+
+    def _advice(self, turn: PastTurn) -> list[str]:
+        if self.feedback == "plain":
+            return ["Look at your text again and improve it where you can."]
+        bad = [_LEVELS[name][1] for name, good in _verdicts(turn).items() if not good]
+        return bad or ["The two texts fit each other well."]
+
+    def _partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
+        if self.feedback != "discussion":
+            return []
+        return [form.format(text=text) for name, text in turn.texts.items() if name != agent]
+
+
+def _verdicts(turn: PastTurn) -> dict[str, bool]:
+    """Whether each level that was reached is good; levels behind one that scored nothing were not reached."""
+    verdicts = {}
+    for name, maximum in _MAXIMA.items():
+        verdicts[name] = turn.reward.parts[name] >= _GOOD_FRAC * maximum
+        if turn.reward.parts[name] == 0:
+            break
+    return verdicts

@@ -1,0 +1,147 @@
+"""The reward of two authors who write one text: structure, length ratio, unique words, style. Four gated levels."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from magrpo.registry import Plugin
+from magrpo.rewards.words import STOP_WORDS, num_transition_categories
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+
+MAXIMA: Mapping[str, float] = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
+_WORD = re.compile(r"\w+")
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Piecewise linear: 0 up to ``start``, rising to 1 at ``low``, 1 to ``high``, falling to 0 at ``end``."""
+
+    start: float
+    low: float
+    high: float = math.inf
+    end: float = math.inf
+
+    def __call__(self, x: float) -> float:
+        if x < self.low:
+            return max(0.0, (x - self.start) / (self.low - self.start))
+        if x > self.high:
+            return max(0.0, (self.end - x) / (self.end - self.high))
+        return 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """What one writing task asks for. ``roles``: first and second author; ``words``: fewest and most for each."""
+
+    roles: tuple[str, str]
+    words: tuple[int, int]
+    length_ratio: Window
+    unique_words: Window
+    jaccard: float
+    transitions_in_both: bool
+
+
+FORMS: Mapping[str, Form] = {
+    "tldr": Form(("summary", "elaboration"), (8, 256), Window(1.1, 1.6, 3.2, 5.0), Window(1.3, 2.0), 0.03, False),
+    "arxiv": Form(
+        ("background", "methods"), (128, 256), Window(0.8, 1.0, 1.3, 1.5), Window(0.5, 0.7, 1.3, 1.7), 0.23, True
+    ),
+    "arxiv_late": Form(
+        ("background", "methods"), (128, 256), Window(0.8, 1.3, 1.6, 2.0), Window(0.5, 0.7, 1.3, 1.7), 0.23, True
+    ),
+}
+"""The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window its authors moved to after the paper."""
+
+
+class WritingReward(Plugin):
+    """Joint reward of two authors, at most 3.0 before scaling. A level is scored only if the one before it scored.
+
+    See ``docs/rewards.md`` for the levels. Nothing runs in the sandbox and nothing is passed or failed.
+    """
+
+    kind: str = "writing"
+    task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"
+    """``tldr``: a short summary and a longer one; ``arxiv``: background and methods of an introduction, with the
+    paper's length window; ``arxiv_late``: the same with the window its authors moved to."""
+    scale: float = 1.0
+    """Factor on the sum of the parts."""
+    shift: float = 0.0
+    """Added to the scaled sum."""
+
+    @property
+    def maxima(self) -> Mapping[str, float]:
+        """The largest value of every part, ``scale`` and ``shift`` aside."""
+        return MAXIMA
+
+    @property
+    def max_total(self) -> float:
+        """The largest joint reward, ``scale`` and ``shift`` included."""
+        return self.scale * sum(MAXIMA.values()) + self.shift
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+        """False: a text has no tests to pass."""
+        return False
+
+    def executions(
+        self,
+        problem: Problem,
+        texts: Mapping[str, str],
+        reports: Mapping[str, ExecutionReport],
+    ) -> Mapping[str, Execution]:
+        """Nothing: a text is not run."""
+        return {}
+
+    def price(
+        self,
+        problem: Problem,
+        texts: Mapping[str, str],
+        reports: Mapping[str, ExecutionReport],
+    ) -> JointReward:
+        """The joint reward, a part for each level that was reached. ``texts`` by role."""
+        form = FORMS[self.task]
+        first, second = (" ".join(texts[role].split()) for role in form.roles)
+        parts = dict.fromkeys(MAXIMA, 0.0)
+        for name, level in (
+            ("structure", structure),
+            ("length_ratio", length_ratio),
+            ("unique_words", unique_words),
+            ("style", style),
+        ):
+            parts[name] = MAXIMA[name] * level(form, first, second)
+            if parts[name] == 0:
+                break
+        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+
+
+def structure(form: Form, first: str, second: str) -> float:
+    """1 if both texts have an allowed number of words (split at white space), else 0."""
+    fewest, most = form.words
+    return float(all(fewest <= len(text.split()) <= most for text in (first, second)))
+
+
+def length_ratio(form: Form, first: str, second: str) -> float:
+    """How well the second text's length fits the first's, in characters; runs of white space count as one."""
+    return form.length_ratio(len(second) / len(first)) if first else 0.0
+
+
+def unique_words(form: Form, first: str, second: str) -> float:
+    """How well the second text's number of different words fits the first's."""
+    words = len(set(_words(first)))
+    return form.unique_words(len(set(_words(second))) / words) if words else 0.0
+
+
+def style(form: Form, first: str, second: str) -> float:
+    """0.4 times the variety of transition words plus 0.6 times the overlap of vocabularies, each at most 1."""
+    count = num_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
+    transitions = min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
+    one, two = (set(_words(text)) - STOP_WORDS for text in (first, second))
+    jaccard = len(one & two) / len(one | two) if one | two else 0.0
+    return 0.4 * transitions + 0.6 * min(jaccard, form.jaccard) / form.jaccard
+
+
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.lower())

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from magrpo.envs.writing import BARE_LINES, BARE_WORDS, ROLES, WritingEnv
+from magrpo.rewards.writing import FORMS, MAXIMA
+from magrpo.types import JointReward, Message, PastTurn, Problem
+
+PROBLEM = Problem("post/0", "I lost {my} keys.")
+TEXTS = {"ada": "FIRSTTEXT", "bob": "SECONDTEXT"}
+
+
+def past(*parts: float) -> PastTurn:
+    return PastTurn(TEXTS, JointReward(sum(parts), dict(zip(MAXIMA, parts, strict=True))), {})
+
+
+GOOD, MIDDLE, BAD = past(0.5, 1.0, 0.5, 0.95), past(0.5, 0.4, 0.5, 0.3), past(0.0, 0.0, 0.0, 0.0)
+
+
+@pytest.mark.parametrize("task", ["tldr", "arxiv"])
+def test_roles_are_those_of_the_reward(task: str) -> None:
+    env = WritingEnv.model_validate({"task": task})
+    assert env.roles() == FORMS[task].roles == ROLES[task]
+
+
+@pytest.mark.parametrize("task", ["tldr", "arxiv"])
+def test_instruct_first_turn(task: str) -> None:
+    env = WritingEnv.model_validate({"task": task})
+    for role in env.roles():
+        (message,) = env.observe(PROBLEM, role, [], "ada").messages
+        assert message.role == "user"
+        assert PROBLEM.prompt in message.content
+
+
+def test_bare() -> None:
+    env = WritingEnv(prompt="bare", num_turns=2)
+    first = f"# summary\n{PROBLEM.prompt}"
+    assert env.observe(PROBLEM, "summary", [], "ada").messages == (Message("user", first),)
+    for turn, lines in [
+        (GOOD, "all good"),
+        (MIDDLE, "length ok\nratio bad\nwords ok\nstyle bad"),
+        (BAD, "length bad"),
+    ]:
+        (message,) = env.observe(PROBLEM, "summary", [turn], "ada").messages
+        assert message.content == f"{first}\n# previous\nFIRSTTEXT\n# feedback\n{lines}\n"
+        assert set(lines.split("\n")) <= set(BARE_LINES)
+        assert set(lines.split()) <= set(BARE_WORDS)
+
+
+def test_instruct_feedback_is_a_conversation() -> None:
+    env = WritingEnv(num_turns=3)
+    messages = env.observe(PROBLEM, "elaboration", [BAD, GOOD], "bob").messages
+    assert [message.role for message in messages] == ["user", "assistant", "user", "assistant", "user"]
+    assert "too short or too long" in messages[2].content
+    assert "fit each other well" in messages[4].content
+
+
+@pytest.mark.parametrize("prompt", ["instruct", "bare"])
+@pytest.mark.parametrize("feedback", ["level_feedback", "plain", "discussion"])
+def test_only_discussion_shows_the_partners_text(prompt: str, feedback: str) -> None:
+    env = WritingEnv.model_validate({"prompt": prompt, "feedback": feedback, "num_turns": 2})
+    seen = "\n".join(m.content for m in env.observe(PROBLEM, "summary", [MIDDLE], "ada").messages)
+    assert "FIRSTTEXT" in seen
+    assert ("SECONDTEXT" in seen) == (feedback == "discussion")
