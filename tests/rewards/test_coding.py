@@ -10,6 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from magrpo.interfaces import Sandbox
+from magrpo.problems.conventions import write
+from magrpo.problems.coopcode import CoopCode, composition_of
 from magrpo.rewards.coding import MAXIMA, CodingReward, trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
@@ -269,3 +271,14 @@ def test_humaneval_canonical_solutions_pass_as_the_main_agents_completion(sandbo
         failed = {p.task_id: s.reports for p, s in zip(problems, scored, strict=True) if not REWARD.passed(s.reports)}
         assert not failed
         assert {item.reward.total for item in scored} == {0.6 + 0.5 + 1.0}
+
+
+def test_agreeing_conventions_on_coopcode_earn_what_they_should(sandbox: Sandbox) -> None:
+    problems = CoopCode(kind="coopcode", num_train=180, num_test=3, num_ood=3).load()["train"][::9]
+    for convention, expected in {"first": 4.0, "last": 4.0, "all": 3.0, "nothing": 2.5}.items():
+        completions = [
+            tuple(write(composition_of(problem), role, convention) for role in ("helper", "main"))
+            for problem in problems
+        ]
+        scored = run(sandbox, [(p, helper, main) for p, (helper, main) in zip(problems, completions, strict=True)])
+        assert [item.reward.total for item in scored] == [expected] * len(problems)
