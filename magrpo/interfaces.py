@@ -53,7 +53,13 @@ class Env(Protocol):
         ...
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
+        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent.
+
+        Called from several threads at once.
+
+        Raises:
+            ConnectionError: something outside that it asks does not answer; trying again may help.
+        """
         ...
 
 

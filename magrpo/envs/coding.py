@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from magrpo.envs.diagnosis import BARE_WORDS, Diagnosis, Feedback, bare_feedback, diagnose, full_feedback
+from magrpo.envs.diagnosis import BARE_WORDS, Feedback, bare_feedback, diagnose, full_feedback
+from magrpo.envs.expert import Expert
 from magrpo.registry import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
@@ -46,7 +47,7 @@ class CodingEnv(Plugin):
 
     The observation of a later turn is built from :class:`~magrpo.types.PastTurn`: the agent's own completion, the
     joint reward's parts and the execution report named ``program``. The partner's completion is shown in feedback
-    mode ``discussion`` only.
+    mode ``discussion`` only; in mode ``expert_edits`` the expert reads both and may quote them.
     """
 
     kind: str = "coding"
@@ -57,7 +58,18 @@ class CodingEnv(Plugin):
     feedback: Feedback = "level_feedback"
     """What an agent learns between turns."""
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """How many failing tests ``level_feedback`` quotes. 0 keeps the tests of the reward out of the feedback."""
+    """How many failing tests ``level_feedback`` quotes, and ``expert_edits`` shows to the expert. 0 keeps the tests of
+    the reward out of the feedback."""
+    expert: Expert | None = None
+    """The model that proposes edits in feedback mode ``expert_edits``."""
+
+    @model_validator(mode="after")
+    def _has_an_expert(self) -> CodingEnv:
+        if self.feedback == "expert_edits" and self.expert is None:
+            raise ValueError("feedback 'expert_edits' needs an expert: set env.expert.model and env.expert.base_url")
+        if self.feedback == "expert_edits" and self.prompt == "bare":
+            raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only")
+        return self
 
     def roles(self) -> tuple[str, ...]:
         """``helper`` and ``main``."""
@@ -75,7 +87,8 @@ class CodingEnv(Plugin):
         ]
         for turn in history:
             messages.append(Message("assistant", turn.texts[agent]))
-            lines = [self._instruct_feedback(problem, role, turn), *self._partner(turn, agent, "```\n{text}\n```")]
+            feedback = self._instruct_feedback(problem, role, turn, agent)
+            lines = [feedback, *self._partner(turn, agent, "```\n{text}\n```")]
             messages.append(Message("user", "\n".join([*filter(None, lines), _REVISE[role].format(**names)])))
         return Observation(tuple(messages))
 
@@ -87,10 +100,22 @@ class CodingEnv(Plugin):
         lines = [*bare_feedback(self.feedback, diagnose(last)), *self._partner(last, agent, "# partner\n{text}")]
         return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
 
-    def _instruct_feedback(self, problem: Problem, role: str, turn: PastTurn) -> str:
-        diagnosis: Diagnosis = diagnose(turn)
+    def _instruct_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
+        diagnosis = diagnose(turn)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
-        return full_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
+        if self.expert is None or self.feedback != "expert_edits":
+            return full_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
+        (other,) = (text for name, text in turn.texts.items() if name != agent)
+        helper, main = (turn.texts[agent], other)[:: 1 if role == "helper" else -1]
+        edits = self.expert.edits(
+            prompt=problem.prompt,
+            entry_point=problem.entry_point,
+            function="aux" if role == "helper" else problem.entry_point,
+            helper=helper,
+            main=main,
+            diagnosis=full_feedback("level_feedback", diagnosis, role, problem.entry_point, limit),
+        )
+        return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
 
     def _partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
         if self.feedback != "discussion":

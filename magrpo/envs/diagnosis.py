@@ -14,8 +14,9 @@ from typing import Literal
 
 from magrpo.types import Case, PastTurn
 
-Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion"]
-"""How much an agent learns: full diagnostics; one signal a level; one line; nothing; the partner's last text."""
+Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion", "expert_edits"]
+"""How much an agent learns: full diagnostics; one signal a level; one line; nothing; the partner's last text; edits
+that another model proposes."""
 
 Cooperation = Literal["full", "wrapper", "unused", "not called", "unknown"]
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from magrpo.config import AgentConfig, RolloutConfig
@@ -27,6 +28,7 @@ from magrpo.types import (
     Turn,
 )
 
+_OBSERVERS = 16
 Render = Callable[[str, Observation], tuple[int, ...]]
 """Turns an agent's observation into token ids."""
 
@@ -87,13 +89,7 @@ def rollout(
 
     Each completion's seed follows from ``seed``, its problem, path, agent and index alone.
     """
-    prompts = [
-        {
-            agent.name: _prompt(env.observe(n.problem, agent.role, n.history, agent.name), agent.name, render)
-            for agent in agents
-        }
-        for n in nodes
-    ]
+    prompts = _prompts(nodes, agents, env, render)
     requests = [
         Request(
             agent=name,
@@ -152,5 +148,10 @@ def _terminated(group: RolloutGroup[ScoredTurn], alive: Sequence[int], threshold
     return threshold is not None and mean > threshold
 
 
-def _prompt(observation: Observation, agent: str, render: Render) -> Prompt:
-    return Prompt(observation, render(agent, observation))
+def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, render: Render) -> list[dict[str, Prompt]]:
+    """Every agent's prompt at every node. Observed side by side: an environment may wait for something outside."""
+    asked = [(n.problem, agent.role, n.history, agent.name) for n in nodes for agent in agents]
+    with ThreadPoolExecutor(_OBSERVERS) as pool:
+        observations = pool.map(lambda arguments: env.observe(*arguments), asked)
+        prompts = iter([Prompt(seen, render(name, seen)) for seen, (*_, name) in zip(observations, asked, strict=True)])
+    return [{agent.name: next(prompts) for agent in agents} for _ in nodes]

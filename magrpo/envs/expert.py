@@ -1,0 +1,77 @@
+"""Feedback mode ``expert_edits``: another model reads both completions and proposes edits to one of them.
+
+The model is asked over HTTP through any OpenAI-compatible endpoint, which may be another vLLM server.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+
+from pydantic import Field
+
+from magrpo.registry import Section
+
+MAX_CHARS = 4000
+"""An answer is cut to this many characters."""
+
+_SYSTEM = (
+    "You review a program that two programmers write together: one writes a helper function `aux`, the other writes "
+    "`{entry_point}`, which should call `aux` and use its result. Propose concrete edits to one of the two functions, "
+    "as a short list of changes. Do not write the whole function and do not repeat the program."
+)
+_USER = (
+    "The problem:\n```python\n{prompt}\n```\nThe helper's answer:\n```\n{helper}\n```\nThe other's answer:\n```\n"
+    "{main}\n```\nWhat came of it:\n{diagnosis}\n\nPropose edits to the function `{function}`."
+)
+
+
+class Expert(Section):
+    """The model that proposes edits."""
+
+    model: str
+    """Name of the model at the endpoint."""
+    base_url: str = "http://127.0.0.1:8000/v1"
+    """OpenAI-compatible endpoint. Its key, if it wants one, is read from the environment variable OPENAI_API_KEY."""
+    max_tokens: int = Field(256, ge=1)
+    """Longest answer, in tokens."""
+    timeout_s: float = Field(60.0, gt=0)
+    """Seconds to wait for one answer; a failed request is tried three times."""
+
+    def edits(self, *, prompt: str, entry_point: str, function: str, helper: str, main: str, diagnosis: str) -> str:
+        """Edits to ``function`` (``aux`` or the entry point), in the expert's words, drawn greedily.
+
+        Equal questions are asked once in a process, so that an answer stays the same over the turns of an episode.
+
+        Raises:
+            ConnectionError: the endpoint does not answer, or fails.
+            ValueError: the endpoint refuses the request: a wrong model name, a wrong key, too long a prompt.
+        """
+        system = _SYSTEM.format(entry_point=entry_point)
+        user = _USER.format(
+            prompt=prompt.rstrip("\n"), function=function, helper=helper, main=main, diagnosis=diagnosis
+        )
+        return _ask(self, system, user)
+
+
+@lru_cache(maxsize=4096)
+def _ask(expert: Expert, system: str, user: str) -> str:
+    import openai
+
+    key = os.environ.get("OPENAI_API_KEY", "none")
+    try:
+        with openai.OpenAI(base_url=expert.base_url, api_key=key, timeout=expert.timeout_s, max_retries=2) as client:
+            answer = client.chat.completions.create(
+                model=expert.model,
+                messages=[{"role": "system", "content": system}, {"role": "user", "content": user}],
+                temperature=0.0,
+                max_tokens=expert.max_tokens,
+            )
+    except (openai.APIConnectionError, openai.InternalServerError, openai.RateLimitError) as error:
+        raise ConnectionError(
+            f"env.expert.base_url: {expert.base_url} does not answer ({error}); start the server, or choose another "
+            "env.feedback than expert_edits"
+        ) from error
+    except openai.APIStatusError as error:
+        raise ValueError(f"env.expert: {expert.base_url} refuses a request to {expert.model!r}: {error}") from error
+    return (answer.choices[0].message.content or "").strip()[:MAX_CHARS]
