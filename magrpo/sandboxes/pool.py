@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import queue
-from collections import OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
@@ -16,13 +17,14 @@ from magrpo.interfaces import Progress
 from magrpo.registry import Plugin
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.jail.confine import Limits
+from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jails import Spec
 from magrpo.sandboxes.ladder import climb
 from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
 from magrpo.types import Case, Execution, ExecutionReport
 
+log = logging.getLogger(__name__)
 MIB = 1 << 20
-REMEMBERED = 50_000
 ATTEMPTS = 2
 MAX_FAILURES = 3
 PRELOAD = (
@@ -95,58 +97,63 @@ class Pool:
     """
 
     def __init__(self, spec: Spec, size: int, recycle_after: int) -> None:
-        self.spec, self.size, self.recycle_after = spec, size, recycle_after
-        self.level = spec.level
+        self.spec, self.level, self.recycle_after = spec, spec.level, recycle_after
+        self.timeout_s = 20.0 + 4 * WALL_CAP * spec.limits.total_s
         self.failures = 0
-        self.timeout_s = 20.0 + 10 * spec.limits.total_s
-        self.remembered: OrderedDict[Execution, ExecutionReport] = OrderedDict()
+        self.closed = False
+        self.alive: set[Worker] = set()
         self.idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-        self.threads = ThreadPoolExecutor(size, "sandbox")  # they outlive the workers they start
-        try:
-            for worker in self.threads.map(lambda _: Worker(spec), range(size)):
-                self.idle.put(worker)
-        except WorkerDied as error:
-            self.close()
-            raise SandboxError(str(error)) from error
+        self.threads = ThreadPoolExecutor(size, "sandbox")  # they outlive the workers they start: bubblewrap needs that
+        for worker in self.threads.map(self._start, range(size)):
+            self.idle.put(worker)
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. Equal executions run once in the life of the pool."""
-        counts: dict[Execution, int] = {}
-        for execution in executions:
-            counts[execution] = counts.get(execution, 0) + 1
-        known = {execution: self.remembered[execution] for execution in counts if execution in self.remembered}
-        futures = {self.threads.submit(self._one, item): item for item in counts if item not in known}
-        if progress and known:
-            progress(sum(counts[execution] for execution in known))
+        """One report for each execution, in order. Equal executions run once."""
+        if self.level == "none":
+            log.error("programs of a model run without isolation: sandbox.level = 'none'")
+        counts = Counter(executions)
+        futures = {self.threads.submit(self._one, execution): execution for execution in counts}
+        reports: dict[Execution, ExecutionReport] = {}
         try:
             for future in as_completed(futures):
                 execution = futures[future]
-                known[execution] = report = future.result()
-                self._remember(execution, report)
+                reports[execution] = future.result()
                 if progress:
                     progress(counts[execution])
-        except BaseException:
+        finally:
             for future in futures:
                 future.cancel()
-            raise
-        return [known[execution] for execution in executions]
+        return [reports[execution] for execution in executions]
 
     def close(self) -> None:
         """Kill every worker. May be called twice."""
+        self.closed = True
+        for worker in list(self.alive):
+            worker.kill()
         self.threads.shutdown(cancel_futures=True)
-        while not self.idle.empty():
-            worker = self.idle.get()
-            if worker:
-                worker.close()
+        for worker in list(self.alive):
+            self._discard(worker)
 
-    def _remember(self, execution: Execution, report: ExecutionReport) -> None:
-        if report.status != "infra_error":
-            self.remembered[execution] = report
-            if len(self.remembered) > REMEMBERED:
-                self.remembered.popitem(last=False)
+    def _new(self) -> Worker:
+        if self.closed:
+            raise WorkerDied("the sandbox was closed")
+        worker = Worker(self.spec)
+        self.alive.add(worker)
+        return worker
+
+    def _discard(self, worker: Worker) -> None:
+        self.alive.discard(worker)
+        worker.close()
+
+    def _start(self, _: int) -> Worker | None:
+        try:
+            return self._new()
+        except WorkerDied as error:  # the next job tries again, and counts
+            log.warning("%s", error)
+            return None
 
     def _one(self, execution: Execution) -> ExecutionReport:
-        """Run one execution; after an infrastructure error once more on a fresh worker."""
+        """Run one execution; if the worker fails, once more on a fresh one."""
         try:
             job = job_of(execution)
         except SyntaxError as error:
@@ -155,16 +162,16 @@ class Pool:
         message = ""
         for _ in range(ATTEMPTS):
             try:
-                if worker is None or worker.jobs >= self.recycle_after:
-                    if worker:
-                        worker.close()
-                        worker = None
-                    worker = Worker(self.spec)
+                if worker and worker.jobs >= self.recycle_after:
+                    self._discard(worker)
+                    worker = None
+                worker = worker or self._new()
                 result = worker.run(job, self.timeout_s)
             except WorkerDied as error:
                 message = str(error)
+                log.warning("a sandbox worker failed: %s", message)
                 if worker:
-                    worker.close()
+                    self._discard(worker)
                     worker = None
             else:
                 self.idle.put(worker)
@@ -177,12 +184,10 @@ class Pool:
         return self._infra(message)
 
     def _report(self, result: dict[str, Any]) -> ExecutionReport:
-        if "cases" in result:
-            cases = tuple(Case(status, message) for status, message in result["cases"])
-        elif "unusable" in result:
+        if "unusable" in result:
             return self._infra(result["unusable"])
-        else:  # the limits of the test code itself: what the candidate returned kept it busy
-            cases = (Case("timeout", "the test code ran out of time or memory on what the program returned"),)
+        ran_out = [["timeout", "the test code ran out of time on what the program returned"]]
+        cases = tuple(Case(status, message) for status, message in result.get("cases", ran_out))
         return ExecutionReport(
             status=next((case.status for case in cases if case.status != "pass"), "pass"),
             cases=cases,

@@ -51,7 +51,7 @@ class Worker:
 
     def __init__(self, spec: Spec) -> None:
         self.jobs = 0
-        self.child = 0
+        self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         info_read, info_write = os.pipe()
         with far, open(os.devnull, "r+b") as null:  # noqa: PTH123
@@ -76,7 +76,7 @@ class Worker:
             with os.fdopen(info_read, "rb") as info:
                 self._wait_until_ready()
                 if spec.bubblewrap:
-                    self.child = int(json.loads(info.read())["child-pid"])
+                    self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
         except WorkerDied:
             self.close()
             raise
@@ -85,7 +85,7 @@ class Worker:
         readable, _, _ = select.select([self.control], [], [], START_S)
         if not readable or self.control.recv(16) != b"ready":
             assert self.process.stderr
-            self._kill()
+            self.process.kill()
             error = self.process.stderr.read().decode(errors="replace").strip()
             raise WorkerDied(f"the jail did not start: {error[-500:] or 'no message'}")
 
@@ -96,19 +96,23 @@ class Worker:
             WorkerDied: the worker died or went past ``timeout_s``; it must be closed.
         """
         self.jobs += 1
+        try:
+            return self._converse(job, timeout_s)
+        except (wire.WireError, OSError) as error:
+            raise WorkerDied(f"no report: {error}") from error
+
+    def _converse(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         near, far = socket.socketpair()
         with near:
+            with far:
+                socket.send_fds(self.control, [b"job"], [far.fileno()])
+            near.settimeout(timeout_s)
+            wire.send(near, job)
             try:
-                with far:
-                    socket.send_fds(self.control, [b"job"], [far.fileno()])
-                near.settimeout(timeout_s)
-                wire.send(near, job)
                 report: dict[str, Any] = wire.Reader(near, MAX_REPORT).message(wire.until(deadline))
             except wire.Closed:
                 report = {}  # the zygote tells how the tester ended
-            except (wire.WireError, OSError) as error:
-                raise WorkerDied(f"no report: {error}") from error
         readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
         message = self.control.recv(1 << 16) if readable else b""
         if not message:
@@ -122,16 +126,20 @@ class Worker:
         return report
 
     def close(self) -> None:
-        """Kill the jail and everything in it."""
-        self._kill()
+        """Kill the jail and wait until everything in it is gone."""
+        self.kill()
+        if self.inside is not None:
+            select.select([self.inside], [], [], START_S)
+            os.close(self.inside)
+            self.inside = None
+        self.process.wait()
         self.control.close()
         if self.process.stderr:
             self.process.stderr.close()
 
-    def _kill(self) -> None:
-        if self.process.poll() is None:
-            for pid in (self.child, self.process.pid):
-                if pid:
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGKILL)
-        self.process.wait()
+    def kill(self) -> None:
+        """Kill the jail; a job that is running in another thread ends with :class:`WorkerDied`."""
+        if self.inside is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self.inside, signal.SIGKILL)
+        self.process.kill()

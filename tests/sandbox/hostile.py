@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """A corpus of hostile programs. Each defines ``f`` and tries one thing; none can know what ``f`` should return.
 
 ``@SECRET@`` and the like are replaced by things that are really there, see ``world.py``. ``harm`` names the check of

@@ -40,7 +40,6 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
     assert report.status != "infra_error"
     assert report.tests_total == 3
     assert report.level == world.pool.level
-    world.pool.remembered.clear()
     [honest] = world.pool.run([HONEST])
     assert (honest.status, honest.tests_passed) == ("pass", 5)
     assert world.worker_pid() == worker, "the worker had to be replaced"

@@ -115,7 +115,7 @@ class World:
     def not_contacted(self, _: ExecutionReport) -> None:
         for item in (self.tcp, self.unix, self.udp, self.dgram):
             try:
-                item.recv(10) if item.type == socket.SOCK_DGRAM else item.accept()
+                item.recv(10) if item.type == socket.SOCK_DGRAM else item.accept()[0].close()
             except BlockingIOError:
                 continue
             raise AssertionError(f"{item} was contacted")

@@ -31,7 +31,11 @@ class Level:
         self.base = seccomp.base()
         self.candidate_calls = seccomp.foreign(alone=not self.namespaces)
         self.tester_calls = seccomp.foreign(alone=True)
-        self.processes = 2 * limits.processes + OWN_PROCESSES if self.namespaces else None
+        self.processes: int | None = None  # a level that refuses to fork needs no limit
+        if self.namespaces:  # twice: those of the candidate before may not be gone yet
+            self.processes = 2 * limits.processes + OWN_PROCESSES
+        elif not self.confined:
+            self.processes = confine.own_tasks() + 2 * limits.processes + OWN_PROCESSES
 
     def confine_zygote(self) -> None:
         """Once, before the first fork."""

@@ -20,6 +20,8 @@ MAX_REPLAYS = 8
 START_S = 10.0
 WALL_FACTOR = 2.0
 """A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
+WALL_CAP = 8.0
+"""And this times in wall time whatever it waited for, or a program could wait for children of its own."""
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 
 
@@ -199,7 +201,8 @@ class Proxy:
         def charge() -> float:
             """CPU time, or a share of the wall time it did not spend waiting for a CPU, whichever is more."""
             cpu_now, waited_now = self.process.times()
-            return max(cpu_now - cpu, (time.monotonic() - began - waited_now + waited) / WALL_FACTOR)
+            wall = time.monotonic() - began
+            return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR, wall / WALL_CAP)
 
         def wait() -> float:
             left = allowed - charge()

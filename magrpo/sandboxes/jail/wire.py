@@ -235,7 +235,7 @@ class Reader:
             Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.
         """
         (size,) = HEADER.unpack(self._exactly(HEADER.size, wait))
-        if size > self.left:
+        if size + HEADER.size > self.left:
             raise TooLarge("more output than the limit allows")
         self.left -= size + HEADER.size
         return load(self._exactly(size, wait))

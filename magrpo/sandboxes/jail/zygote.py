@@ -7,6 +7,7 @@ when the tester asks for it, and reports both exits when the tester is done.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -95,7 +96,7 @@ class Zygote:
                 self.ready = self.fork_candidate()
         finally:
             os.close(ended)
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
             self.dying = [old for old in [*self.dying, pid] if os.waitpid(old, os.WNOHANG)[0] == 0]
 
     def next_life(self) -> Life:
@@ -149,9 +150,19 @@ def bury(pid: int, patience_s: float) -> tuple[int, float, int]:
         ended = os.pidfd_open(pid)
         select.select([ended], [], [], patience_s)
         os.close(ended)
-    os.kill(pid, signal.SIGKILL)  # not reaped yet, so the number is still its own
+    kill(pid)
     _, status, usage = os.wait4(pid, 0)
     return status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
+
+
+def kill(pid: int) -> None:
+    """Kill a candidate that was not reaped yet, so that the number is still its own, and its process group.
+
+    With a pid namespace all its descendants die with it; without confinement this reaches those that stayed.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    os.kill(pid, signal.SIGKILL)
 
 
 def preload(modules: list[str]) -> None:

@@ -1,0 +1,135 @@
+"""What any sandbox must do, whatever its kind and isolation level."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from magrpo.interfaces import Sandbox
+from magrpo.registry import build
+from magrpo.sandboxes import TABLE, SandboxError
+from magrpo.types import Execution
+
+CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
+RIGHT = "def f(n):\n    return n + 1\n"
+OPTIONS = [
+    {"kind": "pool", "level": level, "workers": 2, "test_s": 0.5, "total_s": 1.0}
+    for level in ("namespaces", "namespaces-flat", "landlock")
+]
+
+
+@pytest.fixture(scope="module", params=OPTIONS, ids=lambda options: f"{options['kind']}-{options['level']}")
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    plugin = build(TABLE, request.param)
+    try:
+        sandbox = plugin.open()  # type: ignore[attr-defined]
+    except SandboxError as error:
+        pytest.skip(str(error))
+    yield sandbox
+    sandbox.close()
+    sandbox.close()
+
+
+def run(sandbox: Sandbox, source: str, test: str = CHECK, watch: str = "") -> tuple[str, int, int]:
+    [report] = sandbox.run([Execution(source, "f", test, watch)])
+    assert report.level == sandbox.level
+    return report.status, report.tests_passed, report.tests_total
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (RIGHT, ("pass", 3, 3)),
+        ("print('hello')\ndef f(n):\n    print(n)\n    return n + 1\n", ("pass", 3, 3)),
+        ("def f(n):\n    return 1\n", ("wrong", 1, 3)),
+        ("def f(n):\n    return 1 // (n - 1) + 2\n", ("exception", 2, 3)),
+        ("def f(n):\n    while n == 1:\n        pass\n    return n + 1\n", ("timeout", 2, 3)),
+        ("def f(n):\n    import os\n    os._exit(0) if n == 1 else 0\n    return n + 1\n", ("crash", 2, 3)),
+        ("import os\ndef f(n):\n    os._exit(0)\n", ("crash", 0, 3)),
+        ("def f(n):\n    return 'x' * (1 << 40)\n", ("memory", 0, 3)),
+        ("def f(n):\n    return 'x' * (1 << 24)\n", ("output_limit", 0, 3)),
+        ("def f(n):\n    import os\n    os.write(3, b'abcd' * 9)\n", ("output_limit", 0, 3)),
+        ("def f(n):\n    import os\n    os.write(3, b'\\x00\\x00\\x00\\x01?')\n", ("protocol", 0, 3)),
+        ("def f(n:\n", ("load_error", 0, 3)),
+        ("g = 1\n", ("load_error", 0, 3)),
+        ("while True:\n    pass\n", ("timeout", 0, 3)),
+        ("", ("load_error", 0, 3)),
+    ],
+)
+def test_statuses(sandbox: Sandbox, source: str, expected: tuple[str, int, int]) -> None:
+    assert run(sandbox, source) == expected
+
+
+def test_order_and_progress(sandbox: Sandbox) -> None:
+    executions = [Execution(f"def f(n):\n    return n + 1 if n < {k} else 0\n", "f", CHECK) for k in (3, 0, 2, 0, 1)]
+    done: list[int] = []
+    reports = sandbox.run(executions, done.append)
+    assert [report.tests_passed for report in reports] == [3, 0, 2, 0, 1]
+    assert sum(done) == len(executions)
+    assert reports[1] is reports[3], "equal executions run once"
+    assert sandbox.run([]) == []
+
+
+def test_forms_of_tests(sandbox: Sandbox) -> None:
+    assert run(sandbox, RIGHT, "assert f(1) == 2\nassert f(2) == 0") == ("wrong", 1, 2)
+    assert run(sandbox, RIGHT, "assert candidate(1) == 2") == ("pass", 1, 1)
+    assert run(sandbox, RIGHT, "assert (")[0] == "infra_error"
+
+
+@pytest.mark.parametrize(
+    ("body", "calls", "used"),
+    [
+        ("return aux(n)", 3, True),
+        ("return aux(n) if n else 1", 2, True),
+        ("x = aux(n)\n    return x", 3, True),
+        ("return [aux(k) for k in range(n + 1)][-1]", 6, True),
+        ("aux(n)\n    return n + 1", 3, False),
+        ("unused = aux(n)\n    return n + 1", 3, False),
+        ("try:\n        aux(n) + 1\n    except Exception:\n        pass\n    return n + 1", 3, False),
+        ("if False:\n        return aux(n)\n    return n + 1", 0, False),
+        ("# aux(n)\n    'aux(n)'\n    return n + 1", 0, False),
+        ("return n + 1", 0, False),
+    ],
+)
+def test_watching_a_function(sandbox: Sandbox, body: str, calls: int, used: bool) -> None:
+    source = f"def aux(n):\n    return n + 1\ndef f(n):\n    {body}\n"
+    [report] = sandbox.run([Execution(source, "f", CHECK, "aux")])
+    assert (report.status, report.watched_calls, report.watched_used) == ("pass", calls, used)
+
+
+@pytest.mark.parametrize(
+    ("aux", "used"),
+    [
+        ("def aux(n):\n    return n and aux(n - 1) + 1\n", True),
+        ("from functools import lru_cache\n@lru_cache(None)\ndef aux(n):\n    return n\n", True),
+        ("aux = lambda n: n\n", True),
+        ("aux = abs\n", True),
+    ],
+)
+def test_watching_unusual_functions(sandbox: Sandbox, aux: str, used: bool) -> None:
+    [report] = sandbox.run([Execution(f"{aux}def f(n):\n    return aux(n) + 1\n", "f", CHECK, "aux")])
+    assert (report.status, report.watched_calls, report.watched_used) == ("pass", 3, used)
+
+
+def test_only_outermost_calls_count_and_a_discarded_recursion_is_unused(sandbox: Sandbox) -> None:
+    source = "def aux(n):\n    return n and aux(n - 1) + 1\ndef f(n):\n    aux(5)\n    return n + 1\n"
+    [report] = sandbox.run([Execution(source, "f", CHECK, "aux")])
+    assert (report.status, report.watched_calls, report.watched_used) == ("pass", 3, False)
+
+
+def test_use_is_seen_even_if_the_program_hangs_later(sandbox: Sandbox) -> None:
+    hang = "    while n:\n        pass\n"
+    source = f"def aux(n):\n    return n + 1\ndef f(n):\n{hang}    return aux(n)\n"
+    [report] = sandbox.run([Execution(source, "f", CHECK, "aux")])
+    assert [case.status for case in report.cases][:2] == ["pass", "timeout"]
+    assert (report.watched_calls, report.watched_used) == (1, True)
+
+
+def test_cost_is_reported(sandbox: Sandbox) -> None:
+    busy = "    x = bytearray(b'x' * 50_000_000)\n    while time.process_time() < 0.1:\n        pass\n"
+    [report] = sandbox.run([Execution(f"import time\ndef f(n):\n{busy}    return n + 1\n", "f", CHECK)])
+    assert report.status == "pass"
+    assert report.cpu_s >= 0.09
+    assert report.duration_s > 0
+    assert report.memory_bytes >= 50_000_000

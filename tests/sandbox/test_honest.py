@@ -1,0 +1,55 @@
+"""Honest programs pass in full, at the strongest level and, without scratch files and children, at the weaker ones."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from magrpo.sandboxes.pool import Pool
+from magrpo.types import Execution
+
+from .conftest import LEVELS, open_pool
+from .honest import NEEDS_NAMESPACES, NUMPY, PROGRAMS
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def level(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    pool = open_pool(level=request.param, workers=1)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_passes_in_full(level: Pool, name: str) -> None:
+    source, test = PROGRAMS[name]
+    [report] = level.run([Execution(source, "f", test)])
+    assert report.status == "pass", report.cases
+    assert not report.forgeable
+
+
+@pytest.mark.parametrize("name", NEEDS_NAMESPACES)
+def test_passes_with_namespaces(pool: Pool, name: str) -> None:
+    source, test = NEEDS_NAMESPACES[name]
+    [report] = pool.run([Execution(source, "f", test)])
+    assert report.status == "pass", report.cases
+
+
+def test_corpus_is_large_enough() -> None:
+    assert len(PROGRAMS) + len(NEEDS_NAMESPACES) + 1 >= 25
+
+
+@pytest.mark.parametrize("level_name", LEVELS)
+def test_numpy_when_allowed(level_name: str) -> None:
+    allowed = open_pool(level=level_name, workers=1, packages=["numpy"], memory_mib=1024)
+    [report] = allowed.run([NUMPY])
+    allowed.close()
+    assert [case.status for case in report.cases] == ["pass", "pass"]
+
+
+def test_numpy_when_not_allowed(pool: Pool) -> None:
+    program, both = Execution(NUMPY.source, "f", "assert f(2) == 2.0"), NUMPY
+    for_program, for_test = pool.run([program, both])
+    assert [case.status for case in for_program.cases] == ["load_error"]
+    assert for_test.status == "infra_error"
+    assert "sandbox.packages" in for_test.cases[0].message

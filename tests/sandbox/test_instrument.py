@@ -1,0 +1,190 @@
+"""The rules of credit, on test code that runs in this process against a plain function."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from magrpo.sandboxes.instrument import instrument
+from magrpo.sandboxes.jail.candidate import Local
+from magrpo.sandboxes.jail.recorder import CandidateFailure, Unusable, run, same
+from magrpo.sandboxes.pairs import pairs_as_test
+
+
+def verdicts(test: str, function: Callable[..., Any], entry_point: str = "f") -> list[str]:
+    """Statuses of the cases."""
+    cases = run(base64.b64decode(instrument(test, entry_point).code), entry_point, Local(function), {})
+    return [status for status, _ in cases]
+
+
+def one_more(n: int) -> int:
+    return n + 1
+
+
+def always_raises(*_: Any) -> Any:
+    raise ValueError("no")
+
+
+def never_answers(*_: Any) -> Any:
+    raise CandidateFailure("timeout", "no answer")
+
+
+PASS, WRONG, RAISED = "pass", "wrong", "exception"
+
+LOOP = """
+def check(candidate):
+    for n in range(3):
+        assert candidate(n) == n + 1, "message"
+    assert candidate(
+        10
+    ) == 11
+"""
+HELPER = """
+def expect(got, wanted):
+    assert got == wanted
+    assert isinstance(got, int)
+def check(candidate):
+    expect(candidate(1), 2)
+    expect(candidate(2), 3)
+"""
+BETWEEN = """
+def check(candidate):
+    total = 0
+    for n in range(3):
+        value = candidate(n)
+        total = total + value
+        assert value == n + 1
+    assert total == 6
+"""
+BRANCH = """
+def check(candidate):
+    if candidate(1) == 2:
+        assert candidate(2) == 3
+        assert candidate(3) == 4
+    else:
+        assert False
+    for n in range(candidate(1)):
+        assert candidate(n) == n + 1
+"""
+EXPECTS_ERROR = """
+def check(candidate):
+    try:
+        candidate(1)
+        assert False
+    except ValueError:
+        assert True
+"""
+TRIVIAL = """
+def check(candidate):
+    assert True
+    table = [1, 2]
+    assert len(table) == 2
+    assert candidate(1) == 2
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "function", "expected"),
+    [
+        (LOOP, one_more, [PASS] * 4),
+        (LOOP, lambda n: n + 1 if n != 1 else 0, [PASS, WRONG, PASS, PASS]),
+        (LOOP, always_raises, [RAISED] * 4),
+        (HELPER, one_more, [PASS] * 4),
+        (HELPER, float, [WRONG] * 4),
+        (HELPER, always_raises, [RAISED] * 2),
+        (BETWEEN, one_more, [PASS] * 4),
+        (BETWEEN, lambda n: always_raises() if n == 1 else n + 1, [PASS, RAISED, PASS, RAISED]),
+        (BETWEEN, never_answers, ["timeout"] * 4),
+        (BRANCH, one_more, [PASS] * 4),
+        (BRANCH, lambda n: n, [WRONG, WRONG]),
+        (BRANCH, always_raises, [RAISED, "not_run", "not_run", RAISED]),
+        (EXPECTS_ERROR, always_raises, [PASS]),
+        (EXPECTS_ERROR, one_more, [WRONG]),
+        (TRIVIAL, one_more, [PASS]),
+        (TRIVIAL, always_raises, [RAISED]),
+        ("assert f(1) == 2\nassert f(2) == 0\nassert f(3) == 4", one_more, [PASS, WRONG, PASS]),
+        ("assert [f(n) for n in range(3)] == [1, 2, 3]", one_more, [PASS]),
+        ("import math\nassert math.isclose(f(1), 2)", one_more, [PASS]),
+        ("f(1)", one_more, [PASS]),
+        ("f(1)", always_raises, [RAISED]),
+        ("x = f(1)", always_raises, [RAISED]),
+        ("x: int = f(1)\nx += 1\nassert x == 3", one_more, [PASS]),
+        ("x: int = f(1)\nx += 1\nassert x == 3", always_raises, [RAISED]),
+        ("assert f(1) < 'a'", one_more, [WRONG]),
+        ("with open('/nonexistent') as x:\n    assert f(1) == 2\n    assert f(2) == 3", one_more, [WRONG, "not_run"]),
+        ("import numpy as np\nnp.testing.assert_allclose(f(1), 2)\nassert f(1) == 2", one_more, [PASS, PASS]),
+        ("import numpy as np\nnp.testing.assert_allclose(f(1), 2)\nassert f(1) == 2", lambda n: n, [WRONG, WRONG]),
+    ],
+)
+def test_rules(test: str, function: Callable[..., Any], expected: list[str]) -> None:
+    assert verdicts(test, function) == expected
+
+
+@pytest.mark.parametrize("test", [LOOP, HELPER, BETWEEN, BRANCH, EXPECTS_ERROR, TRIVIAL])
+@pytest.mark.parametrize("function", [always_raises, never_answers, lambda n: None, lambda n: [], lambda n: n + 2])
+def test_failing_never_shrinks_what_is_to_be_earned(test: str, function: Callable[..., Any]) -> None:
+    right = {EXPECTS_ERROR: always_raises}.get(test, one_more)
+    good, bad = verdicts(test, right), verdicts(test, function)
+    assert set(good) == {PASS}
+    if function is always_raises and test == EXPECTS_ERROR:
+        return
+    assert bad.count(PASS) / len(bad) < 1
+    assert bad.count(PASS) <= len(good)
+
+
+def test_an_entry_point_called_check() -> None:
+    assert verdicts("assert check(1) == 2", one_more, "check") == [PASS]
+
+
+def test_a_test_that_cannot_run_is_nobodys_fault() -> None:
+    with pytest.raises(Unusable, match="no_such_module"):
+        verdicts("import no_such_module\nassert f(1) == 2", one_more)
+    with pytest.raises(Unusable, match="neither"):
+        verdicts("x = 1", one_more)
+    with pytest.raises(Unusable, match="cases"):
+        verdicts("for n in range(20000):\n    assert f(n) == n + 1", one_more)
+    with pytest.raises(SyntaxError):
+        instrument("assert (", "f")
+
+
+def test_needs_are_names_that_only_the_program_can_define() -> None:
+    body = "    x = [y for y in g(poly(1))]\n    assert math.e < c < len(x)"
+    test = f"import math\nfrom a import b as c\ndef check(g):\n{body}"
+    assert instrument(test, "f").needs == ("poly",)
+    assert instrument(LOOP, "f").needs == ()
+    assert instrument("from helpers import *\nassert f(poly(1))", "f").needs == ()
+
+
+def test_messages_are_short_and_printable() -> None:
+    def raises(_: Any) -> Any:
+        raise ValueError("\x1b[2J\u202e\x00" + "x" * 10_000)
+
+    test = instrument("assert f(1) == 2", "f")
+    [[_, message]] = run(base64.b64decode(test.code), "f", Local(raises), {})
+    assert len(message) <= 500
+    assert message.isprintable()
+    assert "\\x1b" in message
+
+
+@pytest.mark.parametrize(
+    ("claimed", "expected", "equal"),
+    [
+        (1, 1, True), (True, 1, False), (1, True, False), (1.0, 1, False), (1.0 + 1e-9, 1.0, True), (1.1, 1.0, False),
+        (float("nan"), float("nan"), True), ([1, (2.0,)], [1, (2.0 + 1e-9,)], True), ([1], (1,), False),
+        ({1: [0.1]}, {1: [0.1 + 1e-12]}, True), ({True: 1}, {1: 1}, False), ({1, 2}, {2, 1}, True),
+        ({1}, {True}, False),
+        ("a", "a", True), (None, False, False), ([], [1], False), ({}, {1: 2}, False),
+    ],
+)  # fmt: skip
+def test_same(claimed: Any, expected: Any, equal: bool) -> None:
+    assert same(claimed, expected, 1e-6) is equal
+
+
+def test_pairs() -> None:
+    test = pairs_as_test([((1,), 2), ((2,), 3.0), ((3,), 5)])
+    assert verdicts(test, one_more) == [PASS, WRONG, WRONG]
+    with pytest.raises(ValueError, match="plain data"):
+        pairs_as_test([((object(),), 1)])

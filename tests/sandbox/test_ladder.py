@@ -1,0 +1,156 @@
+"""Which isolation level is used, and what is refused."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from magrpo.sandboxes import SandboxError, jails, ladder
+from magrpo.sandboxes.jail import seccomp
+from magrpo.sandboxes.jails import Spec, Unavailable
+from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.types import Execution
+
+from .conftest import open_pool
+from .hostile import CORPUS
+from .world import World
+
+SPEC = Spec(PoolSandbox().limits(), "")
+
+
+def test_auto_takes_the_strongest() -> None:
+    assert ladder.climb(SPEC, "auto", "landlock").level == "namespaces"
+
+
+def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    rung = ladder.climb(SPEC, "auto", "landlock")
+    assert rung.level == "landlock"
+    assert set(rung.refused) == {"namespaces", "namespaces-flat"}
+    assert "apt-get install bubblewrap" in caplog.text
+
+
+def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
+        ladder.climb(SPEC, "auto", "namespaces-flat")
+    with pytest.raises(SandboxError, match="min_level"):
+        ladder.climb(SPEC, "landlock", "namespaces")
+
+
+def test_none_needs_the_config_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ladder.ALLOW_NONE, raising=False)
+    with pytest.raises(SandboxError, match="min_level"):
+        ladder.climb(SPEC, "none", "landlock")
+    with pytest.raises(SandboxError, match=ladder.ALLOW_NONE):
+        ladder.climb(SPEC, "none", "none")
+    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
+    assert ladder.climb(SPEC, "none", "none").level == "none"
+
+
+def test_nothing_falls_through_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unavailable(spec: Spec) -> None:
+        raise Unavailable(f"{spec.level} is broken")
+
+    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
+    monkeypatch.setattr(ladder, "examine", unavailable)
+    with pytest.raises(SandboxError, match="landlock is broken"):
+        ladder.climb(SPEC, "auto", "none")
+
+
+@pytest.mark.parametrize("level", ["namespaces", "namespaces-flat", "landlock"])
+def test_the_canary_is_refused(level: str) -> None:
+    pool = open_pool(level=level, workers=1)
+    assert pool.level == level
+    pool.close()
+
+
+def test_the_canary_gets_through_without_isolation() -> None:
+    """The canary's own harm is real: without isolation it reads, writes and connects."""
+    with pytest.raises(Unavailable) as refusal:
+        ladder.examine(Spec(SPEC.limits, "none"))
+    for attempt in ("read", "write", "connect", "connect_unix", "send_udp", "left a trace outside"):
+        assert attempt in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    "name", ["read_secret", "write_target", "udp", "unix_socket", "sysv_shared_memory", "new_file"]
+)
+def test_the_checks_of_the_hostile_corpus_can_fail(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without isolation the same checks find the harm done."""
+    monkeypatch.setenv(ladder.ALLOW_NONE, "1")
+    [program] = [program for program in CORPUS if program.name == name]
+    pool = open_pool(level="none", min_level="none", workers=1)
+    world = World(pool)
+    try:
+        [report] = pool.run([Execution(world.aim(program.source), "f", "assert f(1) == 'expected'")])
+        with pytest.raises(AssertionError):
+            getattr(world, program.harm if program.harm != "nothing_left" else "target_untouched")(report)
+    finally:
+        if name == "sysv_shared_memory":
+            subprocess.run(["ipcrm", "-M", "0x4d41"], check=True)
+        world.close()
+        pool.close()
+
+
+def test_an_ordinary_user(tmp_path: Path) -> None:
+    """The pool also starts, at the strongest level, for a user without any privilege."""
+    python, uid = Path("/usr/bin/python3"), jails.SANDBOX_UID + 1
+    if os.geteuid() != 0:
+        pytest.skip("every other test runs as an ordinary user already")
+    if not python.exists() or f"{sys.version_info[0]}.{sys.version_info[1]}" not in str(python.resolve()):
+        pytest.skip("needs a system interpreter of the same version that every user can read")
+    root = Path(__file__).parents[2]
+    code = (
+        "from magrpo.sandboxes.pool import PoolSandbox\nfrom magrpo.types import Execution\n"
+        "for level in ('namespaces', 'landlock'):\n    pool = PoolSandbox(level=level, workers=1).open()\n"
+        "    [report] = pool.run([Execution('def f(n):\\n    return n', 'f', 'assert f(1) == 1')])\n"
+        "    print(report.status, report.level)\n    pool.close()\n"
+    )
+    site = Path(pytest.__file__).parents[1]
+    done = subprocess.run(
+        [str(python), "-c", code],
+        env={"PYTHONPATH": f"{root}:{site}", "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
+        user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.stdout.split("\n")[:2] == ["pass namespaces", "pass landlock"], done.stderr
+
+
+def test_a_package_that_is_not_installed_is_named() -> None:
+    with pytest.raises(ValueError, match="'no-such-package' is not installed"):
+        PoolSandbox(packages=("no-such-package",)).open()
+
+
+@pytest.mark.parametrize(
+    ("machine", "header"),
+    [("x86_64", "/usr/include/x86_64-linux-gnu/asm/unistd_64.h"), ("aarch64", "/usr/include/asm-generic/unistd.h")],
+)
+def test_numbers_of_system_calls_are_those_of_the_kernel_headers(machine: str, header: str) -> None:
+    if not Path(header).exists():
+        pytest.skip("the kernel's headers are not installed")
+    lines = [line.replace("__NR3264_", "__NR_").split() for line in Path(header).read_text().splitlines()]
+    known = {line[1]: line[2] for line in lines if len(line) > 2 and line[0] == "#define" and line[2].isdigit()}
+    table = dict(entry.split("=") for entry in seccomp.NUMBERS[machine].split())
+    compared = {name: number for name, number in table.items() if f"__NR_{name}" in known}
+    assert len(compared) > 100
+    assert {name: known[f"__NR_{name}"] for name in compared} == compared
+
+
+def test_every_system_call_that_is_named_has_a_number() -> None:
+    for names in (seccomp.NEVER, seccomp.FOREIGN, seccomp.ALONE):
+        missing = set(names.split()) - {entry.split("=")[0] for entry in seccomp.NUMBERS["x86_64"].split()}
+        assert not missing
+
+
+def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        ladder.climb(SPEC, "auto", "landlock")
+    assert [record.message for record in caplog.records] == ["sandbox level: namespaces"]

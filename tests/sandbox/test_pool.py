@@ -1,0 +1,227 @@
+"""The pool: it recycles, survives its workers, keeps order and verdicts, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes import pool as pool_module
+from magrpo.sandboxes.pool import Pool
+from magrpo.sandboxes.worker import Worker, WorkerDied
+from magrpo.types import Execution
+
+from .conftest import open_pool
+from .honest import PROGRAMS
+from .hostile import CORPUS
+
+CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
+
+
+def right(number: int = 0) -> Execution:
+    return Execution(f"def f(n):\n    return n + 1\n# {number}\n", "f", CHECK)
+
+
+def the_worker(pool: Pool) -> Worker:
+    [worker] = pool.alive
+    return worker
+
+
+@pytest.fixture
+def single() -> Iterator[Pool]:
+    pool = open_pool(workers=1)
+    yield pool
+    pool.close()
+
+
+def test_workers_are_recycled() -> None:
+    pool = open_pool(workers=1, recycle_after=2)
+    workers = set()
+    for k in range(6):
+        [report] = pool.run([right(k)])
+        assert report.status == "pass"
+        workers.add(the_worker(pool).process.pid)
+    pool.close()
+    assert len(workers) == 3
+
+
+@pytest.mark.parametrize("who", ["bubblewrap", "zygote"])
+def test_a_dead_worker_is_replaced_and_nobody_notices(single: Pool, who: str) -> None:
+    before = the_worker(single)
+    first, *_ = psutil.Process(before.process.pid).children()
+    os.kill(before.process.pid if who == "bubblewrap" else first.pid, signal.SIGKILL)
+    before.process.wait()
+    [report] = single.run([right()])
+    assert report.status == "pass"
+    assert the_worker(single) is not before
+
+
+def test_a_worker_that_dies_during_a_job_is_replaced(single: Pool) -> None:
+    before = the_worker(single)
+    running = single.threads.submit(
+        single._one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
+    )
+    while before.jobs == 0:
+        time.sleep(0.001)
+    before.kill()
+    assert running.result().status == "pass"
+    assert the_worker(single) is not before
+
+
+def test_repeated_failure_raises(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead:
+        def __init__(self, _: object) -> None:
+            raise WorkerDied("no jail today")
+
+    the_worker(single).kill()
+    monkeypatch.setattr(pool_module, "Worker", Dead)
+    reports = single.run([right(0)]) + single.run([right(1)])
+    assert [(report.status, report.tests_passed) for report in reports] == [("infra_error", 0)] * 2
+    assert "no jail today" in reports[0].cases[0].message
+    with pytest.raises(SandboxError, match="no jail today"):
+        single.run([right(2)])
+    monkeypatch.undo()
+    assert single.run([right(3)])[0].status == "pass", "a dead pool is rebuilt"
+
+
+def test_closing_ends_what_runs() -> None:
+    pool = open_pool(workers=1, test_s=100, total_s=100)
+    child = psutil.Process(the_worker(pool).process.pid)
+    jail = child.children(recursive=True)
+    running = pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    while the_worker(pool).jobs == 0:
+        time.sleep(0.001)
+    pool.close()
+    assert running.result().status == "infra_error"
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in [child, *jail])
+
+
+def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
+    pool = open_pool(workers=2, test_s=100, total_s=100)
+    root = psutil.Process()
+    pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    while not any(worker.jobs for worker in pool.alive):
+        time.sleep(0.001)
+    sender.send([child.pid for child in root.children(recursive=True)])
+    time.sleep(1000)
+
+
+def test_killing_the_trainer_leaves_no_process() -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+    trainer = multiprocessing.get_context("spawn").Process(target=_train_until_killed, args=(sender,))
+    trainer.start()
+    pids = receiver.recv()
+    assert len(pids) >= 8
+    trainer.kill()
+    trainer.join()
+    deadline = time.monotonic() + 20
+    while any(_lives(pid) for pid in pids):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    for end in (receiver, sender):
+        end.close()
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_no_isolation_is_logged_on_every_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setenv("MAGRPO_SANDBOX_ALLOW_NONE", "1")
+    pool = open_pool(level="none", min_level="none", workers=1)
+    for _ in range(2):
+        [report] = pool.run([right()])
+        assert (report.status, report.level) == ("pass", "none")
+    pool.close()
+    assert [record.levelno for record in caplog.records if "without isolation" in record.message] == [logging.ERROR] * 2
+
+
+def test_many_that_loop_forever() -> None:
+    """64 candidates, 16 of which never end: the others are unharmed."""
+    pool = open_pool(workers=2, test_s=0.3, total_s=0.6)
+    executions = [
+        Execution(f"while True:\n    {k}\n", "f", CHECK) if k % 4 == 0 else right(k) for k in range(64)
+    ]  # fmt: skip
+    reports = pool.run(executions)
+    pool.close()
+    assert [report.status for report in reports] == ["timeout" if k % 4 == 0 else "pass" for k in range(64)]
+
+
+def verdicts(pool: Pool, executions: list[Execution]) -> list[tuple[str, tuple[str, ...]]]:
+    return [(report.status, tuple(case.status for case in report.cases)) for report in pool.run(executions)]
+
+
+def busy() -> None:
+    while True:
+        pass
+
+
+@pytest.mark.slow
+def test_verdicts_do_not_depend_on_load() -> None:
+    """210 candidates, some near their limits, give the same verdicts when every core has two more jobs."""
+    executions = [right(k) for k in range(150)]
+    for k in range(20):
+        until = (
+            f"    end = time.process_time() + {0.3 + k / 1000}\n    while time.process_time() < end:\n        pass\n"
+        )
+        executions.append(Execution(f"import time\ndef f(n):\n{until}    return n + 1\n", "f", CHECK))
+        executions.append(Execution(f"while True:\n    {k}\n", "f", CHECK))
+        nap = f"    time.sleep({0.2 if k % 2 else 9} * (n == 1))\n"
+        executions.append(Execution(f"import time\ndef f(n):\n{nap}    return n + 1\n# {k}", "f", CHECK))
+    pool = open_pool(workers=2, test_s=0.6, total_s=2.0)
+    calm = verdicts(pool, executions)
+    others = [multiprocessing.get_context("spawn").Process(target=busy) for _ in range(2 * (os.cpu_count() or 1))]
+    for process in others:
+        process.start()
+    try:
+        loaded = verdicts(pool, executions)
+    finally:
+        for process in others:
+            process.kill()
+            process.join()
+        pool.close()
+    assert loaded == calm
+    assert [status for status, _ in calm].count("pass") == 180
+
+
+@pytest.mark.slow
+def test_soak() -> None:
+    """1,500 candidates, hostile ones among them: no growth of descriptors, processes, memory or temporary files."""
+    pool = open_pool(workers=2, test_s=0.1, total_s=0.1, memory_mib=256, recycle_after=400)
+    sources = [program.source for program in CORPUS if "@" not in program.source]
+    sources += [source for source, _ in PROGRAMS.values()]
+    before: tuple[int, int, int, list[str]] | None = None
+    process = psutil.Process()
+    for batch in range(15):
+        executions = [
+            Execution(f"{sources[k % len(sources)]}\n# {batch}", "f", CHECK) if k % 4 == 0 else right(1000 * batch + k)
+            for k in range(batch * 25, batch * 25 + 100)
+        ]
+        reports = pool.run(executions)
+        assert [report.status for k, report in enumerate(reports) if (batch * 25 + k) % 4] == ["pass"] * 75
+        gc.collect()
+        temporary = sorted(path.name for path in Path(tempfile.gettempdir()).glob("magrpo*"))
+        children = [child for child in process.children(recursive=True) if _lives(child.pid)]
+        now = process.num_fds(), len(children), process.memory_info().rss, temporary
+        if batch == 4:
+            before = now
+    pool.close()
+    assert before
+    assert now[0] <= before[0] + 2
+    assert now[1] <= before[1] + 8, "jails whose candidates are dying"
+    assert now[2] <= before[2] + 10_000_000
+    assert now[3] == before[3]
+    assert not [child for child in process.children(recursive=True) if _lives(child.pid)]
