@@ -46,7 +46,7 @@ class Composition:
     @property
     def family(self) -> str:
         """The operations without their constants."""
-        return " ".join(step.operation.name for step in self.steps)
+        return _family_name([step.operation for step in self.steps])
 
     @property
     def entry_point(self) -> str:
@@ -113,11 +113,12 @@ class CoopCode(Plugin):
         ood: list[Problem] = []
         for i, level in enumerate(self.levels):
             families = _families(level)
-            trained = [f for f in families if not _is_ood(f)]
+            trained = [family for family in families if not _is_ood(family)]
             train += self._take("train", i, self.num_train, _instances(trained, "train"))
-            seen = {composition_of(problem).family for problem in train}
-            known = [f for f in trained if " ".join(op.name for op in f) in seen]
-            test += self._take("test", i, self.num_test, _instances(known, "test"))
+            # Compositions that training meets come first: with a training split much larger than this, only those.
+            met = {composition_of(problem).family for problem in train}
+            trained.sort(key=lambda family: _family_name(family) not in met)
+            test += self._take("test", i, self.num_test, _instances(trained, "test"))
             ood += self._take("ood", i, self.num_ood, _instances([f for f in families if _is_ood(f)], "ood"))
         return {"train": train, "test": test, "ood": ood}
 
@@ -168,6 +169,10 @@ def _families(level: Level) -> list[tuple[Operation, ...]]:
         families = [(a, b) for a, b in pairs if (a.hard or b.hard) == (level == "2")]
     random.Random(derive_seed("coopcode", "families", level)).shuffle(families)
     return families
+
+
+def _family_name(family: Sequence[Operation]) -> str:
+    return " ".join(operation.name for operation in family)
 
 
 def _percentile(*parts: str) -> int:

@@ -1,0 +1,238 @@
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.problems.conventions import AUX, WEIGHTS, write
+from magrpo.problems.coopcode import Composition, CoopCode, composition_of, make_problem
+from magrpo.problems.operations import OPERATIONS, parse_step
+from magrpo.types import Problem, Split
+
+Splits = dict[Split, list[Problem]]
+
+# (step, argument, result), worked out by hand, one for every operation.
+GOLDENS = [
+    ("plus:3", 4, 7),
+    ("minus:3", 4, 1),
+    ("times:3", 4, 12),
+    ("over:3", -4, -2),
+    ("modulo:3", -4, 2),
+    ("square", -4, 16),
+    ("negate", 4, -4),
+    ("magnitude", -4, 4),
+    ("atleast:5", 4, 5),
+    ("atmost:3", 4, 3),
+    ("digitsum", 407, 11),
+    ("digits", 407, [4, 0, 7]),
+    ("upto", 3, [1, 2, 3]),
+    ("divisors", 6, [1, 2, 3, 6]),
+    ("evens", [1, 2, -4], [2, -4]),
+    ("odds", [1, 2, -3], [1, -3]),
+    ("above:3", [3, 4], [4]),
+    ("below:3", [2, 3], [2]),
+    ("without:2", [2, 3, 2], [3]),
+    ("shift:2", [1, -1], [3, 1]),
+    ("scale:2", [1, -1], [2, -2]),
+    ("residues:3", [4, -1], [1, 2]),
+    ("squares", [2, -3], [4, 9]),
+    ("negatives", [2, -3], [-2, 3]),
+    ("sizes", [2, -3], [2, 3]),
+    ("mirror", [1, 2, 3], [3, 2, 1]),
+    ("ascending", [2, 3, 1], [1, 2, 3]),
+    ("descending", [2, 3, 1], [3, 2, 1]),
+    ("distinct", [2, 1, 2], [2, 1]),
+    ("first:2", [1, 2, 3], [1, 2]),
+    ("skip:2", [1, 2, 3], [3]),
+    ("final:2", [1, 2, 3], [2, 3]),
+    ("alternate", [1, 2, 3], [1, 3]),
+    ("running", [1, 2, 3], [1, 3, 6]),
+    ("gaps", [1, 4, 2], [3, -2]),
+    ("total", [1, 4, 2], 7),
+    ("largest", [1, 4, 2], 4),
+    ("smallest", [1, 4, 2], 1),
+    ("amount", [1, 4, 2], 3),
+    ("spread", [1, 4, 2], 3),
+    ("tally:2", [2, 4, 2], 2),
+    ("exceeding:2", [2, 4, 3], 2),
+    ("upper", "aB", "AB"),
+    ("lower", "aB", "ab"),
+    ("swap", "aB", "Ab"),
+    ("backward", "abc", "cba"),
+    ("repeat:2", "ab", "abab"),
+    ("prefix:2", "abc", "ab"),
+    ("suffix:2", "abc", "bc"),
+    ("chop:2", "abc", "c"),
+    ("alphabetic", "cab", "abc"),
+    ("remove:a", "abca", "bc"),
+    ("dashed:a", "abca", "-bc-"),
+    ("append:e", "ab", "abe"),
+    ("prepend:e", "ab", "eab"),
+    ("odd", "abc", "ac"),
+    ("double", "ab", "aabb"),
+    ("consonants", "bade", "bd"),
+    ("size", "abc", 3),
+    ("occurrences:a", "aba", 2),
+    ("vowels", "baE", 1),
+    ("words", "ab c", 2),
+    ("lengths", "ab c", [2, 1]),
+    ("codes", "ab", [97, 98]),
+]
+
+
+@pytest.fixture(scope="module")
+def splits() -> Splits:
+    return CoopCode(kind="coopcode").load()
+
+
+def run(source: str, problem: Problem) -> str:
+    """``pass``, or the name of the exception that the tests end in. Programs here are our own, nobody else's."""
+    names: dict[str, object] = {}
+    exec(source + "\n" + problem.test, names)
+    check = names["check"]
+    assert callable(check)
+    try:
+        check(names[problem.entry_point])
+    except Exception as error:  # noqa: BLE001 - any failure of the program is the result
+        return type(error).__name__
+    return "pass"
+
+
+@pytest.mark.parametrize(("step", "value", "result"), GOLDENS, ids=[golden[0] for golden in GOLDENS])
+def test_an_operation_computes_what_its_phrase_says(step: str, value: object, result: object) -> None:
+    assert parse_step(step)(value) == result
+
+
+def test_every_operation_has_a_golden() -> None:
+    assert [step.partition(":")[0] for step, _, _ in GOLDENS] == list(OPERATIONS)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=list(OPERATIONS))
+def test_phrases_differ_and_name_the_constant(operation: object) -> None:
+    op = OPERATIONS[operation.name]  # type: ignore[attr-defined]
+    assert len(set(op.phrases)) == 2
+    assert all(("{k}" in phrase) == bool(op.constants) for phrase in op.phrases)
+    assert ("{k}" in op.expression) == bool(op.constants)
+
+
+def test_one_problem_in_full() -> None:
+    problem = make_problem(Composition((parse_step("above:3"), parse_step("total"))), "train")
+    assert problem is not None
+    assert problem.task_id == "coopcode/above:3/total"
+    assert problem.entry_point == "above_total"
+    assert problem.prompt.startswith('def above_total(xs):\n    """Keep ')
+    assert problem.canonical_solution == "    ys = [x for x in xs if x > 3]\n    return sum(ys)\n"
+    assert problem.tags == {"level": "2", "steps": "above:3 total", "split": "train"}
+    assert problem.test.count("    assert candidate([") == 5
+    assert composition_of(problem)([1, 4, 5]) == 9
+
+
+def test_splits_have_the_sizes_asked_for_and_share_no_problem(splits: Splits) -> None:
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 1536, "test": 96, "ood": 96}
+    ids = [problem.task_id for problems in splits.values() for problem in problems]
+    assert len(set(ids)) == len(ids)
+    for split, problems in splits.items():
+        assert {problem.tags["split"] for problem in problems} == {split}
+        levels = Counter(problem.tags["level"] for problem in problems)
+        assert set(levels.values()) == {len(problems) // 3}
+
+
+def test_test_varies_constants_and_ood_varies_compositions(splits: Splits) -> None:
+    trained = {composition_of(problem).family for problem in splits["train"]}
+    assert all(composition_of(problem).family in trained for problem in splits["test"])
+    pairs = {pair for family in trained for pair in itertools.pairwise(family.split())}
+    for problem in splits["ood"]:
+        family = composition_of(problem).family
+        assert family not in trained
+        assert any(pair not in pairs for pair in itertools.pairwise(family.split()))
+
+
+def test_splits_stay_disjoint_whatever_their_sizes(splits: Splits) -> None:
+    large = CoopCode(kind="coopcode", num_train=3000, num_test=3, num_ood=3).load()
+    trained = {problem.task_id for problem in large["train"]}
+    assert trained > {problem.task_id for problem in splits["train"]}
+    assert not trained & {problem.task_id for split in ("test", "ood") for problem in splits[split]}
+
+
+def test_loading_is_deterministic_across_processes(splits: Splits) -> None:
+    code = (
+        "import hashlib; from magrpo.problems.coopcode import CoopCode;"
+        "print(hashlib.sha256(repr(CoopCode(kind='coopcode', num_train=30).load()).encode()).hexdigest())"
+    )
+    runs = [
+        subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONHASHSEED": seed}, capture_output=True, text=True, check=True
+        ).stdout
+        for seed in ("1", "2")
+    ]
+    assert runs[0] == runs[1]
+
+
+def test_the_canonical_solution_passes_and_every_smaller_part_fails_every_test(splits: Splits) -> None:
+    for problem in [*splits["train"][::16], *splits["test"], *splits["ood"]]:
+        assert run(problem.prompt + problem.canonical_solution, problem) == "pass", problem.task_id
+        steps = composition_of(problem).steps
+        asserts = problem.test.splitlines()[1:]
+        for size in range(1, len(steps)):
+            for part in itertools.combinations(steps, size):
+                source = Composition(part).define(problem.entry_point)
+                for line in asserts:
+                    one = Problem("x", "", problem.entry_point, f"def check(candidate):\n{line}\n")
+                    assert run(source, one) != "pass", (problem.task_id, source, line)
+
+
+def test_agreeing_conventions_pass_and_disagreeing_ones_do_not(splits: Splits) -> None:
+    for problem in splits["test"]:
+        composition = composition_of(problem)
+        for helper, main in itertools.product(WEIGHTS["helper"], WEIGHTS["main"]):
+            source = write(composition, "helper", helper) + "\n" + write(composition, "main", main)
+            works = run(source, problem) == "pass"
+            if main == "nothing" or helper == main:
+                assert works, (problem.task_id, helper, main)
+            elif helper == "nothing" or main == "all":
+                assert not works, (problem.task_id, helper, main)
+
+
+def test_what_each_convention_writes() -> None:
+    composition = Composition((parse_step("skip:2"), parse_step("evens"), parse_step("total")))
+    written = {(role, name): write(composition, role, name) for role in WEIGHTS for name in WEIGHTS[role]}
+    assert written == {
+        ("helper", "first"): "def aux(xs):\n    return xs[2:]",
+        ("helper", "last"): "def aux(xs):\n    return sum(xs)",
+        ("helper", "all"): (
+            "def aux(xs):\n    ys = xs[2:]\n    zs = [x for x in ys if x % 2 == 0]\n    return sum(zs)"
+        ),
+        ("helper", "nothing"): "def aux(xs):\n    return xs",
+        ("main", "first"): (
+            "def skip_evens_total(xs):\n    ys = aux(xs)\n    zs = [x for x in ys if x % 2 == 0]\n    return sum(zs)"
+        ),
+        ("main", "last"): (
+            "def skip_evens_total(xs):\n    ys = xs[2:]\n    zs = [x for x in ys if x % 2 == 0]\n    return aux(zs)"
+        ),
+        ("main", "all"): f"def skip_evens_total(xs):\n    return {AUX}(xs)",
+        ("main", "nothing"): (
+            "def skip_evens_total(xs):\n    ys = xs[2:]\n    zs = [x for x in ys if x % 2 == 0]\n    return sum(zs)"
+        ),
+    }
+
+
+@given(st.sampled_from(sorted(OPERATIONS)), st.data())
+def test_a_step_key_reads_back(name: str, data: st.DataObject) -> None:
+    constant = data.draw(st.sampled_from(OPERATIONS[name].constants or [""]))
+    step = parse_step(f"{name}:{constant}" if constant else name)
+    assert parse_step(step.key) == step
+
+
+def test_levels_can_be_chosen() -> None:
+    splits = CoopCode(kind="coopcode", num_train=10, num_test=4, num_ood=4, levels=("2",)).load()
+    assert {problem.tags["level"] for problems in splits.values() for problem in problems} == {"2"}
+
+
+def test_too_many_problems_are_refused_with_the_number_there_is() -> None:
+    with pytest.raises(ValueError, match=r"problems\.num_ood: there are \d+ problems of level 1 .* ask for fewer"):
+        CoopCode(kind="coopcode", num_train=3, num_test=3, num_ood=50_000, levels=("1",)).load()
