@@ -1,0 +1,36 @@
+"""Group-relative advantages: the definition over the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+
+import magrpo_kernels
+
+Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
+Normalize = Literal["none", "std"]
+
+
+def group_advantages(
+    returns: Sequence[Sequence[float]], estimator: Estimator, normalize: Normalize = "none"
+) -> list[list[float]]:
+    """The advantage of every completion over its siblings: one inner list for each node and agent, ``G`` long or less.
+
+    ============= ========================== ==========================================================
+    estimator     advantage                  source
+    ============= ========================== ==========================================================
+    magrpo        ``R - mean(R)``            MAGRPO, arXiv 2508.04652, section 4
+    marloo        ``(G R - sum R)/(G - 1)``  leave-one-out: RLOO, arXiv 2402.14740
+    maremax       ``R - max(R)``             best sibling as baseline, after ReMax, arXiv 2310.10505
+    mareinforce   ``R``                      REINFORCE
+    ============= ========================== ==========================================================
+
+    ``normalize = "std"`` divides by the group's population standard deviation. A group whose returns are all equal
+    (``max == min`` of the returns themselves) has advantage exactly 0 under every estimator. Computed in float64.
+    """
+    sizes = torch.tensor([0, *(len(group) for group in returns)])
+    flat = torch.tensor([value for group in returns for value in group], dtype=torch.float64)
+    advantages = magrpo_kernels.group_advantages(flat, sizes.cumsum(0), estimator, normalize, impl="torch")
+    return [part.tolist() for part in advantages.split(sizes[1:].tolist())]

@@ -1,0 +1,265 @@
+"""Update: one step of AdamW for every agent (one per epoch) on the loss of one iteration's samples.
+
+Every agent has its own optimizer and its own batch; nothing but the joint returns connects them. Samples without
+advantage (degenerate groups) are left out before the forward pass when no KL term needs them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from statistics import fmean
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+import magrpo_kernels
+from magrpo.algo.loss import DIVISORS, importance_weights, policy_loss
+from magrpo.collate import Batch, Row, collate, plan
+from magrpo.config import AlgoConfig, OptimConfig
+from magrpo.interfaces import Progress
+from magrpo.policy import Policy, check_head, head, hidden_states, shares_prompts
+from magrpo.types import Sample
+
+OPTIMIZER = "optimizer.pt"
+WEIGHTS = "weights"
+
+
+class NonFiniteLoss(RuntimeError):
+    """The loss or its gradient is not a finite number; the message names the batch on disk and remedies."""
+
+
+class Updater:
+    """Holds the policies' optimizers. ``dump`` is the folder that a batch with a non-finite loss is saved in."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        algo: AlgoConfig,
+        optim: OptimConfig,
+        *,
+        temperature: float,
+        max_new_tokens: int,
+        num_iterations: int,
+        dump: Path,
+    ) -> None:
+        """Open an optimizer for each agent.
+
+        Raises:
+            ConfigError: the loss cannot be computed for one of the models.
+        """
+        self.policy = policy
+        self.algo = algo
+        self.optim = optim
+        self.temperature = temperature
+        self.max_new_tokens = max_new_tokens
+        self.num_iterations = num_iterations
+        self.dump = dump
+        self._optimizers: dict[str, torch.optim.AdamW] = {}
+        self._shares: dict[str, bool] = {}
+        for agent in policy.agents:
+            parameters = policy.parameters(agent).values()
+            self._optimizers[agent] = torch.optim.AdamW(
+                parameters, lr=optim.lr, weight_decay=optim.weight_decay, fused=True
+            )
+            with policy.active(agent) as model:
+                check_head(model)
+                self._shares[agent] = shares_prompts(model)
+
+    def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
+        """Train every agent on its samples; returns the metrics of ``update/``. ``progress`` counts completions.
+
+        Raises:
+            NonFiniteLoss: nothing was changed by the step that would have used it.
+        """
+        lr = learning_rate(self.optim, self.policy.version + 1, self.num_iterations)
+        metrics = {"update/lr": lr}
+        stats = []
+        for agent, members in samples.items():
+            for group in self._optimizers[agent].param_groups:
+                group["lr"] = lr
+            result = self._update_agent(agent, members, progress)
+            stats.append(result)
+            metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
+        self.policy.version += 1
+        for name in ("sampling_gap", "frac_skipped"):
+            metrics[f"update/{name}"] = fmean(result[name] for result in stats)
+        return metrics
+
+    def save(self, folder: Path) -> None:
+        """Write weights and optimizer states: all that :meth:`load` needs to go on bit for bit."""
+        self.policy.save(folder / WEIGHTS)
+        states = {agent: optimizer.state_dict() for agent, optimizer in self._optimizers.items()}
+        torch.save({"version": self.policy.version, "optimizers": states}, folder / OPTIMIZER)
+
+    def load(self, folder: Path) -> None:
+        """Take over what :meth:`save` wrote: weights, optimizer states and the number of updates."""
+        stored = torch.load(folder / OPTIMIZER, map_location=self.policy.device, weights_only=True)
+        self.policy.load(stored["version"], {agent: folder / WEIGHTS / agent for agent in self.policy.agents})
+        for agent, optimizer in self._optimizers.items():
+            optimizer.load_state_dict(stored["optimizers"][agent])
+
+    # -------------------------------------------------------------------------------------------------- one agent
+    def _update_agent(self, agent: str, samples: Sequence[Sample], progress: Progress | None) -> dict[str, float]:
+        kept = [sample for sample in samples if sample.advantage != 0 or self.algo.beta > 0]
+        if progress:
+            progress(len(samples) - len(kept))
+        work = _Work(
+            agent=agent,
+            samples=kept,
+            rows=plan(kept, self.optim.micro_batch_tokens, self._shares[agent]),
+            divisor=DIVISORS[self.algo.loss_norm](len(samples), _num_tokens(samples), self.max_new_tokens),
+        )
+        totals: dict[str, float] = {}
+        if kept:
+            frozen = [self._frozen_logps(agent, batch) for batch in self._batches(work)]
+            for epoch in range(self.algo.update_epochs):
+                last = epoch == self.algo.update_epochs - 1
+                totals = self._step(work, frozen, progress if last else None)
+        return _agent_metrics(totals, samples, kept)
+
+    def _step(self, work: _Work, frozen: Sequence[_Frozen], progress: Progress | None) -> dict[str, float]:
+        """One optimizer step on all micro-batches; the sums of their metrics, the loss and the gradient norm."""
+        optimizer = self._optimizers[work.agent]
+        optimizer.zero_grad(set_to_none=True)
+        losses: list[Tensor] = []
+        sums: list[dict[str, Tensor]] = []
+        for batch, logps in zip(self._batches(work), frozen, strict=True):
+            loss, metrics = self._loss(work, batch, logps)
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.detach())
+            sums.append(metrics)
+            if progress:
+                progress(len(batch.samples))
+        parameters = self.policy.parameters(work.agent).values()
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
+        loss_of_batch = torch.stack(losses)
+        if not bool(loss_of_batch.isfinite().all() & norm.isfinite()):
+            optimizer.zero_grad(set_to_none=True)
+            raise self._non_finite(work, loss_of_batch.tolist(), float(norm))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        totals = {name: float(torch.stack([part[name] for part in sums]).sum()) for name in sums[0]}
+        return {**totals, "loss": float(loss_of_batch.sum()), "grad_norm": float(norm)}
+
+    def _loss(self, work: _Work, batch: Batch, frozen: _Frozen) -> tuple[Tensor, dict[str, Tensor]]:
+        with self.policy.active(work.agent) as model:
+            hidden, weight, bias = self._forward(model, batch)
+        several = self.algo.update_epochs > 1
+        return policy_loss(
+            hidden,
+            weight,
+            batch.token_ids,
+            batch.advantages,
+            batch.sampling_logps,
+            divisor=work.divisor,
+            temperature=self.temperature,
+            head_bias=bias,
+            weights=frozen.weights,
+            old_logps=frozen.old if several else None,
+            clip_low=self.algo.clip_low if several else None,
+            clip_high=self.algo.clip_high if several else None,
+            ref_logps=frozen.ref,
+            beta=self.algo.beta,
+            impl=self.algo.kernel,
+        )
+
+    def _frozen_logps(self, agent: str, batch: Batch) -> _Frozen:
+        """What is computed once, before the first step, and only if the algorithm asks for it."""
+        old = ref = weights = None
+        if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
+            old = self._logps(self.policy.active(agent), batch)
+        if self.algo.importance_cap is not None:
+            assert old is not None
+            weights = importance_weights(old, batch.sampling_logps, self.algo.importance_cap)
+        if self.algo.beta > 0:
+            ref = self._logps(self.policy.reference(agent), batch)
+        return _Frozen(old, ref, weights)
+
+    @torch.no_grad()
+    def _logps(self, model: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
+        with model as active:
+            hidden, weight, bias = self._forward(active, batch)
+        return magrpo_kernels.token_logps(
+            hidden, weight, batch.token_ids, temperature=self.temperature, bias=bias, impl=self.algo.kernel
+        )
+
+    def _forward(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Hidden states (N, D), head weight (V, D) and bias, in the dtype that matrix products run in."""
+        weight, bias = head(model)
+        dtype = self.policy.dtype
+        return hidden_states(model, batch).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+
+    def _batches(self, work: _Work) -> Iterator[Batch]:
+        return (collate(work.samples, rows).to(self.policy.device) for rows in work.rows)
+
+    def _non_finite(self, work: _Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
+        """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
+        bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
+        members = chain.from_iterable(row for i in bad or range(len(losses)) for row in work.rows[i])
+        self.dump.mkdir(parents=True, exist_ok=True)
+        update = self.policy.version + 1
+        path = self.dump / f"update-{update}-{work.agent}.jsonl"
+        path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in members))
+        what = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
+        return NonFiniteLoss(
+            f"update {update}, agent {work.agent!r}: {what}; no weight was changed by it. The samples are in {path}. "
+            "Lower optim.lr, or look for a broken base model or reward"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """One agent's samples of one update, split into micro-batches."""
+
+    agent: str
+    samples: Sequence[Sample]
+    rows: Sequence[Sequence[Row]]
+    divisor: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """Log-probabilities and weights that no gradient flows through, for the tokens of one micro-batch."""
+
+    old: Tensor | None
+    ref: Tensor | None
+    weights: Tensor | None
+
+
+def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:
+    """The learning rate of an update, counted from 1: linear warm-up, then the schedule's shape down to 0."""
+    if update <= optim.warmup_iterations:
+        return optim.lr * update / optim.warmup_iterations
+    if optim.schedule == "constant":
+        return optim.lr
+    length = max(num_iterations - optim.warmup_iterations, 1)
+    progress = min((update - 1 - optim.warmup_iterations) / length, 1.0)
+    return optim.lr * (1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
+
+
+def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, float]:
+    """Means over trained tokens. ``entropy`` is estimated from the sampled tokens: minus their mean log-probability."""
+    tokens = totals.get("tokens", 0.0)
+    metrics = {
+        "loss": totals.get("loss", 0.0),
+        "grad_norm": totals.get("grad_norm", 0.0),
+        "tokens": tokens,
+        "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
+        "frac_skipped": 1 - len(kept) / len(samples) if samples else 0.0,
+        "entropy": -math.fsum(logp for s in samples for logp in s.sampling_logps) / max(_num_tokens(samples), 1),
+    }
+    for total, mean in (("clipped", "clip_frac"), ("kl", "kl")):
+        if total in totals:
+            metrics[mean] = totals[total] / max(tokens, 1.0)
+    return metrics
+
+
+def _num_tokens(samples: Sequence[Sample]) -> int:
+    return sum(len(sample.completion_ids) for sample in samples)

@@ -1,0 +1,163 @@
+"""The loss against an independent one: float64 log-softmax of full logits, differentiated by autograd."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, get_args
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from magrpo.algo.loss import DIVISORS, LossNorm, importance_weights, k3, policy_loss
+from magrpo.config import AlgoConfig
+
+N, D, V = 7, 5, 11
+
+
+def inputs(seed: int = 0, n: int = N) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    return {
+        "hidden": normal(n, D),
+        "head_weight": normal(V, D),
+        "token_ids": torch.randint(V, (n,), generator=generator),
+        "advantages": normal(n),
+        "sampling_logps": -normal(n).abs(),
+    }
+
+
+def reference_logps(hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
+    logits = hidden.double() @ head_weight.double().T / temperature
+    return logits.log_softmax(-1).gather(1, token_ids[:, None])[:, 0]
+
+
+def gradients(loss: Tensor, *leaves: Tensor) -> tuple[Tensor, ...]:
+    return torch.autograd.grad(loss, leaves)
+
+
+def leaves(values: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    return values["hidden"].requires_grad_(), values["head_weight"].requires_grad_()
+
+
+def assert_same(ours: Tensor, theirs: Tensor, values: dict[str, Tensor]) -> None:
+    assert float(ours.detach()) == pytest.approx(float(theirs.detach()), rel=1e-5, abs=1e-6)
+    for mine, other in zip(gradients(ours, *leaves(values)), gradients(theirs, *leaves(values)), strict=True):
+        torch.testing.assert_close(mine.double(), other.double(), rtol=1e-4, atol=1e-6)
+
+
+def test_the_config_offers_the_same_norms() -> None:
+    assert get_args(AlgoConfig.model_fields["loss_norm"].annotation) == get_args(LossNorm) == tuple(DIVISORS)
+
+
+def test_divisors_by_hand() -> None:
+    # Three completions of 2, 4 and 6 tokens, at most 8 allowed.
+    got = {name: divisor(3, 12, 8) for name, divisor in DIVISORS.items()}
+    assert got == {"sequence_sum": 3.0, "token_mean": 12.0, "dr_grpo": 24.0}
+
+
+def test_one_token_by_hand() -> None:
+    # Logits 0 and log 3: the probability of token 1 is 3/4. L = -2 log(3/4) / 4; dL/dlogit_1 = -2/4 * (1 - 3/4).
+    hidden = torch.tensor([[1.0]], requires_grad=True)
+    weight = torch.tensor([[0.0], [math.log(3.0)]], requires_grad=True)
+    loss, sums = policy_loss(
+        hidden, weight, torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)]), divisor=4.0
+    )
+    assert float(loss.detach()) == pytest.approx(-2 * math.log(0.75) / 4)
+    (slope,) = gradients(loss, weight)
+    assert slope.flatten().tolist() == pytest.approx([2 / 4 * 0.25, -2 / 4 * 0.25])
+    assert float(sums["tokens"]) == 1.0
+    assert float(sums["sampling_gap"]) == pytest.approx(math.log(0.75) - math.log(0.5))
+
+
+def test_weights_and_k3_by_hand() -> None:
+    old, sampled = torch.tensor([0.0, -1.0, -5.0]), torch.tensor([-math.log(2.0), -1.0, 0.0])
+    assert importance_weights(old, sampled, 1.5).tolist() == pytest.approx([1.5, 1.0, math.exp(-5)])
+    # Twice as likely under the reference: 2 - log 2 - 1.
+    assert k3(torch.tensor([-1.0]), torch.tensor([-1.0 + math.log(2.0)])).item() == pytest.approx(1 - math.log(2.0))
+
+
+@given(st.integers(0, 10**6), st.floats(0.2, 3.0))
+@settings(max_examples=30, deadline=None)
+def test_on_policy_the_gradient_is_that_of_reinforce(seed: int, temperature: float) -> None:
+    values = inputs(seed)
+    leaves(values)
+    loss, _ = policy_loss(**values, divisor=3.0, temperature=temperature)
+    logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"], temperature)
+    assert_same(loss, -(values["advantages"] * logps).sum() / 3.0, values)
+
+
+def test_importance_weights_scale_each_token() -> None:
+    values = inputs()
+    leaves(values)
+    weights = torch.linspace(0.5, 2.0, N)
+    loss, _ = policy_loss(**values, divisor=2.0, weights=weights)
+    logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
+    assert_same(loss, -(weights * values["advantages"] * logps).sum() / 2.0, values)
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_the_clipped_surrogate(seed: int) -> None:
+    values = inputs(seed)
+    leaves(values)
+    logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
+    old = (logps + 0.5 * torch.randn(N, generator=torch.Generator().manual_seed(seed))).detach()
+    loss, sums = policy_loss(**values, divisor=2.0, old_logps=old.float(), clip_low=0.2, clip_high=0.3)
+    ratio, advantages = (logps - old).exp(), values["advantages"]
+    unclipped, clipped = ratio * advantages, ratio.clamp(0.8, 1.3) * advantages
+    assert_same(loss, -torch.minimum(unclipped, clipped).sum() / 2.0, values)
+    assert int(sums["clipped"]) == int((clipped < unclipped).sum())
+
+
+@given(st.integers(0, 10**6))
+@settings(max_examples=30, deadline=None)
+def test_the_kl_term_counts_every_token(seed: int) -> None:
+    values = inputs(seed)
+    values["advantages"][::2] = 0.0
+    leaves(values)
+    logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
+    ref = (logps + 0.3 * torch.randn(N, generator=torch.Generator().manual_seed(seed))).detach()
+    loss, sums = policy_loss(**values, divisor=2.0, ref_logps=ref.float(), beta=0.7)
+    kl = (ref - logps).exp() - (ref - logps) - 1
+    assert_same(loss, -(values["advantages"] * logps).sum() / 2.0 + 0.7 * kl.sum() / 2.0, values)
+    assert float(sums["kl"]) == pytest.approx(float(kl.detach().sum()), rel=1e-4, abs=1e-5)
+    assert float(sums["tokens"]) == N
+
+
+@given(st.lists(st.booleans(), min_size=N, max_size=N))
+@settings(max_examples=30, deadline=None)
+def test_tokens_without_advantage_have_exactly_no_gradient_and_no_metrics(keep: list[bool]) -> None:
+    values = inputs()
+    mask = torch.tensor(keep)
+    values["advantages"] = values["advantages"] * mask
+    leaves(values)
+    loss, sums = policy_loss(**values, divisor=2.0)
+    hidden_slope, weight_slope = gradients(loss, *leaves(values))
+    assert not hidden_slope[~mask].any()
+    assert float(sums["tokens"]) == mask.sum()
+    if mask.any():
+        alone: dict[str, Any] = {key: v.detach()[mask] if len(v) == N else v.detach() for key, v in values.items()}
+        leaves(alone)
+        without, sums_without = policy_loss(**alone, divisor=2.0)
+        torch.testing.assert_close(gradients(without, alone["head_weight"])[0], weight_slope)
+        assert float(sums["sampling_gap"]) == pytest.approx(float(sums_without["sampling_gap"]), rel=1e-5)
+
+
+@given(st.permutations(range(N)), st.integers(1, N - 1))
+@settings(max_examples=30, deadline=None)
+def test_order_and_splitting_change_nothing_but_rounding(order: list[int], cut: int) -> None:
+    values = inputs()
+    leaves(values)
+    whole, _ = policy_loss(**values, divisor=2.0)
+    picked = {key: v[order] if len(v) == N else v for key, v in values.items()}
+    parts = [
+        policy_loss(**{key: v[part] if len(v) == N else v for key, v in picked.items()}, divisor=2.0)[0]
+        for part in (slice(0, cut), slice(cut, N))
+    ]
+    assert_same(parts[0] + parts[1], whole, values)

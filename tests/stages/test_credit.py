@@ -1,0 +1,171 @@
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from magrpo.config import AlgoConfig
+from magrpo.stages.credit import credit
+from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
+
+AGENTS = ("helper", "main")
+ALGO = AlgoConfig()
+
+
+def group(
+    task: str,
+    turns: Sequence[tuple[tuple[int, ...], float | None]],
+    size: int = 2,
+    path: tuple[int, ...] = (),
+    agents: Sequence[str] = AGENTS,
+) -> RolloutGroup[ScoredTurn]:
+    """A node; ``turns`` are (picks, reward), reward None for a joint action the sandbox failed on."""
+    prompts = {agent: Prompt(Observation(()), (len(task), len(path) + 1)) for agent in agents}
+    actions = {
+        agent: tuple(Action(agent, "", (10 * a + i, 2), (-0.5, -0.25), "stop", 3) for i in range(size))
+        for a, agent in enumerate(agents)
+    }
+    scored = tuple(
+        ScoredTurn(
+            dict(zip(agents, picks, strict=True)),
+            JointReward(reward or 0.0, {} if reward is None else {"tests": reward / 2, "syntax": reward / 2}),
+            {},
+            masked=reward is None,
+        )
+        for picks, reward in turns
+    )
+    return RolloutGroup(Problem(task, ""), path, (), prompts, actions, scored)
+
+
+def aligned(*rewards: float | None) -> list[tuple[tuple[int, ...], float | None]]:
+    return [((i, i), reward) for i, reward in enumerate(rewards)]
+
+
+def advantages(samples: Sequence[Sample]) -> list[float]:
+    return [sample.advantage for sample in samples]
+
+
+def test_one_turn_aligned() -> None:
+    samples, metrics = credit([group("a", aligned(1.0, 3.0)), group("b", aligned(2.0, 2.0))], ALGO, AGENTS)
+    for number, agent in enumerate(AGENTS):
+        assert advantages(samples[agent]) == [-1.0, 1.0, 0.0, 0.0]
+        first = samples[agent][0]
+        assert (first.prompt_ids, first.completion_ids) == ((1, 1), (10 * number, 2))
+        assert (first.sampling_logps, first.returns, first.policy_version) == ((-0.5, -0.25), 1.0, 3)
+        assert [sample.group for sample in samples[agent]] == [0, 0, 1, 1]
+        assert metrics[f"credit/{agent}/advantage_std"] == pytest.approx(0.5**0.5)
+    assert metrics["reward/joint"] == metrics["reward/return"] == 2.0
+    assert metrics["reward/tests"] == metrics["reward/syntax"] == 1.0
+    assert metrics["reward/frac_groups_equal"] == 0.5
+    assert metrics["reward/masked_frac"] == 0.0
+    assert not [key for key in metrics if "influence" in key or "turn" in key.removeprefix("reward/return")]
+
+
+def test_two_turns() -> None:
+    # Joint action 0 leads to rewards 3 and 5, joint action 1 to 0 and 1: returns 1 + 4 / 2 and 2 + 0.5 / 2.
+    levels = [
+        group("a", aligned(0.0, 1.0), path=(1,)),
+        group("a", aligned(1.0, 2.0)),
+        group("a", aligned(3.0, 5.0), path=(0,)),
+    ]
+    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS)
+    assert [sample.returns for sample in samples["main"]] == [3.0, 2.25, 0.0, 1.0, 3.0, 5.0]
+    assert advantages(samples["main"]) == [0.375, -0.375, -0.5, 0.5, -1.0, 1.0]
+    assert metrics["reward/return"] == (3.0 + 2.25) / 2
+    assert metrics["reward/joint"] == 2.0
+    assert (metrics["reward/joint_turn_1"], metrics["reward/joint_turn_2"]) == (1.5, 2.25)
+
+
+def test_a_child_belongs_to_its_problem() -> None:
+    levels = [group(task, aligned(0.0, 0.0)) for task in ("a", "bb")]
+    levels += [group("a", aligned(1.0, 1.0), path=(0,)), group("bb", aligned(2.0, 2.0), path=(1,))]
+    levels += [group("a", aligned(3.0, 3.0), path=(1,)), group("bb", aligned(7.0, 7.0), path=(0,))]
+    samples, _ = credit(levels, ALGO, AGENTS)
+    assert [sample.returns for sample in samples["main"][:4]] == [1.0, 3.0, 7.0, 2.0]
+
+
+def test_a_node_that_terminated_keeps_its_rewards() -> None:
+    levels = [group("a", aligned(4.0, 4.5)), group("b", aligned(0.0, 1.0))]
+    levels += [group("b", aligned(2.0, 2.0), path=(0,)), group("b", aligned(3.0, 3.0), path=(1,))]
+    samples, _ = credit(levels, ALGO, AGENTS)
+    assert [sample.returns for sample in samples["main"][:4]] == [4.0, 4.5, 2.0, 4.0]
+
+
+def test_siblings_that_branching_left_out_are_not_punished_for_it() -> None:
+    levels = [group("a", aligned(1.0, 1.0, 1.0), size=3)]
+    levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(2.0, 2.0), path=(2,))]
+    samples, _ = credit(levels, ALGO, AGENTS)
+    assert [sample.returns for sample in samples["main"][:3]] == [5.0, 4.0, 3.0]
+
+
+def test_crossed_credit_is_the_mean_over_partners() -> None:
+    pairs = [((0, 0), 1.0), ((0, 1), 3.0), ((1, 0), 5.0), ((1, 1), 9.0)]
+    samples, metrics = credit([group("a", pairs)], ALGO, AGENTS)
+    assert [sample.returns for sample in samples["helper"]] == [2.0, 7.0]
+    assert [sample.returns for sample in samples["main"]] == [3.0, 6.0]
+    assert advantages(samples["main"]) == [-1.5, 1.5]
+    assert metrics["credit/helper/influence"] == pytest.approx(25 / 35)
+    assert metrics["credit/main/influence"] == pytest.approx(9 / 35)
+
+
+def test_masked_joint_actions_count_for_nothing() -> None:
+    samples, metrics = credit([group("a", aligned(1.0, None, 3.0), size=3)], ALGO, AGENTS)
+    assert [sample.completion_ids for sample in samples["main"]] == [(10, 2), (12, 2)]  # the second is dropped
+    assert advantages(samples["main"]) == [-1.0, 1.0]
+    assert metrics["reward/joint"] == 2.0
+    assert metrics["reward/tests"] == 1.0
+    assert metrics["reward/masked_frac"] == pytest.approx(1 / 3)
+
+
+def test_masked_pairs_leave_the_other_pairs_of_a_completion() -> None:
+    pairs = [((0, 0), 1.0), ((0, 1), None), ((1, 0), 5.0), ((1, 1), 9.0)]
+    samples, _ = credit([group("a", pairs)], ALGO, AGENTS)
+    assert [sample.returns for sample in samples["helper"]] == [1.0, 7.0]
+    assert [sample.returns for sample in samples["main"]] == [3.0, 9.0]
+
+
+def test_an_index_in_a_path_counts_masked_joint_actions_too() -> None:
+    levels = [group("a", aligned(None, 1.0), size=2), group("a", aligned(2.0, 2.0), path=(1,))]
+    samples, _ = credit(levels, ALGO, AGENTS)
+    assert [sample.returns for sample in samples["main"]] == [3.0, 2.0, 2.0]
+
+
+def test_nothing_but_masked_joint_actions_gives_no_samples() -> None:
+    samples, metrics = credit([group("a", aligned(None, None))], ALGO, AGENTS)
+    assert samples == {"helper": [], "main": []}
+    assert metrics["reward/masked_frac"] == 1.0
+
+
+def test_a_child_lost_to_the_sandbox_counts_as_not_continued() -> None:
+    levels = [group("a", aligned(1.0, 2.0)), group("a", aligned(None, None), path=(0,))]
+    levels += [group("a", aligned(3.0, 3.0), path=(1,))]
+    samples, _ = credit(levels, ALGO, AGENTS)
+    assert [sample.returns for sample in samples["main"][:2]] == [4.0, 5.0]
+
+
+def test_one_agent_is_grpo() -> None:
+    alone = group("a", [((i,), reward) for i, reward in enumerate((0.0, 1.0, 5.0))], size=3, agents=("solo",))
+    samples, _ = credit([alone], ALGO, ("solo",))
+    assert advantages(samples["solo"]) == [-2.0, -1.0, 3.0]
+
+
+def test_dividing_by_the_deviation_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="normalize"):
+        samples, _ = credit([group("a", aligned(1.0, 3.0))], AlgoConfig(normalize="std"), AGENTS)
+    assert advantages(samples["main"]) == pytest.approx([-1.0, 1.0], rel=1e-5)
+
+
+rewards = st.floats(-4, 4, allow_nan=False, width=32)
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(rewards, min_size=9, max_size=9), st.permutations(range(9)))
+def test_the_order_of_groups_and_pairs_changes_nothing(values: list[float], order: list[int]) -> None:
+    pairs = [((i // 3, i % 3), value) for i, value in enumerate(values)]
+    one = [group("a", pairs, size=3), group("bb", aligned(1.0, 2.0))]
+    two = [group("bb", aligned(1.0, 2.0)), group("a", [pairs[i] for i in order], size=3)]
+    for agent in AGENTS:
+        first, second = (credit(levels, ALGO, AGENTS)[0][agent] for levels in (one, two))
+        assert [(s.returns, s.advantage) for s in first] == [(s.returns, s.advantage) for s in second[2:] + second[:2]]
