@@ -64,6 +64,7 @@ def parse_problem(row: Row) -> Problem:
     return Problem(
         task_id=f"MBPP/{row.values.get('task_id', row.where)}",
         prompt="".join(f"{text}\n" for text in above)
+        + ("\n\n" if above else "")
         + f"{_head(entry)}\n{_indent(_docstring(row.text('prompt', 'text')))}",
         entry_point=entry.name,
         test=_check(row, entry.name, tests),

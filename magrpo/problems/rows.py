@@ -97,7 +97,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _object(f"{path}:{number}", line)
+                    yield _object(f"{path}:{number}", line.rstrip())
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}: cannot be read: {error}") from None
 

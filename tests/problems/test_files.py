@@ -1,0 +1,229 @@
+from __future__ import annotations
+
+import gzip
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from magrpo.problems import TABLE
+from magrpo.problems.humaneval import CoopHumanEval, HumanEval
+from magrpo.problems.mbpp import Mbpp
+from magrpo.problems.rows import halves, read_rows
+from magrpo.registry import build
+from magrpo.types import Problem
+
+HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
+
+
+def row(number: int = 0, **changes: Any) -> dict[str, Any]:
+    whole = {
+        "task_id": f"mine/{number}",
+        "prompt": 'def f(x):\n    """Return x."""\n',
+        "entry_point": "f",
+        "test": "def check(candidate):\n    assert candidate(1) == 1\n",
+        "canonical_solution": "    return x\n",
+    }
+    return {key: value for key, value in {**whole, **changes}.items() if value is not ...}
+
+
+def jsonl(path: Path, rows: list[dict[str, Any]]) -> str:
+    path.write_text("".join(json.dumps(values) + "\n" for values in rows), encoding="utf-8")
+    return str(path)
+
+
+def passes(problem: Problem) -> None:
+    names: dict[str, Any] = {}
+    exec(problem.prompt + problem.canonical_solution, names)
+    test: dict[str, Any] = {}
+    exec(problem.test, test)
+    test["check"](names[problem.entry_point])
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
+    rows = [row(i) for i in range(3)]
+    text = "".join(json.dumps(values) + "\n\n" for values in rows)
+    (tmp_path / "a.jsonl").write_text(text, encoding="utf-8")
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(text.encode()))
+    (tmp_path / "a.json").write_text(json.dumps(rows), encoding="utf-8")
+    Dataset.from_list(rows).to_parquet(tmp_path / "a.parquet")
+    for name in ("a.jsonl", "a.jsonl.gz", "a.json", "a.parquet"):
+        assert [r.values for r in read_rows(str(tmp_path / name), "test")] == rows, name
+    assert [r.where for r in read_rows(str(tmp_path / "a.jsonl"), "test")][1] == f"{tmp_path}/a.jsonl:3"
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b'{"task_id": 1}\n{"task_id": \n', r"a\.jsonl:2: is not JSON: Expecting value \(column 12\)"),
+        ("a.jsonl", b"[1]\n", r"a\.jsonl:1: is not a JSON object"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl: holds no rows"),
+        ("a.jsonl", b"\xff\xfe{", r"a\.jsonl: cannot be read"),
+        ("a.json", b'{"task_id": 1}', r"a\.json: is not a JSON array of objects; .* \.jsonl"),
+        ("a.json", b"[\n{]", r"a\.json:2: is not JSON"),
+        ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50)[:-20], r"a\.jsonl\.gz: cannot be read"),
+        ("a.parquet", b"plain", r"a\.parquet: cannot be read as Parquet"),
+    ],
+)
+def test_an_unusable_file_is_named_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        read_rows(str(tmp_path / name), "test")
+
+
+@pytest.mark.parametrize("source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz"])
+def test_a_missing_file_is_not_looked_for_on_the_hub(source: str) -> None:
+    with pytest.raises(ValueError, match=r"no such file; give a \.jsonl, .* or a hub id like owner/name"):
+        read_rows(source, "test")
+
+
+def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[Any, ...]] = []
+
+    def load_dataset(name: str, config: str | None, split: str) -> Dataset:
+        asked.append((name, config, split))
+        if name == "owner/none":
+            raise ConnectionError("offline")
+        return Dataset.from_list([row()])
+
+    monkeypatch.setattr("datasets.load_dataset", load_dataset)
+    assert read_rows("owner/name", "test")[0].values == row()
+    read_rows("owner/mbpp", "train+test")
+    assert asked == [("owner/name", None, "test"), ("owner/mbpp", "sanitized", "train+test")]
+    with pytest.raises(ValueError, match=r"owner/none: .* offline; give the path of a local copy"):
+        read_rows("owner/none", "test")
+
+
+def test_the_split_follows_from_task_ids_alone() -> None:
+    problems = [Problem(f"p/{i}", "") for i in range(20)]
+    splits = halves(problems, 0.3, "x")
+    assert len(splits["test"]) == 6
+    assert sorted(p.task_id for part in splits.values() for p in part) == sorted(p.task_id for p in problems)
+    shuffled = halves(problems[::-1], 0.3, "x")
+    assert {p.task_id for p in shuffled["test"]} == {p.task_id for p in splits["test"]}
+    assert [p.task_id for p in splits["train"]] == [p.task_id for p in problems if p in splits["train"]]
+
+
+def test_a_split_that_cannot_be_made_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"problems\.test_frac: 0\.2 of 2 problems leaves a split empty"):
+        halves([Problem("a", ""), Problem("b", "")], 0.2, "x")
+    with pytest.raises(ValueError, match="x: task_id 'a' occurs more than once"):
+        halves([Problem("a", ""), Problem("a", "")], 0.5, "x")
+
+
+# -------------------------------------------------------------------------------------------------------- HumanEval
+def test_humaneval_itself(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        splits = HumanEval(kind="humaneval", source=str(HUMANEVAL)).load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 131, "test": 33}
+    assert "131 problems of the public test split of HumanEval" in caplog.text
+    for problem in splits["test"][:5]:
+        passes(problem)
+
+
+def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(i, canonical_solution=... if i else "    return x\n") for i in range(4)]
+    source = jsonl(tmp_path / "mine.jsonl", rows)
+    splits = HumanEval(kind="humaneval", source=source, test_frac=0.5).load()
+    assert not caplog.text
+    assert {len(problems) for problems in splits.values()} == {2}
+    CoopHumanEval(kind="coophumaneval", source=source, test_frac=0.5).load()
+    assert "of the public test split of CoopHumanEval" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
+        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' is not a text but 3"),
+        ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
+        ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
+        ({"test": "def check(:"}, r"mine\.jsonl:2: test is not Python: .*line 1 of the test"),
+        ({"test": "assert f(1) == 1"}, r"mine\.jsonl:2: test does not define check\(candidate\)"),
+    ],
+)
+def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    source = jsonl(tmp_path / "mine.jsonl", [row(0), row(1, **changes)])
+    with pytest.raises(ValueError, match=message):
+        HumanEval(kind="humaneval", source=source, test_frac=0.5).load()
+
+
+# ------------------------------------------------------------------------------------------------------------- MBPP
+def mbpp(number: int = 0, **changes: Any) -> dict[str, Any]:
+    whole = {
+        "task_id": number,
+        "prompt": 'Write a function to say whether a number is "round".',
+        "code": (
+            "import math\r\nLIMIT = 2\r\ndef scale(n):\r\n  return n * LIMIT\r\n"
+            "def check(n: int, *, k=2) -> bool:\r\n  # a comment\r\n  return scale(n) % k == 0\r\n"
+        ),
+        "test_imports": ["import math"],
+        "test_list": [
+            "assert check(4) == True",
+            "assert check(\n  3, k=4) == False",
+            "assert math.isclose(check(2), 1)",
+        ],
+    }
+    return {key: value for key, value in {**whole, **changes}.items() if value is not ...}
+
+
+def test_mbpp_becomes_the_humaneval_form(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    splits = Mbpp(kind="mbpp", source=jsonl(tmp_path / "m.jsonl", [mbpp(i) for i in range(4)]), test_frac=0.5).load()
+    assert "2 problems of the public test split of MBPP" in caplog.text
+    problem = next(p for problems in splits.values() for p in problems if p.task_id == "MBPP/0")
+    assert problem.prompt == (
+        "import math\n\n\ndef check(n: int, *, k=2) -> bool:\n"
+        '    """Write a function to say whether a number is "round"."""\n'
+    )
+    assert problem.canonical_solution == (
+        "    return scale(n) % k == 0\n\n\nLIMIT = 2\n\n\ndef scale(n):\n    return n * LIMIT\n"
+    )
+    assert problem.entry_point == "check"
+    assert problem.test == (
+        "import math\ndef check(candidate):\n    check = candidate\n    assert check(4) == True\n"
+        "    assert check(3, k=4) == False\n    assert math.isclose(check(2), 1)\n"
+    )
+    passes(problem)
+
+
+def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
+    values = mbpp(
+        prompt=...,
+        text='Say "hi"',
+        code="class Pair:\n    def __init__(self, a):\n        self.a = a\ndef hi(p):\n    '''Own.'''\n    return p.a",
+        test_list=["assert hi(Pair(3)) == 3"],
+        test_imports=...,
+        test_setup_code="",
+    )
+    splits = Mbpp(kind="mbpp", source=jsonl(tmp_path / "m.jsonl", [values, mbpp(1)]), test_frac=0.5).load()
+    problem = next(p for problems in splits.values() for p in problems if p.task_id == "MBPP/0")
+    assert problem.prompt.startswith("class Pair:")
+    assert problem.prompt.endswith('def hi(p):\n    """Say "hi" """\n')
+    names: dict[str, Any] = {}
+    exec(problem.prompt + problem.canonical_solution + problem.test, names)
+    names["check"](names["hi"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"code": "def f(:"}, r"m\.jsonl:1: field 'code' is not Python: .*\(line 1\)"),
+        ({"test_list": ["assert"]}, r"m\.jsonl:1: field 'test_list' is not Python"),
+        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' is not a list of texts"),
+        ({"test_list": ["assert g(4)"]}, r"m\.jsonl:1: no test calls a function .* it defines scale, check"),
+        ({"prompt": ...}, r"m\.jsonl:1: has no field 'prompt' or 'text'"),
+    ],
+)
+def test_an_unusable_mbpp_row_is_named_with_its_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Mbpp(kind="mbpp", source=jsonl(tmp_path / "m.jsonl", [mbpp(0, **changes), mbpp(1)]), test_frac=0.5).load()
+
+
+def test_every_kind_in_the_table_loads() -> None:
+    for kind in TABLE:
+        assert build(TABLE, {"kind": kind}).kind == kind
