@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from magrpo.engines import PromptTooLong
+from magrpo.engines import EngineError, PromptTooLong
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -35,7 +36,16 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
 def make_action(
     policy: Policy, request: Request, token_ids: Sequence[int], logps: Sequence[float], version: int
 ) -> Action:
-    """The action that sampled ``token_ids`` with log-probabilities ``logps`` make."""
+    """The action that sampled ``token_ids`` with log-probabilities ``logps`` make.
+
+    Raises:
+        EngineError: a log-probability is not finite.
+    """
+    if not all(map(math.isfinite, logps)):
+        raise EngineError(
+            f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "
+            "lower optim.lr or optim.max_grad_norm"
+        )
     stopped = token_ids[-1] in policy.stop_token_ids(request.agent)
     return Action(
         agent=request.agent,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin
+from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from magrpo.engines.sampling import Sampler
 from magrpo.types import Request
@@ -44,6 +44,7 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     for layer in model.modules():
         if isinstance(layer, LoraLinear):
             base = layer.get_base_layer()
+            assert isinstance(base, nn.Linear)
             with torch.no_grad():
                 weight = base.weight + layer.get_delta_weight(adapter)
             plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
@@ -53,11 +54,14 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     return deepcopy(model, memo)
 
 
-class _Layer(CacheLayerMixin):
-    """Keys and values (B, heads, capacity, size) of one layer; the first ``rows`` rows and ``length`` slots are live."""
+class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
+    """Keys and values (B, heads, capacity, size) of one layer, of which ``rows`` rows and ``length`` slots are live."""
+
+    keys: Tensor
+    values: Tensor
 
     def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.keys, self.values, self.length = keys, values, length
         self.rows = keys.shape[0]
         self.is_initialized = True
@@ -151,8 +155,9 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
     starts = torch.tensor([width - len(prompt) for prompt in prompts], device=device)[:, None]
     mask = torch.arange(width, device=device) >= starts  # (P, width)
     chunk = max(1, _PREFILL_TOKENS // width)
-    outputs, keys, values = [], [], []
-    for rows in torch.arange(len(prompts), device=device).split(chunk):
+    outputs, states = [], []
+    for start in range(0, len(prompts), chunk):
+        rows = slice(start, start + chunk)
         cache = DynamicCache()
         output = model(
             input_ids=ids[rows],
@@ -163,14 +168,20 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
             logits_to_keep=1,
         )
         outputs.append(output.logits[:, -1])
-        keys.append([layer.keys for layer in cache.layers])
-        values.append([layer.values for layer in cache.layers])
-    layers = [
-        _Layer(_spread(k, parents, room), _spread(v, parents, room), width)
-        for k, v in zip(zip(*keys, strict=True), zip(*values, strict=True), strict=True)
-    ]
+        states.append([_states(layer) for layer in cache.layers])
+    layers: list[Any] = []
+    for chunks in zip(*states, strict=True):
+        keys, values = (_spread(parts, parents, room) for parts in zip(*chunks, strict=True))
+        layers.append(_Layer(keys, values, width))
     free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
     return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
+
+
+def _states(layer: object) -> tuple[Tensor, Tensor]:
+    """Keys and values (P, heads, width, size) that a layer has cached."""
+    if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
+        raise ValueError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
+    return layer.keys, layer.values
 
 
 def _spread(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
@@ -190,5 +201,6 @@ def _drop(cache: Cache, over: Tensor) -> Tensor:
     rows = torch.arange(count, device=over.device)
     rows[holes] = movers
     for layer in cache.layers:
+        assert isinstance(layer, _Layer)
         layer.drop(holes, movers, count)
     return rows

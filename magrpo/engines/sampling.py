@@ -89,7 +89,7 @@ def _block_sums(weights: Tensor) -> Tensor:
     """Sums (n, ceil(V / block)) of consecutive blocks of the vocabulary, in float64."""
     n, vocab = weights.shape
     whole = vocab // _BLOCK * _BLOCK
-    sums = weights[:, :whole].unflatten(-1, (-1, _BLOCK)).sum(-1) if whole else weights.new_zeros(n, 0)
+    sums = weights[:, :whole].reshape(n, -1, _BLOCK).sum(-1) if whole else weights.new_zeros(n, 0)
     if whole < vocab:
         sums = torch.cat([sums, weights[:, whole:].sum(-1, keepdim=True)], dim=-1)
     return sums.double()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from magrpo.engines import EngineError
 from magrpo.engines.common import check_prompts, make_action
 from magrpo.interfaces import Progress
 from magrpo.registry import Plugin
@@ -32,7 +30,7 @@ class TransformersEngine(Plugin):
 
 
 class LocalEngine:
-    """An :class:`magrpo.interfaces.Engine` that shares the policy, and so the base model in memory, with the trainer."""
+    """An :class:`magrpo.interfaces.Engine` on the trainer's own policy: the base model is in memory once."""
 
     def __init__(self, policy: Policy, max_batch: int) -> None:
         self._policy = policy
@@ -56,11 +54,6 @@ class LocalEngine:
                     chosen = [requests[i] for i in batch]
                     completions = decode(model, chosen, stops, progress or (lambda _: None))
                     for i, (tokens, logps) in zip(batch, completions, strict=True):
-                        if not all(map(math.isfinite, logps)):
-                            raise EngineError(
-                                f"agent {agent!r}: logits are not finite at policy version {self._policy.version}; "
-                                "the weights have diverged: lower optim.lr or optim.max_grad_norm"
-                            )
                         actions[i] = make_action(self._policy, requests[i], tokens, logps, self._policy.version)
         return [actions[i] for i in range(len(requests))]
 

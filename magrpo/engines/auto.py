@@ -1,0 +1,29 @@
+"""The engine that suits the machine."""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.engines.vllm import VllmEngine
+from magrpo.registry import Plugin
+
+if TYPE_CHECKING:
+    from magrpo.interfaces import Engine
+    from magrpo.policy import Policy
+
+
+class AutoEngine(Plugin):
+    """``vllm`` where the policies are on CUDA and vLLM is installed, else ``transformers``; with their defaults."""
+
+    kind: str = "auto"
+
+    def choose(self, policy: Policy) -> TransformersEngine | VllmEngine:
+        """The engine plug-in for ``policy``."""
+        installed = importlib.util.find_spec("vllm") is not None
+        return VllmEngine() if installed and policy.device.type == "cuda" else TransformersEngine()
+
+    def open(self, policy: Policy) -> Engine:
+        """Open the engine that :meth:`choose` names."""
+        return self.choose(policy).open(policy)

@@ -1,0 +1,102 @@
+"""A child process that cannot outlive this one, and that answers in time or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from pathlib import Path
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+
+
+class ChildDied(RuntimeError):
+    """The child ended or was killed at its deadline. The message says why, with the last line of its log."""
+
+
+class Child:
+    """A command in a process group of its own, at the other end of a socket that carries whole messages.
+
+    The group is killed by :meth:`kill`, at a deadline, and when this process ends in whatever way (see ``keeper.py``).
+    The number of the socket's file descriptor is appended to the command, which opens it as a
+    ``multiprocessing.connection.Connection``.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.log = log
+        """What the command writes to its standard output and error."""
+        self.died = False
+        """Whether it ended otherwise than by :meth:`kill`."""
+        self._late: float | None = None
+        self._channel, theirs = Pipe()
+        fd = str(theirs.fileno())
+        with log.open("wb") as output:
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), fd, *command, fd],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+                env=dict(environment),
+            )
+        theirs.close()
+
+    @contextmanager
+    def deadline(self, seconds: float) -> Iterator[None]:
+        """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
+
+        def expire() -> None:
+            self._late = seconds
+            self._process.terminate()
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def send(self, message: bytes) -> None:
+        """Send one message.
+
+        Raises:
+            ChildDied: nobody is left to read it.
+        """
+        try:
+            self._channel.send_bytes(message)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self) -> bytes:
+        """The next message; waits for it.
+
+        Raises:
+            ChildDied: there will be none.
+        """
+        try:
+            return self._channel.recv_bytes()
+        except (EOFError, OSError):
+            raise self._died() from None
+
+    def kill(self) -> None:
+        """Kill the process group and wait for its end. May be called twice."""
+        self._process.terminate()
+        self._process.wait()
+        self._channel.close()
+
+    def _died(self) -> ChildDied:
+        self.died = True
+        if self._late is None:
+            why = f"ended with status {self._process.wait()}"
+        else:
+            why = f"was killed at its deadline of {self._late:g} s"
+        self.kill()
+        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return ChildDied(f"{why}{f' ({last[:300]})' if last else ''}; log: {self.log}")

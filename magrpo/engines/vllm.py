@@ -1,0 +1,243 @@
+"""The vLLM engine: one server process for each base model, every agent's adapter in one batch."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+from pydantic import Field
+
+from magrpo.engines import EngineError
+from magrpo.engines.common import check_prompts, make_action
+from magrpo.engines.process import Child, ChildDied
+from magrpo.engines.vllm_server import (
+    Call,
+    Completions,
+    Done,
+    Generate,
+    Item,
+    LoadAdapters,
+    LoadModel,
+    Progress,
+    Reply,
+    Sleep,
+    Start,
+    Wake,
+)
+from magrpo.interfaces import Progress as OnProgress
+from magrpo.registry import Plugin
+from magrpo.types import Action, Request
+
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
+
+_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+_START_DEADLINE_S = 900.0
+_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_SETTINGS = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "DO_NOT_TRACK": "1",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the server process: less to start, less to survive
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_server.FullDistribution knows
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "TOKENIZERS_PARALLELISM": "false",
+}
+
+
+class VllmEngine(Plugin):
+    """vLLM in a supervised process of its own. The default on CUDA."""
+
+    kind: str = "vllm"
+    max_batch: int = Field(256, ge=1)
+    """Completions decoded at once; changes speed and memory only."""
+    memory_frac: float = Field(0.5, gt=0, lt=1)
+    """Share of the GPU's memory for vLLM, its weights included; given back while the update runs."""
+    cpu_cache_gib: float = Field(1.0, gt=0)
+    """Size of the key-value cache on CPU, in GiB."""
+    deadline_s: float = Field(3600.0, gt=0)
+    """A batch that takes longer, in seconds, is given up and its server killed."""
+
+    def open(self, policy: Policy) -> VllmClient:
+        """Start the servers with the current weights of ``policy``; returns when all of them are ready.
+
+        Raises:
+            ValueError: vLLM is not installed.
+            EngineError: a server did not start; the message names its log.
+        """
+        if importlib.util.find_spec("vllm") is None:
+            raise ValueError(
+                "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
+            )
+        return VllmClient(policy, self)
+
+
+class VllmClient:
+    """An :class:`magrpo.interfaces.Engine` over vLLM servers: one for each shared base, one for each full copy."""
+
+    def __init__(self, policy: Policy, config: VllmEngine) -> None:
+        self._policy = policy
+        self._config = config
+        self._version = policy.version
+        self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
+        self._asleep = False
+        groups: dict[str, list[str]] = {}
+        for agent in policy.agents:
+            shared = policy.weights(agent) == "lora"
+            groups.setdefault(f"base {policy.base(agent)}" if shared else f"agent {agent}", []).append(agent)
+        self._agents = list(groups.values())
+        self._servers: list[Child] = []
+        with ExitStack() as undo:
+            undo.callback(self.close)
+            self._start()
+            if policy.version:
+                self.load(policy.version, policy.save(self._folder / "weights"))
+            undo.pop_all()
+
+    def generate(self, requests: Sequence[Request], progress: OnProgress | None = None) -> list[Action]:
+        """One completion for each request, in order, as one batch for each server.
+
+        Raises:
+            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
+            EngineError: a server died or ran past the deadline, or logits are not finite.
+        """
+        check_prompts(self._policy, requests)
+        shares = [[i for i, request in enumerate(requests) if request.agent in agents] for agents in self._agents]
+        calls: dict[int, Call] = {
+            server: Generate([self._item(requests[i]) for i in share]) for server, share in enumerate(shares) if share
+        }
+        actions: dict[int, Action] = {}
+        for server, reply in self._call(calls, self._config.deadline_s, progress):
+            assert isinstance(reply, Completions)
+            for i, (tokens, logps) in zip(shares[server], reply.completions, strict=True):
+                actions[i] = make_action(self._policy, requests[i], tokens, logps, self._version)
+        return [actions[i] for i in range(len(requests))]
+
+    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
+        """Take up adapters under new ids, and reload full copies.
+
+        Raises:
+            EngineError: a server died over it.
+        """
+        calls: dict[int, Call] = {}
+        for server, agents in enumerate(self._agents):
+            given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
+            if not given:
+                continue
+            if self._policy.weights(agents[0]) == "lora":
+                calls[server] = LoadAdapters(policy_version, given)
+            else:
+                calls[server] = LoadModel(given[agents[0]])
+        self._call_all(calls)
+        self._version = policy_version
+
+    def sleep(self) -> None:
+        """Free the GPU's memory for the update. Nothing to do on CPU."""
+        if self._policy.device.type == "cuda" and not self._asleep:
+            self._call_all({server: Sleep() for server in range(len(self._servers))})
+            self._asleep = True
+
+    def wake(self) -> None:
+        """Undo :meth:`sleep`."""
+        if self._asleep:
+            self._call_all({server: Wake() for server in range(len(self._servers))})
+            self._asleep = False
+
+    def close(self) -> None:
+        """Kill the servers. Their logs go too unless one of them died. May be called twice."""
+        died = any(server.died for server in self._servers)
+        for server in self._servers:
+            server.kill()
+        if not died:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
+        for i in range(len(self._agents)):
+            self._servers.append(Child(command, self._folder / f"server-{i}.log", {**os.environ, **_SETTINGS}))
+        for i, agents in enumerate(self._agents):
+            self._send(i, Start(self._engine(agents)))
+        for i, server in enumerate(self._servers):
+            with self._supervised(i), server.deadline(_START_DEADLINE_S):
+                assert isinstance(self._receive(i), Done)
+
+    def _engine(self, agents: Sequence[str]) -> dict[str, object]:
+        """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
+        policy, config = self._policy, self._config
+        arguments: dict[str, object] = {
+            "model": policy.base(agents[0]),
+            "dtype": str(policy.dtype).removeprefix("torch."),
+            "max_model_len": policy.max_length(agents[0]),
+            "max_num_seqs": config.max_batch,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",
+            "logprobs_mode": "processed_logprobs",
+            "worker_extension_cls": "magrpo.engines.vllm_server.FullDistribution",
+            "enable_prefix_caching": True,
+            "disable_log_stats": True,
+            "seed": 0,
+        }
+        if policy.weights(agents[0]) == "lora":
+            rank = max(len(p) for agent in agents for name, p in policy.parameters(agent).items() if ".lora_A." in name)
+            arguments |= {
+                "enable_lora": True,
+                "max_loras": len(agents),
+                "max_cpu_loras": len(agents),
+                "max_lora_rank": next(size for size in _MAX_RANKS if size >= rank),
+            }
+        if policy.device.type == "cuda":
+            share = config.memory_frac / len(self._agents)
+            return arguments | {"gpu_memory_utilization": share, "enable_sleep_mode": True}
+        return arguments | {
+            "enforce_eager": True,
+            "block_size": 32,  # the default of 128 is longer than most prompts, so that no prefix would be shared
+            "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
+            # With seeds, vLLM 0.32 on CPU cannot split a prompt: "CPU Generator does not use offset".
+            "enable_chunked_prefill": False,
+            "max_num_batched_tokens": max(8192, policy.max_length(agents[0])),
+        }
+
+    def _item(self, request: Request) -> Item:
+        stops = self._policy.stop_token_ids(request.agent)
+        return Item(request.agent, request.prompt_ids, request.sampling, request.seed, stops)
+
+    def _call_all(self, calls: Mapping[int, Call]) -> None:
+        for _, reply in self._call(calls, self._config.deadline_s, None):
+            assert isinstance(reply, Done)
+
+    def _call(
+        self, calls: Mapping[int, Call], deadline_s: float, progress: OnProgress | None
+    ) -> Iterator[tuple[int, Reply]]:
+        """Make one call to each of some servers at the same time; yields their answers."""
+        with ExitStack() as deadlines:
+            for server, call in calls.items():
+                deadlines.enter_context(self._servers[server].deadline(deadline_s))
+                self._send(server, call)
+            for server in calls:
+                while isinstance(reply := self._receive(server), Progress):
+                    if progress is not None:
+                        progress(reply.count)
+                yield server, reply
+
+    def _send(self, server: int, call: Call) -> None:
+        with self._supervised(server):
+            self._servers[server].send(msgspec.msgpack.encode(call))
+
+    def _receive(self, server: int) -> Reply:
+        with self._supervised(server):
+            return _REPLIES.decode(self._servers[server].receive())
+
+    @contextmanager
+    def _supervised(self, server: int) -> Iterator[None]:
+        try:
+            yield
+        except ChildDied as error:
+            who = ", ".join(self._agents[server])
+            raise EngineError(f"the vLLM server of {who} {error}") from None

@@ -1,0 +1,211 @@
+"""The process that holds one vLLM engine, and the messages it exchanges with the trainer's process.
+
+Runs as ``python -m magrpo.engines.vllm_server FD``. Messages are msgpack of the classes below. An exception ends the
+process with its traceback in the log, which is how the other side learns of it. vLLM is imported only in here, and the
+engine core runs in this very process.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from magrpo.types import SamplingParams
+
+if TYPE_CHECKING:
+    import vllm
+    from vllm.lora.request import LoRARequest
+
+
+class Start(msgspec.Struct, tag=True):
+    """Make the engine. ``engine`` are keyword arguments of ``vllm.LLM``."""
+
+    engine: dict[str, Any]
+
+
+class Item(msgspec.Struct):
+    """One completion to generate, by the adapter of ``agent`` if it has one."""
+
+    agent: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingParams
+    seed: int
+    stop_token_ids: tuple[int, ...]
+
+
+class Generate(msgspec.Struct, tag=True):
+    """Generate; answered by any number of :class:`Progress` and one :class:`Completions`."""
+
+    items: list[Item]
+
+
+class LoadAdapters(msgspec.Struct, tag=True):
+    """Serve these adapter folders, by agent, under ``version`` from now on; answered by :class:`Done`."""
+
+    version: int
+    folders: dict[str, str]
+
+
+class LoadModel(msgspec.Struct, tag=True):
+    """Take up the weights of a transformers folder; answered by :class:`Done`."""
+
+    folder: str
+
+
+class Sleep(msgspec.Struct, tag=True):
+    """Free the GPU's memory; answered by :class:`Done`."""
+
+
+class Wake(msgspec.Struct, tag=True):
+    """Undo :class:`Sleep`; answered by :class:`Done`."""
+
+
+class Done(msgspec.Struct, tag=True):
+    """The call succeeded."""
+
+
+class Progress(msgspec.Struct, tag=True):
+    """``count`` more completions have ended."""
+
+    count: int
+
+
+class Completions(msgspec.Struct, tag=True):
+    """Token ids and log-probabilities of each item, in order."""
+
+    completions: list[tuple[list[int], list[float]]]
+
+
+Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
+Reply = Done | Progress | Completions
+
+
+class FullDistribution:
+    """Worker extension: log-probabilities at the sampling temperature of the whole distribution.
+
+    vLLM's ``processed_logprobs`` are taken after temperature, as wanted, but also after top-p and top-k.
+    """
+
+    model_runner: Any
+
+    def report_full_distribution(self) -> None:
+        """Have the sampler take its log-probabilities before it truncates."""
+        truncating = self.model_runner.sampler.topk_topp_sampler
+        sample = truncating.forward
+
+        def forward(logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
+            if k is None and p is None:
+                return sample(logits, generators, k, p)  # type: ignore[no-any-return]
+            full = logits.log_softmax(dim=-1)
+            return sample(logits, generators, k, p)[0], full
+
+        truncating.forward = forward
+
+
+class Server:
+    """One vLLM engine and the adapters it serves."""
+
+    def __init__(self, start: Start) -> None:
+        from vllm import LLM
+
+        self._llm: vllm.LLM = LLM(**start.engine)
+        self._llm.collective_rpc("report_full_distribution")
+        self._adapters: dict[str, LoRARequest] = {}
+        self._count = 0
+
+    def handle(self, call: Call, channel: Connection) -> Reply:
+        """Carry out one call."""
+        match call:
+            case Generate(items):
+                return self._generate(items, channel)
+            case LoadAdapters(version, folders):
+                self._load_adapters(version, folders)
+            case LoadModel(folder):
+                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+                assert self._llm.reset_prefix_cache()
+            case Sleep():
+                self._llm.sleep(level=1)
+            case Wake():
+                self._llm.wake_up()
+            case Start():
+                raise AssertionError("started already")
+        return Done()
+
+    def _load_adapters(self, version: int, folders: dict[str, str]) -> None:
+        from vllm.lora.request import LoRARequest
+
+        for agent, folder in folders.items():
+            if agent in self._adapters:
+                self._llm.llm_engine.remove_lora(self._adapters[agent].lora_int_id)
+            self._count += 1
+            self._adapters[agent] = LoRARequest(f"{agent}.{version}.{self._count}", self._count, folder)
+            if not self._llm.llm_engine.add_lora(self._adapters[agent]):
+                raise RuntimeError(f"vLLM refused the adapter {folder}")
+
+    def _generate(self, items: list[Item], channel: Connection) -> Completions:
+        from vllm import RequestOutput, TokensPrompt
+        from vllm.logprobs import FlatLogprobs
+
+        engine = self._llm.llm_engine
+        for i, item in enumerate(items):
+            prompt = TokensPrompt(prompt_token_ids=list(item.prompt_ids))
+            engine.add_request(str(i), prompt, _params(item), lora_request=self._adapters.get(item.agent))
+        completions: dict[int, tuple[list[int], list[float]]] = {}
+        while engine.has_unfinished_requests():
+            outputs = engine.step()
+            for output in outputs:
+                assert isinstance(output, RequestOutput)
+                sampled = output.outputs[0]
+                assert isinstance(sampled.logprobs, FlatLogprobs)
+                completions[int(output.request_id)] = (list(sampled.token_ids), list(sampled.logprobs.logprobs))
+            if outputs:
+                channel.send_bytes(msgspec.msgpack.encode(Progress(len(outputs))))
+        return Completions([completions[i] for i in range(len(items))])
+
+
+def _params(item: Item) -> vllm.SamplingParams:
+    """vLLM's parameters; every one that a model's own generation config might set is set here."""
+    from vllm import SamplingParams as VllmSamplingParams
+    from vllm.sampling_params import RequestOutputKind
+
+    return VllmSamplingParams(
+        temperature=item.sampling.temperature,
+        top_p=item.sampling.top_p,
+        top_k=item.sampling.top_k,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        max_tokens=item.sampling.max_new_tokens,
+        seed=item.seed,
+        stop_token_ids=list(item.stop_token_ids),
+        ignore_eos=True,
+        logprobs=0,
+        flat_logprobs=True,
+        detokenize=False,
+        output_kind=RequestOutputKind.FINAL_ONLY,
+    )
+
+
+def main(fd: int) -> None:
+    """Serve calls until the other side hangs up."""
+    channel = Connection(fd)
+    decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
+    start = decoder.decode(channel.recv_bytes())
+    assert isinstance(start, Start)
+    server = Server(start)
+    reply: Reply = Done()
+    while True:
+        channel.send_bytes(msgspec.msgpack.encode(reply))
+        try:
+            message = channel.recv_bytes()
+        except EOFError:
+            return
+        reply = server.handle(decoder.decode(message), channel)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))
