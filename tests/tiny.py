@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Literal
 
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     AutoModelForCausalLM,
@@ -21,6 +20,7 @@ from transformers import (
     Qwen2Config,
 )
 
+from magrpo.policy import Policy
 from magrpo.seeds import derive_seed
 
 PAD, BOS, EOS = 0, 1, 2
@@ -33,8 +33,8 @@ def tiny_tokenizer(chat_template: str | None = None) -> PreTrainedTokenizerBase:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocab = {token: index for index, token in enumerate([*SPECIALS, *alphabet])}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=SPECIALS[PAD], bos_token=SPECIALS[BOS], eos_token=SPECIALS[EOS]
     )
@@ -88,14 +88,10 @@ def tiny_base(
     return folder
 
 
-def shake_adapter(source: Path, target: Path, seed: int, scale: float = 0.1) -> Path:
-    """Copy a peft adapter folder with its B matrices drawn at random: a trained adapter for tests."""
-    target.mkdir(parents=True, exist_ok=True)
-    tensors = load_file(source / "adapter_model.safetensors")
-    for name, tensor in tensors.items():
-        if ".lora_B." in name:
-            generator = torch.Generator().manual_seed(derive_seed(seed, name))
-            tensor.normal_(0.0, scale, generator=generator)
-    save_file(tensors, target / "adapter_model.safetensors", metadata={"format": "pt"})
-    (target / "adapter_config.json").write_bytes((source / "adapter_config.json").read_bytes())
-    return target
+def perturb(policy: Policy, seed: int, scale: float = 0.1) -> None:
+    """Move the weights of every agent at random, so that they are no longer those of the base."""
+    with torch.no_grad():
+        for agent in policy.agents:
+            for name, parameter in policy.parameters(agent).items():
+                generator = torch.Generator().manual_seed(derive_seed(seed, agent, name))
+                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)

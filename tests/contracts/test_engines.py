@@ -1,0 +1,246 @@
+"""What every engine promises: one suite for all of them, against a plain loop over the trainer's own forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines import TABLE, PromptTooLong
+from magrpo.interfaces import Engine
+from magrpo.policy import Policy
+from magrpo.registry import build
+from magrpo.types import Action, Request, SamplingParams
+from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
+
+MAX_LENGTH = 128
+AGENTS = ("helper", "main", "solo")
+GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
+
+
+@dataclass
+class World:
+    """An engine, the policy it serves, and the folders of two trained versions."""
+
+    engine: Engine
+    policy: Policy
+    folders: dict[int, dict[str, Path]]
+
+    def serve(self, version: int) -> None:
+        self.policy.load(version, self.folders[version])
+        self.engine.load(version, self.folders[version])
+
+
+@pytest.fixture(scope="module")
+def policy_and_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, dict[int, dict[str, Path]]]:
+    root = tmp_path_factory.mktemp("engines")
+    base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
+    agents = [
+        AgentConfig(name=name, role=name, model=base, weights="full" if name == "solo" else "lora") for name in AGENTS
+    ]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4, alpha=8.0), seed=0)
+    folders = {}
+    for version in (1, 2):
+        perturb(policy, seed=version, scale=0.05)
+        folders[version] = policy.save(root / f"version-{version}")
+    return policy, folders
+
+
+@pytest.fixture(scope="module", params=["transformers", pytest.param("vllm", marks=pytest.mark.vllm)])
+def world(
+    request: pytest.FixtureRequest, policy_and_folders: tuple[Policy, dict[int, dict[str, Path]]]
+) -> Iterator[World]:
+    policy, folders = policy_and_folders
+    policy.load(1, folders[1])
+    engine = build(TABLE, {"kind": request.param}).open(policy)
+    yield World(engine, policy, folders)
+    engine.close()
+    engine.close()
+
+
+def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
+    """Random prompts of different lengths."""
+    generator = torch.Generator().manual_seed(seed)
+    return [tuple(torch.randint(3, VOCAB_SIZE, (5 + 11 * i,), generator=generator).tolist()) for i in range(count)]
+
+
+def requests(sampling: SamplingParams, siblings: int = 2, count: int = 4) -> list[Request]:
+    return [
+        Request(agent, prompt, sampling, seed=1000 * i + g)
+        for i, prompt in enumerate(prompts(count))
+        for agent in AGENTS
+        for g in range(siblings)
+    ]
+
+
+def trainer_logits(policy: Policy, agent: str, ids: tuple[int, ...]) -> torch.Tensor:
+    """(T, V) logits of one sequence, unpadded and without a cache."""
+    with policy.active(agent) as model, torch.no_grad():
+        logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0]
+    return logits
+
+
+def greedy_reference(policy: Policy, request: Request) -> tuple[int, ...]:
+    ids = request.prompt_ids
+    for _ in range(request.sampling.max_new_tokens):
+        ids += (int(trainer_logits(policy, request.agent, ids)[-1].argmax()),)
+        if ids[-1] == EOS:
+            break
+    return ids[len(request.prompt_ids) :]
+
+
+def trainer_logps(policy: Policy, request: Request, action: Action) -> torch.Tensor:
+    """(T,) log-probabilities of the action's tokens; those of greedy requests are taken at temperature 1."""
+    logits = trainer_logits(policy, action.agent, request.prompt_ids + action.token_ids)
+    logps = (logits[len(request.prompt_ids) - 1 : -1] / (request.sampling.temperature or 1.0)).log_softmax(-1)
+    return logps.gather(-1, torch.tensor(action.token_ids)[:, None]).squeeze(-1)
+
+
+def assert_logps_are_the_trainers(world: World, asked: list[Request], actions: list[Action]) -> None:
+    for request, action in zip(asked, actions, strict=True):
+        expected = trainer_logps(world.policy, request, action)
+        torch.testing.assert_close(torch.tensor(action.sampling_logps), expected, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_sampling_logps_are_the_trainers(world: World, temperature: float) -> None:
+    asked = requests(SamplingParams(temperature=temperature, max_new_tokens=16))
+    assert_logps_are_the_trainers(world, asked, world.engine.generate(asked))
+
+
+def test_greedy_completions_are_the_reference_of_every_agent(world: World) -> None:
+    asked = requests(GREEDY, siblings=1)
+    actions = world.engine.generate(asked)
+    assert [action.token_ids for action in actions] == [greedy_reference(world.policy, request) for request in asked]
+    by_agent = {agent: [a.token_ids for a in actions if a.agent == agent] for agent in AGENTS}
+    assert all(one != other for one, other in pairwise(by_agent.values()))
+    assert_logps_are_the_trainers(world, asked, actions)
+
+
+def test_a_new_version_is_taken_up(world: World) -> None:
+    asked = requests(GREEDY, siblings=1)
+    before = world.engine.generate(asked)
+    world.serve(2)
+    after = world.engine.generate(asked)
+    world.serve(1)
+    again = world.engine.generate(asked)
+    assert {action.policy_version for action in before} == {1}
+    assert {action.policy_version for action in after} == {2}
+    for agent in AGENTS:
+        old, new = ([a.token_ids for a in actions if a.agent == agent] for actions in (before, after))
+        assert old != new
+    assert again == before
+    world.policy.load(2, world.folders[2])
+    assert [action.token_ids for action in after] == [greedy_reference(world.policy, request) for request in asked]
+    world.policy.load(1, world.folders[1])
+
+
+def test_a_completion_depends_on_its_request_alone(world: World) -> None:
+    asked = requests(SamplingParams(max_new_tokens=16))
+    actions = world.engine.generate(asked)
+    alone = world.engine.generate(asked[::-3])
+    assert [action.token_ids for action in alone] == [action.token_ids for action in actions[::-3]]
+    for one, other in zip(alone, actions[::-3], strict=True):
+        assert one.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-4)
+    assert len({action.token_ids for action in actions}) == len(actions)
+
+
+def test_stop_tokens_and_length_limits(world: World) -> None:
+    asked = [
+        Request(request.agent, request.prompt_ids, SamplingParams(temperature=2.0, max_new_tokens=limit), request.seed)
+        for limit in (1, 5, 80)
+        for request in requests(GREEDY, siblings=12, count=3)
+    ]
+    actions = world.engine.generate(asked)
+    reasons = set()
+    for request, action in zip(asked, actions, strict=True):
+        assert 1 <= len(action.token_ids) <= request.sampling.max_new_tokens
+        assert len(action.sampling_logps) == len(action.token_ids)
+        assert EOS not in action.token_ids[:-1]
+        stopped = action.token_ids[-1] == EOS
+        assert action.finish_reason == ("stop" if stopped else "length")
+        assert stopped or len(action.token_ids) == request.sampling.max_new_tokens
+        assert action.text == world.policy.tokenizer(action.agent).decode(action.token_ids, skip_special_tokens=True)
+        assert "<eos>" not in action.text
+        reasons.add((action.agent, action.finish_reason))
+    assert len(reasons) == 2 * len(AGENTS)
+
+
+def test_sampled_tokens_follow_the_distribution(world: World) -> None:
+    prompt = prompts(1)[0]
+    count = 1500
+    asked = [Request("main", prompt, SamplingParams(max_new_tokens=1), seed) for seed in range(count)]
+    drawn = torch.tensor([action.token_ids[0] for action in world.engine.generate(asked)])
+    expected = trainer_logits(world.policy, "main", prompt)[-1].softmax(-1) * count
+    likely = expected >= 5
+    observed = torch.bincount(drawn, minlength=VOCAB_SIZE)
+    cells = torch.cat([observed[likely], observed[~likely].sum()[None]])
+    means = torch.cat([expected[likely], expected[~likely].sum()[None]])
+    chi_squared = float(((cells - means) ** 2 / means).sum())
+    degrees = len(cells) - 1
+    assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5  # five standard deviations
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.3), (20, 0.5)])
+def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int, top_p: float) -> None:
+    asked = requests(SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=6))
+    actions = world.engine.generate(asked)
+    assert_logps_are_the_trainers(world, asked, actions)
+    for request, action in zip(asked, actions, strict=True):
+        logits = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
+        for row, token in zip(logits[len(request.prompt_ids) - 1 : -1], action.token_ids, strict=True):
+            probabilities, order = row.softmax(-1).sort(descending=True)
+            if top_k:
+                probabilities = probabilities[:top_k] / probabilities[:top_k].sum()
+            rank = int((order == token).nonzero())
+            assert rank < len(probabilities)
+            assert probabilities[:rank].sum() <= top_p + 1e-5
+
+
+def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
+    mix = (GREEDY, SamplingParams(temperature=1.0, max_new_tokens=7), SamplingParams(temperature=0.5, top_k=5))
+    mix = tuple(SamplingParams(s.temperature, s.top_p, s.top_k, min(s.max_new_tokens, 9)) for s in mix)
+    asked = [
+        Request(request.agent, request.prompt_ids, mix[i % len(mix)], request.seed)
+        for i, request in enumerate(requests(GREEDY))
+    ]
+    actions = world.engine.generate(asked)
+    assert_logps_are_the_trainers(world, asked, actions)
+    for request, action in zip(asked, actions, strict=True):
+        if request.sampling.temperature == 0:
+            assert action.token_ids == greedy_reference(world.policy, request)
+
+
+def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -> None:
+    fits = Request("main", (5,) * (MAX_LENGTH - 4), SamplingParams(max_new_tokens=4), 0)
+    assert world.engine.generate([fits])[0].agent == "main"
+    too_long = Request("main", (5,) * (MAX_LENGTH - 3), SamplingParams(max_new_tokens=4), 0)
+    seen: list[int] = []
+    with pytest.raises(PromptTooLong, match=r"'main'.*125 tokens.*max_new_tokens = 4.*128"):
+        world.engine.generate([fits, too_long], seen.append)
+    assert seen == []
+
+
+def test_progress_counts_every_completion(world: World) -> None:
+    asked = requests(SamplingParams(max_new_tokens=8))
+    seen: list[int] = []
+    world.engine.generate(asked, seen.append)
+    assert sum(seen) == len(asked)
+    assert all(count > 0 for count in seen)
+
+
+def test_no_requests_no_actions(world: World) -> None:
+    assert world.engine.generate([]) == []
+
+
+def test_sleep_and_wake_change_nothing(world: World) -> None:
+    asked = requests(GREEDY, siblings=1, count=2)
+    before = world.engine.generate(asked)
+    world.engine.sleep()
+    world.engine.wake()
+    assert world.engine.generate(asked) == before
