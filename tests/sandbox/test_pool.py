@@ -200,6 +200,7 @@ def test_verdicts_do_not_depend_on_load() -> None:
 @pytest.mark.slow
 def test_soak() -> None:
     """1,500 candidates, hostile ones among them: no growth of descriptors, processes, memory or temporary files."""
+    strangers = {child.pid for child in psutil.Process().children(recursive=True)}
     pool = open_pool(workers=2, test_s=0.1, total_s=0.1, memory_mib=256, recycle_after=400)
     sources = [program.source for program in CORPUS if "@" not in program.source]
     sources += [source for source, _ in PROGRAMS.values()]
@@ -224,4 +225,5 @@ def test_soak() -> None:
     assert now[1] <= before[1] + 8, "jails whose candidates are dying"
     assert now[2] <= before[2] + 10_000_000
     assert now[3] == before[3]
-    assert not [child for child in process.children(recursive=True) if _lives(child.pid)]
+    left = {child.pid for child in process.children(recursive=True)} - strangers
+    assert not [pid for pid in left if _lives(pid)]
