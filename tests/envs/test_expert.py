@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import socket
+import subprocess
+import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -144,3 +150,47 @@ def test_an_expert_is_needed() -> None:
         CodingEnv(feedback="expert_edits")
     with pytest.raises(ValidationError, match="for prompt 'instruct' only"):
         CodingEnv.model_validate({"feedback": "expert_edits", "prompt": "bare", "expert": {"model": "wise"}})
+
+
+@pytest.fixture(scope="module")
+def vllm_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    """A vLLM server of a tiny random model, named ``wise``."""
+    from tests.tiny import tiny_base, tiny_config  # torch: not for the fast tests
+
+    folder = tmp_path_factory.mktemp("expert")
+    template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    tiny_base(folder / "base", tiny_config(max_length=2048), chat_template=template)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = int(free.getsockname()[1])
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "base")]
+    command += ["--served-model-name", "wise", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
+    settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
+    with (folder / "log").open("wb") as log:
+        server = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
+    try:
+        while not _answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, (folder / "log").read_text()[-3000:]
+            time.sleep(0.5)
+        yield port
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(60)
+
+
+def _answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(url, timeout=5) as response:
+            return bool(response.status == 200)
+    except OSError:
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_a_real_vllm_server_is_an_expert(vllm_port: int) -> None:
+    text = feedback(env(vllm_port, max_tokens=16), "helper", "ada")
+    assert text.startswith("A reviewer proposes")
+    with pytest.raises(ValueError, match="The model `nobody` does not exist"):
+        feedback(env(vllm_port, model="nobody"), "helper", "ada")
+    with pytest.raises(ValueError, match="max_tokens=4096"):
+        feedback(env(vllm_port, max_tokens=4096), "helper", "ada")
