@@ -8,7 +8,6 @@ import queue
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
@@ -19,7 +18,7 @@ from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jails import Spec
-from magrpo.sandboxes.ladder import climb
+from magrpo.sandboxes.ladder import Rung, climb
 from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
 from magrpo.types import Case, Execution, ExecutionReport
 
@@ -78,15 +77,25 @@ class PoolSandbox(Plugin):
             output_bytes=int(self.output_mib * MIB),
         )
 
+    def probe(self) -> Rung:
+        """The isolation level this machine gives this configuration, and why stronger ones were refused.
+
+        Raises:
+            SandboxError: no isolation level that the configuration accepts is available.
+        """
+        return climb(self._spec(""), self.level, self.min_level)
+
     def open(self) -> Pool:
         """Start the workers.
 
         Raises:
             SandboxError: no isolation level that the configuration accepts is available.
         """
-        spec = Spec(self.limits(), "", tuple(PRELOAD.split()), self.packages)
-        rung = climb(spec, self.level, self.min_level)
-        return Pool(replace(spec, level=rung.level), self.workers or len(os.sched_getaffinity(0)), self.recycle_after)
+        workers = self.workers or len(os.sched_getaffinity(0))
+        return Pool(self._spec(self.probe().level), workers, self.recycle_after)
+
+    def _spec(self, level: str) -> Spec:
+        return Spec(self.limits(), level, tuple(PRELOAD.split()), self.packages)
 
 
 class Pool:

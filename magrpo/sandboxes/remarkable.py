@@ -1,0 +1,58 @@
+"""The executions of a stage that a person should look at: the slowest and the strangest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TypedDict
+
+from magrpo.types import Execution, ExecutionReport
+
+STRANGENESS = {
+    "infra_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4, "load_error": 2,
+    "exception": 1,
+}  # fmt: skip
+"""How far a status is from what honest programs do; the others are ordinary."""
+
+
+class Remarkable(TypedDict):
+    """One row. ``why`` is ``slow`` or ``strange``; times in seconds, memory in bytes."""
+
+    why: str
+    status: str
+    tests_passed: int
+    tests_total: int
+    duration_s: float
+    cpu_s: float
+    memory_bytes: int
+    forgeable: bool
+    message: str
+    source: str
+
+
+def remarkable(reports: Mapping[Execution, ExecutionReport], number: int = 10) -> list[Remarkable]:
+    """The ``number`` slowest executions, then the ``number`` strangest that are not ordinary failures."""
+    slow = sorted(reports.items(), key=lambda item: -item[1].duration_s)[:number]
+    odd = [item for item in reports.items() if strangeness(item[1])]
+    strange = sorted(odd, key=lambda item: -strangeness(item[1]))[:number]
+    return [_row("slow", *item) for item in slow] + [_row("strange", *item) for item in strange]
+
+
+def strangeness(report: ExecutionReport) -> int:
+    """0 for what honest programs do."""
+    return max((STRANGENESS.get(case.status, 0) for case in report.cases), default=0)
+
+
+def _row(why: str, execution: Execution, report: ExecutionReport) -> Remarkable:
+    worst = max(report.cases, key=lambda case: STRANGENESS.get(case.status, 0))
+    return Remarkable(
+        why=why,
+        status=worst.status,
+        tests_passed=report.tests_passed,
+        tests_total=report.tests_total,
+        duration_s=report.duration_s,
+        cpu_s=report.cpu_s,
+        memory_bytes=report.memory_bytes,
+        forgeable=report.forgeable,
+        message=worst.message,
+        source=execution.source,
+    )
