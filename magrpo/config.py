@@ -48,7 +48,7 @@ class AgentConfig(Section):
     role: str
     """What the environment asks of it, e.g. ``helper`` or ``main``."""
     model: str
-    """Base model: a folder or a hub id. Agents with the same base share it in memory."""
+    """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``). Equal bases share memory."""
     weights: Literal["lora", "full"] = "lora"
     """``lora``: an adapter on the shared frozen base; ``full``: a copy of the base, all of it trained."""
 

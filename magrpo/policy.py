@@ -23,6 +23,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from magrpo.assets import locate
 from magrpo.collate import Batch, collate
 from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
 from magrpo.registry import choices
@@ -67,7 +68,8 @@ class Policy:
         dtype = _dtype(model, device)
         policy = cls(device, dtype, model.chat_template)
         shared: dict[str, PeftModel] = {}
-        for config in agents:
+        for named in agents:
+            config = named.model_copy(update={"model": locate(named.model)})
             tokenizer = _load_tokenizer(config)
             if config.weights == "full":
                 causal = _load_model(config, torch.float32, device)

@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.assets import FOLDER, locate
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.policy import Policy
+
+
+@pytest.fixture(scope="module")
+def policy() -> Policy:
+    agent = AgentConfig(name="helper", role="helper", model="coopcode-base")
+    return Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(), 0)
+
+
+def test_a_shipped_model_is_found_by_name_and_no_other_name_is_touched() -> None:
+    assert Path(locate("coopcode-base")) == FOLDER / "coopcode-base"
+    for other in ("Qwen/Qwen2.5-Coder-3B", "/tmp/coopcode-base", ".", "..", "coopcode", ""):
+        assert locate(other) == other
+
+
+def test_everything_shipped_is_at_most_4_mb() -> None:
+    assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.suffix != ".pyc") < 4_000_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "def aux(xs):\n    return [x for x in xs if x % 2 == 0]",
+        "class A:\n\tdef __init__(self, a_b=1.5e-3):\n\t\tself.ü = '漢字\\n'  # 🙂\n\n\n",
+        "  x\r\n \x00\x7f __ a  b ",
+        "",
+    ],
+)
+def test_the_shipped_tokenizer_gives_back_any_text(policy: Policy, text: str) -> None:
+    tokenizer = policy.tokenizer("helper")
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
