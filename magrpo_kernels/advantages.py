@@ -1,0 +1,63 @@
+"""Group-relative advantages over a ragged list of groups."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+    from torch import Tensor
+
+Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
+Normalize = Literal["none", "std"]
+
+
+def group_advantages(
+    returns: Float[Tensor, " N"],
+    group_offsets: Int[Tensor, " P+1"],
+    estimator: Estimator = "magrpo",
+    normalize: Normalize = "none",
+    impl: Literal["auto", "torch"] = "auto",  # one implementation serves every device
+) -> Float[Tensor, " N"]:
+    """The advantage of each return over its group: arXiv 2508.04652, section 4.
+
+    ``magrpo``: ``R - mean``; ``marloo``: ``(G R - sum)/(G - 1)``; ``maremax``: ``R - max``; ``mareinforce``: ``R``.
+    ``normalize = "std"`` divides by the group's population standard deviation, computed in two passes. A group whose
+    returns are all equal, by ``max == min`` of the returns themselves, has advantage exactly 0.
+
+    Group ``p`` holds ``returns[group_offsets[p]:group_offsets[p + 1]]``; it may be empty.
+
+    Raises:
+        ValueError: an unknown estimator or normalisation, or offsets that do not cover the returns.
+    """
+    if estimator not in ("magrpo", "marloo", "maremax", "mareinforce"):
+        raise ValueError(f"unknown estimator {estimator!r}")
+    if normalize not in ("none", "std"):
+        raise ValueError(f"unknown normalize {normalize!r}")
+    sizes = group_offsets.diff()
+    if len(group_offsets) == 0 or int(group_offsets[0]) != 0 or bool((sizes < 0).any()):
+        raise ValueError("group_offsets must rise from 0")
+    if int(group_offsets[-1]) != len(returns):
+        raise ValueError(f"group_offsets end at {int(group_offsets[-1])}, there are {len(returns)} returns")
+    group = torch.repeat_interleave(torch.arange(len(sizes), device=returns.device), sizes)  # (N,)
+    count = sizes.clamp(min=1).to(returns.dtype)
+    empty = returns.new_zeros(len(sizes))
+    mean = empty.index_add(0, group, returns) / count
+    high = empty.scatter_reduce(0, group, returns, "amax", include_self=False)
+    low = empty.scatter_reduce(0, group, returns, "amin", include_self=False)
+    centred = returns - mean[group]
+    if estimator == "magrpo":
+        advantages = centred
+    elif estimator == "marloo":
+        advantages = centred * (count / (count - 1).clamp(min=1))[group]
+    elif estimator == "maremax":
+        advantages = returns - high[group]
+    else:
+        advantages = returns
+    equal = (high == low)[group]
+    if normalize == "std":
+        deviation = (empty.index_add(0, group, centred.square()) / count).sqrt()[group]
+        advantages = advantages / torch.where(equal, torch.ones_like(deviation), deviation)
+    return advantages.masked_fill(equal, 0.0)

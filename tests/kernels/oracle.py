@@ -1,0 +1,60 @@
+"""The loss by definition, in float64 through autograd: what every implementation is held against."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+OPTIONAL = ("old_logps", "ref_logps", "kl_coefficients", "clip_low", "clip_high")
+
+
+def case(num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False) -> dict[str, object]:
+    """Arguments of a loss: every fourth token does not count, and old policies are near the current one."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    logits = 3 * normal(num_tokens, vocabulary)
+    coefficients = normal(num_tokens)
+    coefficients[::4] = 0.0
+    ids = torch.randint(vocabulary, (num_tokens,), generator=generator)
+    logps = logits.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    arguments: dict[str, object] = {"logits": logits, "token_ids": ids, "coefficients": coefficients}
+    if ratio:
+        arguments |= {"old_logps": logps + 0.3 * normal(num_tokens), "clip_low": 0.2, "clip_high": 0.3}
+    if kl:
+        weights = normal(num_tokens).abs() * (coefficients != 0)
+        arguments |= {"ref_logps": logps + 0.5 * normal(num_tokens), "kl_coefficients": weights}
+    return arguments
+
+
+def loss_by_definition(
+    logits: Tensor,
+    token_ids: Tensor,
+    coefficients: Tensor,
+    *,
+    temperature: float = 1.0,
+    old_logps: Tensor | None = None,
+    ref_logps: Tensor | None = None,
+    kl_coefficients: Tensor | None = None,
+    clip_low: float = 0.0,
+    clip_high: float = 0.0,
+) -> tuple[Tensor, Tensor]:
+    """The summed loss and the log-probabilities, in the logits' dtype."""
+    logps = (logits / temperature).log_softmax(-1).gather(1, token_ids.clamp(min=0)[:, None]).squeeze(1)
+    counts = coefficients != 0
+    if kl_coefficients is not None:
+        counts = counts | (kl_coefficients != 0)
+    logps = torch.where(counts, logps, torch.zeros_like(logps))
+    c = coefficients.to(logits.dtype)
+    if old_logps is None:
+        loss = -(c * logps).sum()
+    else:
+        ratio = (logps - old_logps.to(logits.dtype)).exp()
+        loss = -torch.minimum(ratio * c, ratio.clamp(1 - clip_low, 1 + clip_high) * c).sum()
+    if ref_logps is not None:
+        assert kl_coefficients is not None
+        d = ref_logps.to(logits.dtype) - logps
+        loss = loss + (kl_coefficients.to(logits.dtype) * (d.exp() - d - 1)).sum()
+    return loss, logps

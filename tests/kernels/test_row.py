@@ -1,0 +1,174 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo_kernels import hidden as hidden_module
+from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits, token_logps
+from tests.kernels.oracle import case, loss_by_definition
+
+VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+
+
+def test_two_tokens_by_hand() -> None:
+    # p = (1/4, 3/4); loss = -2 log(1/4) + 1 log(3/4); gradient rows c (p - onehot).
+    logits = torch.tensor([[0.0, math.log(3.0)]] * 2, requires_grad=True)
+    result = policy_loss_from_logits(
+        logits, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]), return_entropy=True, impl="torch"
+    )
+    result.loss.backward()
+    assert result.loss.item() == pytest.approx(2 * math.log(4) + math.log(0.75))
+    assert result.logps.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
+    assert logits.grad is not None
+    torch.testing.assert_close(logits.grad, torch.tensor([[-1.5, 1.5], [-0.25, 0.25]]))
+    assert result.entropy is not None
+    expected = 0.25 * math.log(4) + 0.75 * math.log(4 / 3)
+    assert result.entropy.tolist() == pytest.approx([expected, expected])
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@given(
+    num_tokens=st.integers(0, 9),
+    vocabulary=st.integers(1, 40),
+    temperature=st.floats(0.3, 3.0),
+    seed=st.integers(0, 10_000),
+)
+def test_loss_and_gradient_are_those_of_the_definition(
+    variant: dict[str, bool], num_tokens: int, vocabulary: int, temperature: float, seed: int
+) -> None:
+    arguments = case(num_tokens, vocabulary, seed, **variant)
+    logits = arguments.pop("logits").double()
+    ours, truth = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    result = policy_loss_from_logits(ours, temperature=temperature, impl="torch", **arguments)
+    expected, logps = loss_by_definition(truth, temperature=temperature, **arguments)
+    (gradient,) = torch.autograd.grad(3 * result.loss, ours)
+    (wanted,) = torch.autograd.grad(3 * expected, truth)
+    torch.testing.assert_close(result.loss, expected)
+    torch.testing.assert_close(result.logps, logps)
+    torch.testing.assert_close(gradient, wanted)
+    masked = arguments["coefficients"] == 0
+    assert not gradient[masked].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
+    arguments = case(64, 1000, 1, ratio=True, kl=True)
+    logits = arguments.pop("logits").to(dtype)
+    truth = logits.double().requires_grad_()
+    (wanted,) = torch.autograd.grad(loss_by_definition(truth, **arguments)[0], truth)
+    eager, ours = logits.clone().requires_grad_(), logits.clone().requires_grad_()
+    (baseline,) = torch.autograd.grad(loss_by_definition(eager, **arguments)[0], eager)
+    result = policy_loss_from_logits(ours, impl="torch", **arguments)
+    (gradient,) = torch.autograd.grad(result.loss, ours)
+    allowance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
+    size = wanted.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    error, usual = ((gradient - wanted) / size).abs().max(), ((baseline - wanted) / size).abs().max()
+    assert error <= 2 * usual + allowance
+    torch.testing.assert_close(
+        result.logps.double(), loss_by_definition(logits.double(), **arguments)[1], atol=2e-6, rtol=1e-6
+    )
+
+
+def head_case(dtype: torch.dtype = torch.float64):
+    arguments = case(12, 30, 3, ratio=True, kl=True)
+    generator = torch.Generator().manual_seed(0)
+    hidden, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((12, 5), (30, 5), (30,)))
+    del arguments["logits"]
+    logps = torch.log_softmax(hidden @ weight.t() + bias, -1).gather(1, arguments["token_ids"][:, None]).squeeze(1)
+    arguments["old_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
+    arguments["ref_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
+    return hidden, weight, bias, arguments
+
+
+@pytest.mark.parametrize("elements", [1 << 22, 30 * 5, 1])
+def test_hidden_states_in_chunks_give_what_whole_logits_give(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(hidden_module._CHUNK_ELEMENTS, "cpu", elements)
+    hidden, weight, bias, arguments = head_case()
+    ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
+    result = policy_loss_from_hidden(ours[0], ours[1], bias=ours[2], temperature=0.7, impl="torch", **arguments)
+    expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], temperature=0.7, **arguments)
+    for gradient, wanted in zip(
+        torch.autograd.grad(-2 * result.loss, ours), torch.autograd.grad(-2 * expected, truth), strict=True
+    ):
+        torch.testing.assert_close(gradient, wanted)
+    torch.testing.assert_close(result.logps, logps)
+    all_logps = token_logps(hidden, weight, arguments["token_ids"], bias=bias, temperature=0.7, impl="torch")
+    counted = arguments["coefficients"] != 0
+    torch.testing.assert_close(all_logps[counted], logps[counted])
+
+
+def test_gradcheck() -> None:
+    hidden, weight, bias, arguments = head_case()
+    tensors = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
+    assert torch.autograd.gradcheck(
+        lambda h, w, b: policy_loss_from_hidden(h, w, bias=b, impl="torch", **arguments).loss, tensors
+    )
+
+
+def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
+    hidden, weight, _, arguments = head_case(torch.float32)
+    hidden.requires_grad_()
+    loss = policy_loss_from_hidden(hidden, weight, impl="torch", **arguments).loss
+    loss.backward(retain_graph=True)
+    assert weight.grad is None
+    assert hidden.grad is not None
+    first = hidden.grad.clone()
+    loss.backward()
+    torch.testing.assert_close(hidden.grad, 2 * first)
+    with torch.no_grad():
+        assert not policy_loss_from_hidden(hidden, weight, impl="torch", **arguments).loss.requires_grad
+
+
+def test_extreme_rows() -> None:
+    ids, c = torch.tensor([1]), torch.tensor([1.0])
+    low = torch.full((1, 4), -1e30, requires_grad=True)
+    torch.testing.assert_close(policy_loss_from_logits(low, ids, c, impl="torch").logps, torch.tensor([-math.log(4)]))
+    some = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0]], requires_grad=True)
+    result = policy_loss_from_logits(some, ids, c, impl="torch", return_entropy=True)
+    result.loss.backward()
+    torch.testing.assert_close(some.grad, torch.tensor([[0.0, -0.5, 0.0, 0.5]]))
+    torch.testing.assert_close(result.entropy, torch.tensor([math.log(2)]))
+    target = policy_loss_from_logits(some.detach(), torch.tensor([0]), c, impl="torch")
+    assert target.logps.item() == -math.inf
+
+
+def test_masked_tokens_may_hold_anything() -> None:
+    logits = torch.full((2, 3), torch.nan)
+    logits[1] = 0.0
+    logits.requires_grad_()
+    old = torch.tensor([-torch.inf, -1.0])
+    result = policy_loss_from_logits(
+        logits,
+        torch.tensor([-100, 2]),
+        torch.tensor([0.0, 1.0]),
+        old_logps=old,
+        clip_low=0.2,
+        clip_high=0.2,
+        impl="torch",
+    )
+    result.loss.backward()
+    assert logits.grad is not None
+    assert logits.grad[0].tolist() == [0, 0, 0]
+    assert result.loss.isfinite()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"token_ids": torch.tensor([5])}, "outside the vocabulary of 3"),
+        ({"token_ids": torch.tensor([1, 2])}, r"token_ids must have shape \(1,\)"),
+        ({"temperature": 0.0}, "temperature must be positive"),
+        ({"old_logps": torch.zeros(1)}, "old_logps need clip_low"),
+        ({"ref_logps": torch.zeros(1)}, "go together"),
+        ({"impl": "cuda"}, "unknown impl"),
+    ],
+)
+def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
+    arguments: dict[str, object] = {"token_ids": torch.tensor([1]), "coefficients": torch.ones(1)}
+    with pytest.raises(ValueError, match=message):
+        policy_loss_from_logits(torch.zeros(1, 3), **(arguments | changes))
