@@ -1,0 +1,125 @@
+"""The Triton kernel: in the interpreter on a CPU (a process of its own), on real shapes on a GPU."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels.row import RowInputs, RowOptions, row_loss_
+from tests.kernels.oracle import case, loss_by_definition
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CUDA = torch.cuda.is_available()
+DEVICE = "cuda" if CUDA else "cpu"
+runs_kernel = pytest.mark.skipif(
+    not (INTERPRETED or CUDA), reason="run by test_everything_here_in_the_interpreter, in a process of its own"
+)
+VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+
+
+@pytest.mark.skipif(INTERPRETED or CUDA, reason="this is that process")
+def test_everything_here_in_the_interpreter() -> None:
+    # Triton decides when it is imported whether kernels are interpreted; other tests import it for real.
+    environment = os.environ | {"TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(Path(__file__))]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+
+
+def on_device(arguments: dict[str, object]) -> dict[str, object]:
+    return {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+
+
+@runs_kernel
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_tokens", "vocabulary"), [(0, 5), (1, 1), (5, 127), (3, 1000), (2, 9001)])
+def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vocabulary: int) -> None:
+    arguments = on_device(case(num_tokens, vocabulary, 7, **variant))
+    logits = arguments.pop("logits")
+    ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    result = policy_loss_from_logits(ours, temperature=0.8, return_entropy=True, impl="triton", **arguments)
+    expected, logps = loss_by_definition(truth, temperature=0.8, **arguments)
+    (gradient,) = torch.autograd.grad(result.loss, ours)
+    (wanted,) = torch.autograd.grad(expected, truth)
+    torch.testing.assert_close(result.loss.double(), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(result.logps.double(), logps, atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(gradient.double(), wanted, atol=1e-5, rtol=1e-4)
+    probabilities = (truth / 0.8).softmax(-1)
+    entropy = -(probabilities * probabilities.log()).sum(-1)
+    counted = arguments["coefficients"] != 0
+    torch.testing.assert_close(result.entropy.double()[counted], entropy[counted], atol=1e-5, rtol=1e-5)
+
+
+@runs_kernel
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_logits_are_read_and_written_once(dtype: torch.dtype) -> None:
+    arguments = on_device(case(6, 700, 2, ratio=True))
+    logits = arguments.pop("logits").to(dtype)
+    ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    result = policy_loss_from_logits(ours, impl="triton", **arguments)
+    expected, logps = loss_by_definition(truth, **arguments)
+    (gradient,) = torch.autograd.grad(result.loss, ours)
+    (wanted,) = torch.autograd.grad(expected, truth)
+    torch.testing.assert_close(result.logps.double(), logps, atol=2e-6, rtol=1e-6)
+    size = wanted.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    assert ((gradient.double() - wanted) / size).abs().max() < {torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+
+
+@runs_kernel
+def test_rows_of_minus_infinity_and_extreme_logits() -> None:
+    logits = torch.tensor([[-1e30, -1e30, -1e30], [-torch.inf, 0.0, -torch.inf], [88.0, 89.0, 0.0]], device=DEVICE)
+    ids = torch.tensor([0, 1, 1], device=DEVICE)
+    logits.requires_grad_()
+    result = policy_loss_from_logits(logits, ids, torch.ones(3, device=DEVICE), return_entropy=True, impl="triton")
+    (gradient,) = torch.autograd.grad(result.loss, logits)
+    expected = [-torch.tensor(3.0).log().item(), 0.0, -torch.tensor(1 + 2.718281828**-1).log().item()]
+    assert result.logps.tolist() == pytest.approx(expected, abs=1e-6)
+    assert gradient.isfinite().all()
+    assert result.entropy.isfinite().all()
+
+
+@runs_kernel
+def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
+    storage = torch.randn(4, 2, 50, device=DEVICE)
+    untouched = storage[:, 1].clone()
+    inputs = RowInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
+    plain = storage[:, 0].clone()
+    losses, _, _ = row_loss_(storage[:, 0], inputs, RowOptions(impl="triton"), gradient=True)
+    expected, _, _ = row_loss_(plain, inputs, RowOptions(impl="torch"), gradient=True)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(storage[:, 0], plain)
+    assert torch.equal(storage[:, 1], untouched)
+
+
+@runs_kernel
+def test_from_hidden_states_both_implementations_agree() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(9, 8, generator=generator), torch.randn(60, 8, generator=generator)
+    arguments = on_device(case(9, 60, 5, kl=True))
+    del arguments["logits"]
+    gradients = []
+    for impl in ("triton", "torch"):
+        leaves = [tensor.clone().to(DEVICE).requires_grad_() for tensor in (hidden, weight)]
+        loss = policy_loss_from_hidden(*leaves, impl=impl, **arguments).loss
+        gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.gpu
+def test_offsets_past_32_bits() -> None:
+    vocabulary = 151_936
+    num_tokens = 2**31 // vocabulary + 8
+    logits = torch.zeros(num_tokens, vocabulary, dtype=torch.bfloat16, device="cuda")
+    ids = torch.full((num_tokens,), 3, device="cuda")
+    inputs = RowInputs(ids, torch.ones(num_tokens, device="cuda"))
+    _, logps, _ = row_loss_(logits, inputs, RowOptions(impl="triton"), gradient=True)
+    torch.testing.assert_close(logps, torch.full_like(logps, -torch.tensor(float(vocabulary)).log().item()))
+    assert logits[-1, 3].item() < -0.9
+    assert logits[-1, 4].item() > 0
