@@ -12,6 +12,8 @@ from multiprocessing import Pipe
 from pathlib import Path
 
 _KEEPER = Path(__file__).with_name("keeper.py")
+_HANG_UP_S = 10.0
+"""How long a child may take to end after it closed its end of the socket."""
 
 
 class ChildDied(RuntimeError):
@@ -92,9 +94,11 @@ class Child:
 
     def _died(self) -> ChildDied:
         self.died = True
-        if self._late is None:
-            why = f"ended with status {self._process.wait()}"
-        else:
+        try:
+            why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
+        except subprocess.TimeoutExpired:
+            why = "hung up"
+        if self._late is not None:
             why = f"was killed at its deadline of {self._late:g} s"
         self.kill()
         lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")

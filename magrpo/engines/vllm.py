@@ -46,7 +46,7 @@ _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the server process: less to start, less to survive
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_server.FullDistribution knows
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_server.WorkerExtension knows
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -179,7 +179,7 @@ class VllmClient:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": "magrpo.engines.vllm_server.FullDistribution",
+            "worker_extension_cls": "magrpo.engines.vllm_server.WorkerExtension",
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "seed": 0,

@@ -83,16 +83,17 @@ Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
 Reply = Done | Progress | Completions
 
 
-class FullDistribution:
-    """Worker extension: log-probabilities at the sampling temperature of the whole distribution.
-
-    vLLM's ``processed_logprobs`` are taken after temperature, as wanted, but also after top-p and top-k.
-    """
+class WorkerExtension:
+    """What vLLM 0.32 mixes into its worker class for us, to be called by ``collective_rpc``."""
 
     model_runner: Any
+    reload_weights: Any
 
     def report_full_distribution(self) -> None:
-        """Have the sampler take its log-probabilities before it truncates."""
+        """Have the sampler take log-probabilities before it truncates.
+
+        vLLM's ``processed_logprobs`` are at the sampling temperature, as wanted, but after top-p and top-k.
+        """
         truncating = self.model_runner.sampler.topk_topp_sampler
         sample = truncating.forward
 
@@ -103,6 +104,13 @@ class FullDistribution:
             return sample(logits, generators, k, p)[0], full
 
         truncating.forward = forward
+
+    def take_up(self, folder: str) -> None:
+        """Reload all weights; vLLM's own reload forgets the packed copy that CPU kernels keep of a tied head."""
+        self.reload_weights(weights_path=folder)
+        if self.model_runner.model_config.hf_text_config.tie_word_embeddings:
+            head = self.model_runner.get_model().lm_head
+            head.quant_method.process_weights_after_loading(head)
 
 
 class Server:
@@ -124,7 +132,7 @@ class Server:
             case LoadAdapters(version, folders):
                 self._load_adapters(version, folders)
             case LoadModel(folder):
-                self._llm.collective_rpc("reload_weights", kwargs={"weights_path": folder})
+                self._llm.collective_rpc("take_up", args=(folder,))
                 assert self._llm.reset_prefix_cache()
             case Sleep():
                 self._llm.sleep(level=1)
