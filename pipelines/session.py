@@ -203,8 +203,9 @@ class Session:
             (folder / "report.json").write_bytes(msgspec.json.encode(report))
             headline = report.summary["test/sampled"]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
-            for split, summary in report.summary.items():
-                metrics[f"eval/{split}/return"] = summary["return"].mean
+            for name, summary in report.summary.items():
+                if name != "test/sampled":
+                    metrics[f"eval/{name}/return"] = summary["return"].mean
             return metrics
 
         sections = ("eval", "env", "reward", "sandbox", "engine", "rollout")
