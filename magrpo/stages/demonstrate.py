@@ -57,23 +57,25 @@ def revisions(
     """Second turns, one for each role and problem: the feedback that a pair of first completions really gets, and then
     a better one.
 
-    The completions follow drawn conventions; some are flawed. A flawed one is put right; a correct one is repeated if
-    all is well, and otherwise the agent keeps its convention or draws another, which again says nothing to its partner.
+    Completions follow drawn conventions; some are flawed. If all is well they are repeated. Else a flawed one is put
+    right, and for a correct one the agent keeps its convention or draws another, which again its partner cannot know.
     """
     attempts = [_attempt(problem, random.Random(derive_seed(seed, problem.task_id))) for problem in problems]
     items = [(problem, attempt.texts) for problem, attempt in zip(problems, attempts, strict=True)]
     scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, progress=progress)
     examples = []
     for problem, attempt, result in zip(problems, attempts, scored, strict=True):
+        if result.masked:  # the sandbox failed on it: there is no feedback
+            continue
         past = PastTurn(attempt.texts, result.reward, result.reports)
         rng = random.Random(derive_seed(seed, problem.task_id, "revise"))
-        is_perfect = result.reward.total >= reward.max_total
         for role in ROLES:
             convention = attempt.conventions[role]
-            if not is_perfect and role not in attempt.flawed and rng.random() >= _KEEP_FRAC:
+            if role not in attempt.flawed and rng.random() >= _KEEP_FRAC:
                 convention = draw(rng, role)
-            prompt = plain_text(env.observe(problem, role, [past], role))
-            examples.append(Example(prompt, write(composition_of(problem), role, convention)))
+            is_perfect = result.reward.total >= reward.max_total
+            better = attempt.texts[role] if is_perfect else write(composition_of(problem), role, convention)
+            examples.append(Example(plain_text(env.observe(problem, role, [past], role)), better))
     return examples
 
 
