@@ -25,7 +25,7 @@ class RunConsole:
     """Implements :class:`pipelines.session.Console`. Use as a context manager."""
 
     def __init__(self, num_iterations: int, max_total: float, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False)
+        self.console = console or Console(highlight=False, soft_wrap=True)
         self._max_total = max_total
         self._num_iterations = num_iterations
         self._seen: dict[str, float] = {}
@@ -78,8 +78,9 @@ class RunConsole:
 
     def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
         """A stage is committed; the last one of an iteration prints its line."""
-        self._seen |= metrics
         self._reused += reused
+        if stage != "evaluate":
+            self._seen |= metrics
         if stage == "update":
             self._live.update(self._bar, completed=iteration)
             if iteration > 0 and not reused:
@@ -109,8 +110,7 @@ class RunConsole:
 
 def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:
     when = "before training" if iteration == 0 else f"after {iteration} iterations"
-    shown = {key[5:]: value for key, value in metrics.items() if key.startswith("eval/")}
-    parts = [f"return {shown['return']:.1%} of the maximum"] if "return" in shown else []
-    parts += [f"{key.replace('pass_at_', 'pass@')} {shown[key]:.1%}" for key in ("pass_at_1",) if key in shown]
-    parts += [f"{key.split('/')[0]} {value:.1%}" for key, value in shown.items() if key == "ood/return"]
-    return f"held-out problems {when}: " + ", ".join(parts) + f" ({metrics['time/evaluate_s']:.1f} s)"
+    parts = [f"return {metrics['eval/return']:.1%} of the maximum", f"pass@1 {metrics['eval/pass_at_1']:.1%}"]
+    if "eval/ood/sampled/return" in metrics:
+        parts.append(f"ood return {metrics['eval/ood/sampled/return']:.1%}")
+    return f"held-out problems {when}: {', '.join(parts)} ({metrics['time/evaluate_s']:.1f} s)"

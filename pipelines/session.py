@@ -23,10 +23,9 @@ from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, ScoredTurn, Split, Turn
 
 if TYPE_CHECKING:
-    from magrpo.stages.update import Updater
-
     from magrpo.interfaces import Engine, Progress, Sandbox
     from magrpo.policy import Policy
+    from magrpo.stages.update import Updater
 
 _POLICY = ("agents", "model", "lora", "train")
 
