@@ -1,0 +1,106 @@
+"""Sampling from logits: goldens, then agreement with the textbook inverse CDF."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.engines.sampling import Sampler, truncate
+from magrpo.types import Request, SamplingParams
+
+
+def requests(*params: SamplingParams) -> list[Request]:
+    return [Request("main", (1,), sampling, seed) for seed, sampling in enumerate(params)]
+
+
+def draw(logits: torch.Tensor, asked: list[Request], step: int = 0) -> tuple[list[int], torch.Tensor]:
+    token, logp = Sampler(asked, torch.device("cpu"))(logits, torch.arange(len(asked)), step)
+    return token.tolist(), logp
+
+
+def test_greedy_golden() -> None:
+    logits = torch.tensor([[0.0, 2.0, 1.0], [5.0, -1.0, 5.0]])
+    tokens, logp = draw(logits, requests(*[SamplingParams(temperature=0.0, max_new_tokens=1)] * 2))
+    assert tokens == [1, 0]
+    # log softmax at temperature 1: 2 - log(1 + e^2 + e), and -log(2 + e^-6)
+    torch.testing.assert_close(logp, torch.tensor([2 - np.log(1 + np.e**2 + np.e), -np.log(2 + np.e**-6)]).float())
+
+
+def test_temperature_golden() -> None:
+    # Probabilities 1/5 and 4/5 at temperature 1 become 1/17 and 16/17 at temperature 0.5.
+    logits = torch.tensor([[1.0, 4.0]]).log().expand(64, 2)
+    asked = requests(*[SamplingParams(temperature=0.5, max_new_tokens=1)] * 64)
+    tokens, logp = draw(logits, asked)
+    uniforms = [np.random.default_rng(request.seed).random(1)[0] for request in asked]
+    assert tokens == [int(uniform > 1 / 17) for uniform in uniforms]
+    expected = torch.tensor([1 / 17, 16 / 17]).log()[torch.tensor(tokens)]
+    torch.testing.assert_close(logp, expected)
+
+
+@pytest.mark.parametrize(
+    ("top_p", "top_k", "kept"),
+    [
+        (1.0, 0, [0.1, 0.4, 0.2, 0.3]),
+        (1.0, 2, [0.0, 0.4, 0.0, 0.3]),
+        (0.7, 0, [0.0, 0.4, 0.0, 0.3]),  # 0.4 + 0.3 reaches 0.7
+        (0.71, 0, [0.0, 0.4, 0.2, 0.3]),
+        (0.01, 0, [0.0, 0.4, 0.0, 0.0]),
+        (0.5, 2, [0.0, 0.4, 0.0, 0.0]),  # after top-k the first one holds 4/7
+        (0.6, 2, [0.0, 0.4, 0.0, 0.3]),
+        (1.0, 9, [0.1, 0.4, 0.2, 0.3]),
+    ],
+)
+def test_truncate_golden(top_p: float, top_k: int, kept: list[float]) -> None:
+    weights = torch.tensor([[0.1, 0.4, 0.2, 0.3]], dtype=torch.float64)
+    out = truncate(weights, torch.tensor([top_p], dtype=torch.float64), torch.tensor([top_k]))
+    torch.testing.assert_close(out, torch.tensor([kept], dtype=torch.float64), rtol=0, atol=0)
+
+
+@given(
+    vocab=st.sampled_from([1, 2, 127, 128, 129, 300, 1024]),
+    scale=st.sampled_from([0.0, 1.0, 20.0]),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    seed=st.integers(0, 10**6),
+)
+def test_tokens_are_those_of_the_inverse_cdf(vocab: int, scale: float, temperature: float, seed: int) -> None:
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(8, vocab)) * scale).float()
+    asked = requests(*[SamplingParams(temperature=temperature, max_new_tokens=3)] * 8)
+    tokens, logp = draw(logits, asked, step=2)
+    logps = (logits.double() / temperature).log_softmax(-1)
+    reached = logps.exp().cumsum(-1)
+    for row, (token, request) in enumerate(zip(tokens, asked, strict=True)):
+        uniform = np.random.default_rng(request.seed).random(3)[2]
+        assert reached[row, token] > uniform - 1e-5
+        assert token == 0 or reached[row, token - 1] <= uniform + 1e-5
+        assert logp[row] == pytest.approx(float(logps[row, token]), abs=1e-4)
+
+
+@given(seed=st.integers(0, 10**6), top_k=st.integers(0, 5), top_p=st.sampled_from([0.1, 0.5, 1.0]))
+def test_only_kept_tokens_are_drawn(seed: int, top_k: int, top_p: float) -> None:
+    logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(8, 200)) * 3).float()
+    params = SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=1)
+    tokens, _ = draw(logits, requests(*[params] * 8))
+    kept = truncate(logits.softmax(-1), torch.full((8,), top_p), torch.full((8,), top_k)) > 0
+    assert kept[torch.arange(8), tokens].all()
+
+
+def test_a_request_draws_the_same_numbers_in_any_batch_and_room() -> None:
+    logits = torch.randn(3, 500, generator=torch.Generator().manual_seed(0))
+    asked = requests(*[SamplingParams(max_new_tokens=n) for n in (4, 40, 7)])
+    together = Sampler(asked, torch.device("cpu"))
+    for step in range(4):
+        tokens, _ = together(logits, torch.arange(3), step)
+        backwards, _ = together(logits.flip(0), torch.tensor([2, 1, 0]), step)
+        assert tokens.tolist() == backwards.flip(0).tolist()
+        for row, request in enumerate(asked):
+            alone, _ = Sampler([request], torch.device("cpu"))(logits[row : row + 1], torch.tensor([0]), step)
+            assert alone.item() == tokens[row]
+
+
+def test_logits_that_are_not_finite_give_a_logp_that_is_not() -> None:
+    logits = torch.tensor([[0.0, float("nan")], [0.0, float("inf")]])
+    _, logp = draw(logits, requests(*[SamplingParams(max_new_tokens=1)] * 2))
+    assert not logp.isfinite().any()

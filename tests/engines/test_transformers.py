@@ -1,0 +1,144 @@
+"""The transformers engine: what is its own, beyond the contract that all engines share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import MistralConfig, PreTrainedConfig
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines import EngineError
+from magrpo.engines.auto import AutoEngine
+from magrpo.engines.transformers import LocalEngine, TransformersEngine
+from magrpo.policy import Policy
+from magrpo.types import Action, Request, SamplingParams
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
+
+SAMPLED = SamplingParams(max_new_tokens=14)
+
+
+def open_policy(folder: Path, config: PreTrainedConfig | None = None, **model: object) -> Policy:
+    base = str(tiny_base(folder / "base", config))
+    agents = [AgentConfig(name="main", role="main", model=base)]
+    policy = Policy.open(agents, ModelConfig.model_validate({"device": "cpu", **model}), LoraConfig(rank=4), seed=0)
+    perturb(policy, seed=1, scale=0.05)
+    return policy
+
+
+def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist()) for n in (3, 9, 17, 30)]
+    return [Request("main", prompts[i % 4], sampling, seed=i) for i in range(count)]
+
+
+def largest_gap(policy: Policy, asked: list[Request], actions: list[Action]) -> float:
+    """Largest difference between the engine's log-probabilities and those of one unpadded forward pass."""
+    gaps = []
+    for request, action in zip(asked, actions, strict=True):
+        with policy.active("main") as model, torch.no_grad():
+            logits = model(input_ids=torch.tensor([request.prompt_ids + action.token_ids])).logits[0].float()
+        logps = logits[len(request.prompt_ids) - 1 : -1].log_softmax(-1)
+        expected = logps.gather(-1, torch.tensor(action.token_ids)[:, None]).squeeze(-1)
+        gaps.append(float((expected - torch.tensor(action.sampling_logps)).abs().max()))
+    return max(gaps)
+
+
+def sliding_window() -> PreTrainedConfig:
+    return MistralConfig(
+        vocab_size=VOCAB_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=32,
+        max_position_embeddings=256,
+        sliding_window=8,
+        eos_token_id=2,
+    )
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_config("llama", hidden_size=128, num_kv_heads=2),
+        tiny_config("qwen2", tie=False),
+        sliding_window(),
+    ],
+    ids=["llama-grouped-heads", "qwen2-biases", "mistral-sliding-window"],
+)
+def test_logps_are_those_of_an_unpadded_forward_pass(tmp_path: Path, config: PreTrainedConfig) -> None:
+    policy = open_policy(tmp_path, config)
+    asked = ask()
+    assert largest_gap(policy, asked, TransformersEngine().open(policy).generate(asked)) < 2e-5
+
+
+def test_batch_size_and_padding_change_nothing(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    asked = ask()
+    whole = TransformersEngine().open(policy).generate(asked)
+    for max_batch in (1, 5):
+        parts = TransformersEngine(max_batch=max_batch).open(policy).generate(asked)
+        assert [action.token_ids for action in parts] == [action.token_ids for action in whole]
+        for one, other in zip(parts, whole, strict=True):
+            assert one.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-5)
+
+
+def test_the_same_call_gives_the_same_bits(tmp_path: Path) -> None:
+    engine = TransformersEngine().open(open_policy(tmp_path))
+    assert engine.generate(ask()) == engine.generate(ask())
+
+
+def test_a_bfloat16_base_keeps_its_float32_adapter(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path, dtype="bfloat16")
+    asked = ask()
+    assert largest_gap(policy, asked, TransformersEngine().open(policy).generate(asked)) < 0.1
+
+
+def test_the_policy_is_left_as_it_was(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    with policy.active("main") as model:
+        before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+        TransformersEngine().open(policy).generate(ask())
+        after = model.state_dict()
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before)
+        assert {name for name, parameter in model.named_parameters() if parameter.requires_grad} == trains
+        model(input_ids=torch.tensor([[5, 6, 7]])).logits.sum().backward()
+    assert all(parameter.grad is not None for parameter in policy.parameters("main").values())
+
+
+def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    with torch.no_grad():
+        next(iter(policy.parameters("main").values())).fill_(float("nan"))
+    with pytest.raises(EngineError, match=r"'main'.*not finite.*optim.lr"):
+        TransformersEngine().open(policy).generate(ask())
+
+
+def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
+    engine = TransformersEngine().open(open_policy(tmp_path))
+    with pytest.raises(ValueError, match="'main': empty prompt"):
+        engine.generate([Request("main", (), SAMPLED, 0)])
+
+
+def test_load_reads_the_folders_only_if_the_version_differs(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    engine = TransformersEngine().open(policy)
+    engine.load(0, {"main": tmp_path / "there is no such folder"})
+    saved = policy.save(tmp_path / "weights")
+    expected = engine.generate(ask())
+    perturb(policy, seed=2)
+    assert engine.generate(ask()) != expected
+    engine.load(3, saved)
+    assert policy.version == 3
+    assert [action.token_ids for action in engine.generate(ask())] == [action.token_ids for action in expected]
+
+
+def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    assert AutoEngine().choose(policy) == TransformersEngine()
+    assert isinstance(AutoEngine().open(policy), LocalEngine)

@@ -1,0 +1,96 @@
+"""The vLLM engine's process: nothing survives the trainer, and a dead server is one clear error."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines import EngineError
+from magrpo.engines.auto import AutoEngine
+from magrpo.engines.vllm import VllmEngine
+from magrpo.policy import Policy
+from magrpo.types import Request, SamplingParams
+from tests.tiny import tiny_base
+
+ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=100), seed) for seed in range(64)]
+# A trainer that opens an engine, says so, and generates until it is killed.
+TRAINER = """
+import sys
+from pathlib import Path
+from tests.engines.test_vllm import ASKED, open_policy
+from magrpo.engines.vllm import VllmEngine
+engine = VllmEngine().open(open_policy(Path(sys.argv[1])))
+engine.generate(ASKED[:1])
+print("generating", flush=True)
+while True:
+    engine.generate(ASKED)
+"""
+
+
+def open_policy(folder: Path) -> Policy:
+    base = str(folder / "base" if (folder / "base").exists() else tiny_base(folder / "base"))
+    agents = [AgentConfig(name="main", role="main", model=base)]
+    return Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+
+
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.vllm
+def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
+    tiny_base(tmp_path / "base")
+    trainer = subprocess.Popen(
+        [sys.executable, "-c", TRAINER, str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        cwd=Path(__file__).parents[2],
+    )
+    assert trainer.stdout is not None
+    assert trainer.stdout.readline() == "generating\n"
+    family = psutil.Process(trainer.pid).children(recursive=True)
+    assert any("magrpo.engines.vllm_server" in process.cmdline() for process in family)
+    trainer.send_signal(signal.SIGKILL)
+    trainer.wait()
+    trainer.stdout.close()
+    deadline = time.monotonic() + 60
+    while alive := running(family):
+        assert time.monotonic() < deadline, f"still running: {alive}"
+        time.sleep(0.05)
+
+
+@pytest.mark.vllm
+def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
+    engine = VllmEngine(deadline_s=0.05).open(open_policy(tmp_path))
+    with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.05 s.*log: ") as caught:
+        engine.generate(ASKED)
+    log = Path(str(caught.value).rpartition("log: ")[2])
+    with pytest.raises(EngineError, match="server of main"):
+        engine.generate(ASKED)
+    engine.close()
+    assert "vLLM" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.vllm
+def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    config = tmp_path / "base" / "config.json"
+    config.write_text(config.read_text(encoding="utf-8").replace("LlamaForCausalLM", "NoSuchModel"), encoding="utf-8")
+    with pytest.raises(EngineError, match=r"server of main ended with status 1 .*NoSuchModel.*log: "):
+        VllmEngine().open(policy)
+
+
+def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = open_policy(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
+        VllmEngine().open(policy)
+    assert AutoEngine().choose(policy).kind == "transformers"
