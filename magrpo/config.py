@@ -51,6 +51,8 @@ class AgentConfig(Section):
     """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``). Equal bases share memory."""
     weights: Literal["lora", "full"] = "lora"
     """``lora``: an adapter on the shared frozen base; ``full``: a copy of the base, all of it trained."""
+    start_from: Path | None = None
+    """Folder of trained weights to begin with: ``weights/<agent>`` of a checkpoint. None: untrained."""
 
 
 class ModelConfig(Section):

@@ -61,8 +61,10 @@ class Policy:
     def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
         """Load every distinct base once, and give each agent its seeded adapter (B = 0) or its full copy.
 
+        Then agents with ``start_from`` take over those weights.
+
         Raises:
-            ConfigError: a base, its tokenizer, the device or a target module cannot be used.
+            ConfigError: a base, its tokenizer, trained weights, the device or a target module cannot be used.
         """
         device = _device(model)
         dtype = _dtype(model, device)
@@ -81,6 +83,7 @@ class Policy:
             bos = tuple(tokenizer("").input_ids) if tokenizer.bos_token_id is not None else ()
             bos = bos[:1] if bos[:1] == (tokenizer.bos_token_id,) else ()
             policy._agents[config.name] = _Agent(config, causal, adapters, tokenizer, bos)
+        policy.load(0, {agent.name: agent.start_from for agent in agents if agent.start_from is not None})
         return policy
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
+from magrpo.config import AgentConfig
 from magrpo.pictures import learning_picture, save, turns_picture
 from magrpo.types import EvalReport, Interval
 
@@ -21,15 +22,17 @@ UNTRAINED = "untrained (naive concatenation)"
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
-def write_report(folder: Path, reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Path]:
+def write_report(
+    folder: Path, reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED
+) -> list[Path]:
     """Write the evaluation table (Markdown, CSV) and, given two evaluations or more, the two pictures (PNG, SVG).
 
     ``reports`` are the evaluations of one run in the order they were made; ``maxima`` the largest value of every part
-    of the reward. Returns the paths written.
+    of the reward; ``start`` what the agents are called before training. Returns the paths written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     markdown, tidy = folder / "evaluation.md", folder / "evaluation.csv"
-    markdown.write_text(evaluation_markdown(reports, maxima), encoding="utf-8")
+    markdown.write_text(evaluation_markdown(reports, maxima, start), encoding="utf-8")
     tidy.write_text(evaluation_csv(reports), encoding="utf-8")
     if len(reports) == 1:
         return [markdown, tidy]
@@ -37,12 +40,12 @@ def write_report(folder: Path, reports: Sequence[EvalReport], maxima: Mapping[st
     return [markdown, tidy, *(path for name, figure in pictures.items() for path in save(figure, folder / name))]
 
 
-def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
-    """One Markdown table for each split and mode: the untrained agents, then the trained ones."""
-    rows = _compared(reports)
+def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED) -> str:
+    """One Markdown table for each split and mode: the agents before training, then the trained ones."""
+    rows = _compared(reports, start)
     lines = ["# Evaluation", "", "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."]
-    for key, summary in rows[-1][1].summary.items():
-        split, mode = key.split("/")
+    for split, mode, key in _keys(rows[-1][1]):
+        summary = rows[-1][1].summary[key]
         columns = _columns(summary, maxima)
         lines += ["", f"## {SPLIT_TITLES[split]}, {mode}", ""]
         lines += [f"| agents | {' | '.join(map(_title, columns))} |", "|---|" + "---:|" * len(columns)]
@@ -64,15 +67,17 @@ def evaluation_csv(reports: Sequence[EvalReport]) -> str:
     return text.getvalue()
 
 
-def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], mode: str = "sampled") -> Table:
+def closing_table(
+    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, mode: str = "sampled"
+) -> Table:
     """What a run prints at its end: a section for each split, a line for each quantity; fits 80 columns."""
-    rows = _compared(reports)
+    rows = _compared(reports, start)
     table = Table(box=box.SIMPLE_HEAD, title=f"{mode}; percent of the maximum, 95 % interval over problems")
     table.add_column("")
     for name, _ in rows:
         table.add_column(name.replace(" (", "\n("), justify="right")
-    for key, summary in rows[-1][1].summary.items():
-        split, key_mode = key.split("/")
+    for split, key_mode, key in _keys(rows[-1][1]):
+        summary = rows[-1][1].summary[key]
         if key_mode == mode:
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
@@ -82,10 +87,22 @@ def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], mo
     return table
 
 
-def _compared(reports: Sequence[EvalReport]) -> list[tuple[str, EvalReport]]:
-    """The untrained agents and the last ones, by name; only what there is."""
+def start_title(agents: Sequence[AgentConfig]) -> str:
+    """What to call these agents before training."""
+    return UNTRAINED if all(agent.start_from is None for agent in agents) else "loaded (start_from)"
+
+
+def _keys(report: EvalReport) -> list[tuple[str, str, str]]:
+    """Split, mode and key of the summaries, in the order in which they are shown."""
+    order = list(SPLIT_TITLES)
+    keys = sorted(report.summary, key=lambda key: order.index(key.split("/")[0]))
+    return [(*key.split("/"), key) for key in keys]  # type: ignore[misc]
+
+
+def _compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, EvalReport]]:
+    """The agents before training and the last ones, by name; only what there is."""
     first, last = reports[0], reports[-1]
-    before = [(UNTRAINED, first)] if first.policy_version == 0 else []
+    before = [(start, first)] if first.policy_version == 0 else []
     after = [(f"MAGRPO, {last.policy_version} iterations", last)] if last.policy_version else []
     return before + after
 

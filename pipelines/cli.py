@@ -105,7 +105,15 @@ def train(
 
 
 @app.command(help_epilogue="")
-def evaluate(run: str, /, *overrides: Overrides, checkpoint: int | None = None, root: Root = Path("runs")) -> int:
+def evaluate(
+    run: str,
+    /,
+    *overrides: Overrides,
+    checkpoint: int | None = None,
+    local: bool = False,
+    name: str | None = None,
+    root: Root = Path("runs"),
+) -> int:
     """Evaluate a run's agents on problems never trained on, as a run of its own.
 
     Parameters
@@ -114,10 +122,14 @@ def evaluate(run: str, /, *overrides: Overrides, checkpoint: int | None = None, 
         Id of a run, or a TOML file, whose agents are evaluated untrained.
     checkpoint
         Iteration whose weights are evaluated; the last one by default.
+    local
+        Run the same stages without Prefect.
+    name
+        Name of the evaluation's run; by default RUN-eval-ITERATION.
     """
-    from pipelines.evaluate import evaluate
+    from pipelines import evaluate, launch
 
-    return evaluate(run, overrides, checkpoint, root)
+    return launch.train(evaluate.prepare(run, overrides, checkpoint, root, name), local=local)
 
 
 @app.command(help_epilogue="")

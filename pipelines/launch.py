@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.report import closing_table
+from magrpo.report import closing_table, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
 from pipelines.runner import Result, execute
@@ -61,9 +61,14 @@ def _conclude(result: Result, console: Console) -> None:
     pointers = [result.outcome.evaluations[iteration] for iteration in sorted(result.outcome.evaluations)]
     reports = [load_report(store, pointer) for pointer in pointers]
     console.print()
-    console.print(closing_table(reports, config.reward.maxima))
+    console.print(closing_table(reports, config.reward.maxima, start_title(config.agents)))
     first, last = (report.summary["test/sampled"]["return"] for report in (reports[0], reports[-1]))
-    if len(reports) > 1:
+    if len(reports) == 1:
+        console.print(
+            f"measured: the joint return on held-out problems is {last.mean:.1%} [{last.low:.1%}, {last.high:.1%}] "
+            "of the maximum"
+        )
+    else:
         console.print(
             f"learned: the joint return on held-out problems went from {first.mean:.1%} to {last.mean:.1%} "
             f"[{last.low:.1%}, {last.high:.1%}] of the maximum in {config.train.num_iterations} iterations"

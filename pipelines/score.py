@@ -68,7 +68,7 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
     Raises:
         ConfigError: a file, a line of it or an option is unusable; the message names it.
     """
-    tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "bubblewrap"}}
+    tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validated(ScoreConfig, tree, overrides, "score")
     problems = _problems(problems_path)
     lines = _completions(completions_path, problems)

@@ -214,14 +214,14 @@ class Session:
         """The closing table and pictures."""
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.report import write_report
+            from magrpo.report import start_title, write_report
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
-            write_report(folder, reports, self.config.reward.maxima)
+            write_report(folder, reports, self.config.reward.maxima, start_title(self.config.agents))
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
 
-        return self._stage("report", self.config.train.num_iterations, ("reward",), evaluations, work)
+        return self._stage("report", self.config.train.num_iterations, ("reward", "agents"), evaluations, work)
 
     # ------------------------------------------------------------------------------------------------------ plumbing
     def _stage(

@@ -13,6 +13,8 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Progress bars of the libraries, loading weights for one, show once they have something to tell.
+    "TQDM_DELAY": "3",
     # Off: its first report meets an empty database and greets a newcomer with a traceback.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
     # A fresh database takes 10-30 s; the default of 20 s fails on a busy machine.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 TABLE = {
     "pool": "magrpo.sandboxes.pool:PoolSandbox",
-    "bubblewrap": "magrpo.sandboxes.pool:PoolSandbox",
 }
 
 
