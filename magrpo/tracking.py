@@ -207,6 +207,22 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
 
 
+def reachable(uri: str) -> None:
+    """Ask the tracking store something small.
+
+    Raises:
+        Unavailable: it does not answer, or not as it should.
+    """
+    quieten_mlflow()
+    from mlflow import MlflowClient
+
+    try:
+        with _translated(uri):
+            MlflowClient(uri).search_experiments(max_results=1)
+    except Refused as error:
+        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
+
+
 def without_password(uri: str) -> str:
     """The URI fit to be printed."""
     parts = urlsplit(uri)

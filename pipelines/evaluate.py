@@ -26,7 +26,7 @@ def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Pa
     overrides = [*overrides, "train.num_iterations=0"]
     if Path(run).suffix == ".toml":
         if checkpoint is not None:
-            raise ConfigError("--checkpoint goes with the id of a run; the agents of a configuration file are untrained")
+            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
         return RunStore.create(load_config(run, [*overrides, f"root={root}"]), name)
     source = RunStore.open(root, run)
     iteration = _checkpoint(source, checkpoint)

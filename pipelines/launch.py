@@ -29,7 +29,7 @@ def train(store: RunStore, *, local: bool) -> int:
     console.print(f"run {run_id} in {_near(store.path)}")
     again = f"{_command('magrpo')} train --resume {run_id} --root {_near(root)}{' --local' if local else ''}"
     try:
-        result = execute(root, run_id, lambda stages: stages, {}) if local else _with_prefect(root, run_id, console)
+        result = run_stages(store, console, local=local)
     except KeyboardInterrupt:
         console.print(f"\ninterrupted; every committed stage is kept. Go on with:\n  {again}")
         return INTERRUPTED
@@ -40,6 +40,12 @@ def train(store: RunStore, *, local: bool) -> int:
         raise
     _conclude(result, console)
     return 0
+
+
+def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
+    """Go through the stages of ``store``, as a Prefect flow or, ``local``, without."""
+    root, run_id = store.path.parent, store.run_id
+    return execute(root, run_id, lambda stages: stages, {}) if local else _with_prefect(root, run_id, console)
 
 
 def _with_prefect(root: Path, run_id: str, console: Console) -> Result:

@@ -62,7 +62,7 @@ class LocalServer:
         if self._process is None:
             return
         deadline = time.monotonic() + _START_S
-        while not _healthy(f"http://127.0.0.1:{self._port}/api/health"):
+        while not healthy(f"http://127.0.0.1:{self._port}/api/health"):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise RuntimeError(f"the Prefect server did not start: see {self.log}, or run with --local, without it")
             time.sleep(0.1)
@@ -81,7 +81,8 @@ class LocalServer:
             self._process.wait()
 
 
-def _healthy(url: str) -> bool:
+def healthy(url: str) -> bool:
+    """Whether a server answers at ``url`` that all is well."""
     try:
         with urllib.request.urlopen(url, timeout=5) as answer:
             return bool(answer.status == 200)
