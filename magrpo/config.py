@@ -16,12 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
 
 from magrpo import engines, envs, problems, rewards, sandboxes
-from magrpo.registry import Plugin, Section, Table, build, choices, resolve
-
-
-class ConfigError(ValueError):
-    """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
-
+from magrpo.registry import ConfigError, Plugin, Section, Table, build, choices, resolve
 
 SectionT = TypeVar("SectionT", bound=Section)
 

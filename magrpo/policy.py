@@ -25,8 +25,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from magrpo.assets import locate
 from magrpo.collate import Batch, collate
-from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
-from magrpo.registry import choices
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.registry import ConfigError, choices
 from magrpo.seeds import derive_seed
 from magrpo.types import Observation, Sample
 

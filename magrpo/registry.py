@@ -20,6 +20,10 @@ from pydantic import BaseModel, ConfigDict
 Table = Mapping[str, str]
 
 
+class ConfigError(ValueError):
+    """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
+
+
 class Section(BaseModel):
     """A part of the configuration: immutable, unknown keys refused, every field documented."""
 

@@ -27,7 +27,8 @@ from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
-from magrpo.config import ConfigError, RunConfig, load_resolved
+from magrpo.config import RunConfig, load_resolved
+from magrpo.registry import ConfigError
 
 MANIFEST = "_SUCCESS"
 RecordT = TypeVar("RecordT")

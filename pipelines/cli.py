@@ -10,6 +10,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
+from magrpo.registry import ConfigError
 from pipelines.settings import prepare_environment
 
 app = App(
@@ -48,11 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     except CycloptsError as error:
         return _fail(f"{error} (see magrpo --help)", 2)
-    except ValueError as error:
-        from magrpo.config import ConfigError
-
-        if not isinstance(error, ConfigError):
-            raise
+    except ConfigError as error:
         return _fail(str(error), 2)
     except RuntimeError as error:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
@@ -88,7 +85,7 @@ def train(
     name
         Name of the run; a date and a random suffix by default.
     """
-    from magrpo.config import ConfigError, load_config
+    from magrpo.config import load_config
     from magrpo.store import RunStore
     from pipelines import launch
 

@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import ConfigError, RunConfig, load_config, validated
+from magrpo.config import RunConfig, load_config, validated
+from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 
 

@@ -17,7 +17,8 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from magrpo.config import ConfigError, RunConfig
+from magrpo.config import RunConfig
+from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, provenance
 from pipelines import chain

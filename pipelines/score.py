@@ -17,9 +17,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
-from magrpo.config import ConfigError, plugin, validated
+from magrpo.config import plugin, validated
 from magrpo.interfaces import Sandbox, SandboxPlugin
-from magrpo.registry import Section
+from magrpo.registry import ConfigError, Section
 from magrpo.stages.score import Cache, Scored, score_texts
 from magrpo.types import Problem
 

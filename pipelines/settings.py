@@ -13,6 +13,8 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # It says everything twice, and what it says when a hub is out of reach comes as one error at the end.
+    "HF_HUB_VERBOSITY": "error",
     # Progress bars of the libraries, loading weights for one, show once they have something to tell.
     "TQDM_DELAY": "3",
     # Off: its first report meets an empty database and greets a newcomer with a traceback.

@@ -17,11 +17,10 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from magrpo.config import ConfigError
 from magrpo.envs.coding import CodingEnv
 from magrpo.interfaces import Progress as Advance
 from magrpo.problems.coopcode import CoopCode
-from magrpo.registry import choices
+from magrpo.registry import ConfigError, choices
 from magrpo.rewards.coding import CodingReward
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.demonstrate import Example, revisions

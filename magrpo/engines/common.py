@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from magrpo.engines import EngineError, PromptTooLong
+from magrpo.registry import ConfigError
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -18,13 +19,13 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
 
     Raises:
         PromptTooLong: prompt and ``max_new_tokens`` together exceed the context window.
-        ValueError: a prompt has no tokens.
+        ConfigError: a prompt has no tokens.
     """
     limits = {agent: policy.max_length(agent) for agent in {request.agent for request in requests}}
     for request in requests:
         length, new, limit = len(request.prompt_ids), request.sampling.max_new_tokens, limits[request.agent]
         if length == 0:
-            raise ValueError(f"agent {request.agent!r}: empty prompt; the environment must show the agent something")
+            raise ConfigError(f"agent {request.agent!r}: empty prompt; the environment must show the agent something")
         if length + new > limit:
             raise PromptTooLong(
                 f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "

@@ -14,6 +14,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from magrpo.engines.sampling import Sampler
+from magrpo.registry import ConfigError
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -180,7 +181,7 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
 def _states(layer: object) -> tuple[Tensor, Tensor]:
     """Keys and values (P, heads, width, size) that a layer has cached."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
-        raise ValueError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
+        raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
     return layer.keys, layer.values
 
 

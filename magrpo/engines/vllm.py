@@ -33,7 +33,7 @@ from magrpo.engines.vllm_server import (
     Wake,
 )
 from magrpo.interfaces import Progress as OnProgress
-from magrpo.registry import Plugin
+from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -69,11 +69,11 @@ class VllmEngine(Plugin):
         """Start the servers with the current weights of ``policy``; returns when all of them are ready.
 
         Raises:
-            ValueError: vLLM is not installed.
+            ConfigError: vLLM is not installed.
             EngineError: a server did not start; the message names its log.
         """
         if importlib.util.find_spec("vllm") is None:
-            raise ValueError(
+            raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
             )
         return VllmClient(policy, self)

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from magrpo.registry import Section
+from magrpo.registry import ConfigError, Section
 
 MAX_CHARS = 4000
 """An answer is cut to this many characters."""
@@ -45,7 +45,7 @@ class Expert(Section):
 
         Raises:
             ConnectionError: the endpoint does not answer, or fails.
-            ValueError: the endpoint refuses the request: a wrong model name, a wrong key, too long a prompt.
+            ConfigError: the endpoint refuses the request: a wrong model name, a wrong key, too long a prompt.
         """
         system = _SYSTEM.format(entry_point=entry_point)
         user = _USER.format(
@@ -73,5 +73,5 @@ def _ask(expert: Expert, system: str, user: str) -> str:
             "env.feedback than expert_edits"
         ) from error
     except openai.APIStatusError as error:
-        raise ValueError(f"env.expert: {expert.base_url} refuses a request to {expert.model!r}: {error}") from error
+        raise ConfigError(f"env.expert: {expert.base_url} refuses a request to {expert.model!r}: {error}") from error
     return (answer.choices[0].message.content or "").strip()[:MAX_CHARS]

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
-from magrpo.registry import Plugin
+from magrpo.registry import ConfigError, Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -106,7 +106,7 @@ class CoopCode(Plugin):
         """All splits, by level and then in a fixed random order.
 
         Raises:
-            ValueError: a split is asked to be larger than it can be.
+            ConfigError: a split is asked to be larger than it can be.
         """
         train: list[Problem] = []
         test: list[Problem] = []
@@ -128,7 +128,7 @@ class CoopCode(Plugin):
         made = (problem for c in compositions if (problem := make_problem(c, split)))
         problems = list(itertools.islice(made, number))
         if len(problems) < number:
-            raise ValueError(
+            raise ConfigError(
                 f"problems.num_{split}: there are {len(problems)} problems of level {self.levels[index]} in this "
                 f"split, {number} were asked for; ask for fewer"
             )

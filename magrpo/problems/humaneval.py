@@ -9,7 +9,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.problems.rows import Row, halves, read_rows
-from magrpo.registry import Plugin
+from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)
@@ -36,7 +36,7 @@ class HumanEval(Plugin):
         """``train`` and ``test``; warns where training would use a public benchmark's test problems.
 
         Raises:
-            ValueError: the source, a row or a field is unusable; the message names it and the remedy.
+            ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
         """
         problems = [parse_problem(row) for row in read_rows(self.source, self.hub_split)]
         splits = halves(problems, self.test_frac, self.source)
@@ -70,7 +70,7 @@ def parse_problem(row: Row) -> Problem:
     """A row in the HumanEval form.
 
     Raises:
-        ValueError: a field is missing or unusable; the message names row, field and remedy.
+        ConfigError: a field is missing or unusable; the message names row, field and remedy.
     """
     problem = Problem(
         task_id=str(row.values["task_id"]) if "task_id" in row.values else row.text("task_id"),
@@ -80,11 +80,11 @@ def parse_problem(row: Row) -> Problem:
         canonical_solution=row.text("canonical_solution") if row.values.get("canonical_solution") is not None else "",
     )
     if not problem.entry_point.isidentifier():
-        raise ValueError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
+        raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
     try:
         tree = ast.parse(problem.test)
     except SyntaxError as error:
-        raise ValueError(f"{row.where}: test is not Python: {error.msg} (line {error.lineno} of the test)") from None
+        raise ConfigError(f"{row.where}: test is not Python: {error.msg} (line {error.lineno} of the test)") from None
     if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
-        raise ValueError(f"{row.where}: test does not define check(candidate)")
+        raise ConfigError(f"{row.where}: test does not define check(candidate)")
     return problem

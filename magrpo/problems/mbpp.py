@@ -9,7 +9,7 @@ from pydantic import Field
 
 from magrpo.problems.humaneval import warn_about_training
 from magrpo.problems.rows import Row, halves, read_rows
-from magrpo.registry import Plugin
+from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Problem, Split
 
 
@@ -29,7 +29,7 @@ class Mbpp(Plugin):
         """``train`` and ``test``; warns that both hold problems of the benchmark's test split.
 
         Raises:
-            ValueError: the source, a row or a field is unusable; the message names it and the remedy.
+            ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
         """
         splits = halves(
             [parse_problem(row) for row in read_rows(self.source, self.hub_split)], self.test_frac, self.source
@@ -45,7 +45,7 @@ def parse_problem(row: Row) -> Problem:
     classes that the tests name, go above it into the prompt; the solution's other definitions go below its body.
 
     Raises:
-        ValueError: solution or tests are not Python, or no test calls a function of the solution.
+        ConfigError: solution or tests are not Python, or no test calls a function of the solution.
     """
     code = _parse(row, "code", row.text("code"))
     tests = [node for text in row.texts("test_list") for node in _parse(row, "test_list", text).body]
@@ -76,7 +76,7 @@ def _parse(row: Row, field: str, text: str) -> ast.Module:
     try:
         return ast.parse(text.replace("\r\n", "\n"))
     except SyntaxError as error:
-        raise ValueError(f"{row.where}: field {field!r} is not Python: {error.msg} (line {error.lineno})") from None
+        raise ConfigError(f"{row.where}: field {field!r} is not Python: {error.msg} (line {error.lineno})") from None
 
 
 def _entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:
@@ -88,7 +88,7 @@ def _entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.Funct
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in functions
     ]
     if not called:
-        raise ValueError(
+        raise ConfigError(
             f"{row.where}: no test calls a function of the solution; it defines {', '.join(functions) or 'none'}"
         )
     return functions[max(called, key=called.count)]

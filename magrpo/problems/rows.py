@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from magrpo.registry import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -27,26 +28,26 @@ class Row:
         """The value of the first of ``names`` that the row has.
 
         Raises:
-            ValueError: the row has none of them, or the value is not a text; the message names row and field.
+            ConfigError: the row has none of them, or the value is not a text; the message names row and field.
         """
         for name in names:
             if name in self.values:
                 if isinstance(self.values[name], str):
                     return str(self.values[name])
-                raise ValueError(f"{self.where}: field {name!r} is not a text but {self.values[name]!r:.60}")
+                raise ConfigError(f"{self.where}: field {name!r} is not a text but {self.values[name]!r:.60}")
         wanted = " or ".join(repr(name) for name in names)
-        raise ValueError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
+        raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
 
     def texts(self, name: str) -> list[str]:
         """A field that holds a list of texts; an absent one is empty.
 
         Raises:
-            ValueError: the value is anything else.
+            ConfigError: the value is anything else.
         """
         values = self.values.get(name)
         values = [] if values is None else values
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise ValueError(f"{self.where}: field {name!r} is not a list of texts but {values!r:.60}")
+            raise ConfigError(f"{self.where}: field {name!r} is not a list of texts but {values!r:.60}")
         return values
 
 
@@ -54,17 +55,17 @@ def read_rows(source: str, split: str) -> list[Row]:
     """All rows of ``source``: a file, or else a hub id (``owner/name``) of which ``split`` is read.
 
     Raises:
-        ValueError: there is no such file or data set, it is empty, or a line is not a JSON object.
+        ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
     """
     path = Path(source).expanduser()
     if path.is_file():
         rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path))
     elif source.endswith(_SUFFIXES) or source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ValueError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
+        raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
     else:
         rows = _hub(source, split)
     if not rows:
-        raise ValueError(f"{source}: holds no rows")
+        raise ConfigError(f"{source}: holds no rows")
     return rows
 
 
@@ -72,14 +73,14 @@ def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[S
     """``train`` and ``test``, the order kept: by a hash of ``task_id``, ``test_frac`` of the problems are held out.
 
     Raises:
-        ValueError: a ``task_id`` occurs twice, or a split would be empty.
+        ConfigError: a ``task_id`` occurs twice, or a split would be empty.
     """
     ids = [problem.task_id for problem in problems]
     if twice := next((name for name in ids if ids.count(name) > 1), None):
-        raise ValueError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
+        raise ConfigError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
     number = round(test_frac * len(problems))
     if not 0 < number < len(problems):
-        raise ValueError(
+        raise ConfigError(
             f"problems.test_frac: {test_frac} of {len(problems)} problems leaves a split empty; choose another fraction"
         )
     held_out = set(sorted(ids, key=lambda name: derive_seed("split", name))[:number])
@@ -99,7 +100,7 @@ def _json_lines(path: Path) -> Iterator[Row]:
                 if line.strip():
                     yield _object(f"{path}:{number}", line.rstrip())
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
 def _open(path: Path) -> IO[str]:
@@ -110,9 +111,9 @@ def _json_array(path: Path, text: str) -> Iterator[Row]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{path}:{error.lineno}: is not JSON: {error.msg}") from None
+        raise ConfigError(f"{path}:{error.lineno}: is not JSON: {error.msg}") from None
     if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ValueError(f"{path}: is not a JSON array of objects; for one object a line name the file .jsonl")
+        raise ConfigError(f"{path}: is not a JSON array of objects; for one object a line name the file .jsonl")
     yield from (Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1))
 
 
@@ -120,9 +121,9 @@ def _object(where: str, line: str) -> Row:
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
+        raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
     if not isinstance(values, dict):
-        raise ValueError(f'{where}: is not a JSON object; every line must be one, like {{"task_id": ...}}')
+        raise ConfigError(f'{where}: is not a JSON object; every line must be one, like {{"task_id": ...}}')
     return Row(where, values)
 
 
@@ -132,7 +133,7 @@ def _parquet(path: Path) -> list[Row]:
     try:
         values = parquet.read_table(path).to_pylist()
     except (OSError, ArrowException) as error:
-        raise ValueError(f"{path}: cannot be read as Parquet: {error}") from None
+        raise ConfigError(f"{path}: cannot be read as Parquet: {error}") from None
     return [Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1)]
 
 
@@ -144,7 +145,7 @@ def _hub(name: str, split: str) -> list[Row]:
     try:
         data = load_dataset(name, config, split=split)
     except (DatasetNotFoundError, ConnectionError, ValueError) as error:
-        raise ValueError(
+        raise ConfigError(
             f"{name}: no such file, and it cannot be had from the hub: {error}; give the path of a local copy"
         ) from None
     return [Row(f"{name}:row {number}", dict(value)) for number, value in enumerate(data, start=1)]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
+from magrpo.registry import ConfigError
 from magrpo.sandboxes.jail.confine import Limits
 
 SANDBOX_UID = 61873
@@ -69,14 +70,14 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     """Top-level files and folders of installed distributions: name to path.
 
     Raises:
-        ValueError: one is not installed.
+        ConfigError: one is not installed.
     """
     found: dict[str, str] = {}
     for name in names:
         try:
             entries = files(name) or []
         except PackageNotFoundError:
-            raise ValueError(f"sandbox.packages: {name!r} is not installed; pip install it or leave it out") from None
+            raise ConfigError(f"sandbox.packages: {name!r} is not installed; pip install it or leave it out") from None
         for entry in entries:
             top = entry.parts[0]
             if not top.startswith("..") and not top.endswith((".dist-info", "__pycache__")):

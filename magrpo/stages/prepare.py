@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping, Sequence
 
-from magrpo.config import ConfigError
 from magrpo.interfaces import Problems
+from magrpo.registry import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
