@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -14,10 +15,12 @@ from pathlib import Path
 _KEEPER = Path(__file__).with_name("keeper.py")
 _HANG_UP_S = 10.0
 """How long a child may take to end after it closed its end of the socket."""
+_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
+_WORDS = 400
 
 
 class ChildDied(RuntimeError):
-    """The child ended or was killed at its deadline. The message says why, with the last line of its log."""
+    """The child ended or was killed at its deadline. The message says why, with the last words of its log."""
 
 
 class Child:
@@ -101,6 +104,12 @@ class Child:
         if self._late is not None:
             why = f"was killed at its deadline of {self._late:g} s"
         self.kill()
-        lines = self.log.read_text(encoding="utf-8", errors="replace").split("\n")
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return ChildDied(f"{why}{f' ({last[:300]})' if last else ''}; log: {self.log}")
+        last = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
+        return ChildDied(f"{why}{f' ({last})' if last else ''}; log: {self.log}")
+
+
+def last_words(log: str) -> str:
+    """The last error a log ends with, message and all on one line; without an error, its last line."""
+    lines = [line.rstrip() for line in log.split("\n") if line.strip()]
+    start = next((i for i in reversed(range(len(lines))) if _ERROR.match(lines[i])), len(lines) - 1)
+    return " ".join(line.strip() for line in lines[max(start, 0) :])[:_WORDS]

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magrpo.engines.process import Child, ChildDied
+from magrpo.engines.process import Child, ChildDied, last_words
 
 ECHO = """
 import sys
@@ -157,3 +157,18 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path)
     grandchild = psutil.Process(int(child.receive()))
     assert all(os.getsid(p.pid) != os.getsid(0) for p in [grandchild, *grandchild.parents()[:2]])
     child.kill()
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        ("", ""),
+        ("loading\nready\n\n", "ready"),
+        ("Traceback:\n  File x\nValueError: a, b\n", "ValueError: a, b"),
+        ("x.ValidationError: 1 error for Config\n  Value error: no such model\n    See the page\n",
+         "x.ValidationError: 1 error for Config Value error: no such model See the page"),
+        ("KeyError: 1\n\nDuring handling\n  raise\nTypeError: second\n", "TypeError: second"),
+    ],
+)  # fmt: skip
+def test_last_words_are_the_last_error_with_its_message(log: str, words: str) -> None:
+    assert last_words(log) == words
