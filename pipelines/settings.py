@@ -1,4 +1,4 @@
-"""What this project sets in the environment before Prefect, vLLM or Ray are imported: quiet, offline, patient.
+"""What this project sets in the environment before libraries are imported: quiet, offline, patient.
 
 Values that are set already are left alone. MLflow's are set by :mod:`magrpo.tracking`. Imports no prefect.
 """
@@ -13,6 +13,8 @@ QUIET = {
     "DO_NOT_TRACK": "true",
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
+    # Threads that wait sleep: with other work on the machine, threads that spin made an iteration six times longer.
+    "OMP_WAIT_POLICY": "PASSIVE",
     # It says everything twice, and what it says when a hub is out of reach comes as one error at the end.
     "HF_HUB_VERBOSITY": "error",
     # Progress bars of the libraries, loading weights for one, show once they have something to tell.

@@ -1,0 +1,73 @@
+"""The main job: what `make run` promises, on the real thing. Minutes each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.store import RunStore
+from magrpo.types import EvalReport
+from pipelines.cli import main
+from pipelines.session import load_report
+from pipelines.warm_start import warm_start
+
+CONFIG = str(Path(__file__).parents[2] / "pipelines/configs/embedded.toml")
+
+
+def _run(root: Path, name: str, *overrides: str) -> RunStore:
+    assert main(["train", CONFIG, "--local", "--name", name, "--root", str(root), *overrides]) == 0
+    return RunStore.open(root, name)
+
+
+def _report(store: RunStore, iteration: int) -> EvalReport:
+    return load_report(store, {"dir": f"stages/{iteration:05d}/evaluate", "sha": ""})
+
+
+def _texts(store: RunStore, iteration: int, mode: str) -> dict[str, dict[str, str]]:
+    return {row.task_id: row.texts for row in _report(store, iteration).rows if row.mode == mode}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_two_agents_learn_to_write_programs_together(tmp_path: Path, seed: int) -> None:
+    store = _run(tmp_path, "run", f"train.seed={seed}")
+    before, after = (_report(store, i).summary for i in (0, store.config().train.num_iterations))
+    gain = after["test/sampled"]["return"].mean - before["test/sampled"]["return"].mean
+    assert 4 * gain >= 1.0
+    assert after["test/sampled"]["return"].mean >= 0.9
+    assert after["test/sampled"]["return"].low > before["test/sampled"]["return"].high
+    assert after["ood/sampled"]["return"].mean > before["ood/sampled"]["return"].high
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_vllm_runs_the_same_configuration(tmp_path: Path) -> None:
+    short = ("train.num_iterations=2", "eval.max_problems=12", "eval.every=1")
+    ours = _run(tmp_path, "transformers", *short, "engine.kind=transformers")
+    theirs = _run(tmp_path, "vllm", *short, "engine.kind=vllm")
+    assert _texts(ours, 0, "greedy") == _texts(theirs, 0, "greedy")
+    for iteration in (1, 2):  # the adapters moved, and vLLM serves the new ones
+        update = theirs.metrics({"dir": f"stages/{iteration:05d}/update", "sha": ""})
+        assert update["update/main/grad_norm"] > 0
+    assert _report(theirs, 2).policy_version == 2
+    assert _texts(theirs, 2, "sampled") != _texts(theirs, 0, "sampled")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_base_model_can_be_made_again(tmp_path: Path) -> None:
+    """From random weights to the return of the base that ships: their intervals overlap."""
+    assert warm_start(tmp_path / "base", local=True) == 0
+    returns = []
+    for name, overrides in (
+        ("shipped", ()),
+        ("again", tuple(f"agents.{i}.model={tmp_path / 'base'}" for i in range(2))),
+    ):
+        store = _run(tmp_path, name, "train.num_iterations=0", *overrides)
+        returns.append(_report(store, 0).summary["test/sampled"]["return"])
+    shipped, again = returns
+    assert again.low <= shipped.high
+    assert shipped.low <= again.high
