@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from magrpo.registry import ConfigError
+
 TABLE = {
     "auto": "magrpo.engines.auto:AutoEngine",
     "transformers": "magrpo.engines.transformers:TransformersEngine",
@@ -13,5 +15,5 @@ class EngineError(RuntimeError):
     """The engine died, ran past its deadline or produced nonsense. The message names the log file if there is one."""
 
 
-class PromptTooLong(ValueError):
+class PromptTooLong(ConfigError):
     """A prompt leaves no room for its completion. Raised before anything is sampled."""

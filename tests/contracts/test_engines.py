@@ -14,7 +14,7 @@ from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import TABLE, PromptTooLong
 from magrpo.interfaces import Engine
 from magrpo.policy import Policy
-from magrpo.registry import build
+from magrpo.registry import ConfigError, build
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
 
@@ -221,8 +221,9 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -
     assert world.engine.generate([fits])[0].agent == "main"
     too_long = Request("main", (5,) * (MAX_LENGTH - 3), SamplingParams(max_new_tokens=4), 0)
     seen: list[int] = []
-    with pytest.raises(PromptTooLong, match=r"'main'.*125 tokens.*max_new_tokens = 4.*128"):
+    with pytest.raises(PromptTooLong, match=r"'main'.*125 tokens.*max_new_tokens = 4.*128") as caught:
         world.engine.generate([fits, too_long], seen.append)
+    assert isinstance(caught.value, ConfigError), "a user's mistake: one line, no traceback"
     assert seen == []
 
 
