@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
-    from torch import Tensor
 
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
@@ -32,10 +32,37 @@ def group_advantages(
     Raises:
         ValueError: an unknown estimator or normalisation, or offsets that do not cover the returns.
     """
+    if impl not in ("auto", "torch"):
+        raise ValueError(f"unknown impl {impl!r}: auto or torch")
     if estimator not in ("magrpo", "marloo", "maremax", "mareinforce"):
         raise ValueError(f"unknown estimator {estimator!r}")
     if normalize not in ("none", "std"):
         raise ValueError(f"unknown normalize {normalize!r}")
+    advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize)
+    return advantages
+
+
+def token_coefficients(
+    values: Float[Tensor, " S"], sequence_offsets: Int[Tensor, " S+1"], num_tokens: int
+) -> Float[Tensor, " N"]:
+    """One value of each sequence, spread over its tokens: the ``coefficients`` of the losses from ragged sequences.
+
+    Sequence ``s`` holds the tokens ``sequence_offsets[s]:sequence_offsets[s + 1]``; the last offset is ``num_tokens``.
+
+    Raises:
+        ValueError: there is not one offset more than values.
+    """
+    if len(sequence_offsets) != len(values) + 1:
+        raise ValueError(f"{len(values)} values need {len(values) + 1} sequence_offsets, got {len(sequence_offsets)}")
+    return torch.repeat_interleave(values, sequence_offsets.diff(), output_size=num_tokens)
+
+
+@torch.library.custom_op(
+    "magrpo::group_advantages",
+    mutates_args=(),
+    schema="(Tensor returns, Tensor group_offsets, str estimator, str normalize) -> Tensor",
+)
+def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str) -> Tensor:
     sizes = group_offsets.diff()
     if len(group_offsets) == 0 or int(group_offsets[0]) != 0 or bool((sizes < 0).any()):
         raise ValueError("group_offsets must rise from 0")
@@ -61,3 +88,8 @@ def group_advantages(
         deviation = (empty.index_add(0, group, centred.square()) / count).sqrt()[group]
         advantages = advantages / torch.where(equal, torch.ones_like(deviation), deviation)
     return advantages.masked_fill(equal, 0.0)
+
+
+@_group_advantages.register_fake
+def _(returns: Tensor, *_: object) -> Tensor:
+    return torch.empty_like(returns)

@@ -4,23 +4,38 @@ For each chunk: a library matrix product gives its logits, the row operation tur
 and library products take that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
 trained head 6 N D V floating-point operations, with a frozen one 4 N D V. Tokens that do not count (masked, or in a
 group without advantage) are dropped before the first product.
+
+:func:`token_logps` is for losses that are not of this form: under a frozen head it keeps each token's unit gradient
+``dlogp/dhidden`` (N, D), so that backward is one multiplication of rows, whatever was built on the log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from magrpo_kernels.row import Impl, PolicyLoss, RowInputs, RowOptions, check, row_loss_, spread
+from magrpo_kernels.row import (
+    ROW_SCHEMA,
+    Impl,
+    PolicyLoss,
+    RowInputs,
+    RowOptions,
+    check,
+    counted_rows,
+    row_loss,
+    spread,
+    wide_dtype,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 28}
 """Logits in a chunk: on a CPU it should stay near the cache, on a GPU fill the matrix units."""
+Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def policy_loss_from_hidden(
@@ -49,12 +64,15 @@ def policy_loss_from_hidden(
     """
     _check_head(hidden, lm_head_weight, bias)
     inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients)
-    options = check(inputs, len(hidden), len(lm_head_weight), temperature, clip_low, clip_high, return_entropy, impl)
-    loss, logps, entropy = _FromHidden.apply(hidden, lm_head_weight, bias, inputs, options)  # type: ignore[no-untyped-call]
-    return PolicyLoss(loss, logps, entropy if return_entropy else None)
+    options = RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
+    check(inputs, options, len(hidden))
+    wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
+    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(
+        hidden, lm_head_weight, bias, *inputs, *options, wants
+    )
+    return PolicyLoss(loss, logps.detach(), entropy.detach() if return_entropy else None)
 
 
-@torch.no_grad()
 def token_logps(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
@@ -64,67 +82,150 @@ def token_logps(
     bias: Float[Tensor, " V"] | None = None,
     impl: Impl = "auto",
 ) -> Float[Tensor, " N"]:
-    """Log-probabilities of tokens, without gradient: for old and reference policies. float32, or wider inputs' dtype.
+    """Log-probabilities of tokens, float32, or wider inputs' dtype.
+
+    Without gradient for old and reference policies: 2 N D V operations. Differentiable for any loss on top: 4 N D V in
+    all under a frozen head, 8 N D V where the head trains and its logits are computed again in the backward pass.
 
     Raises:
         ValueError: shapes do not fit together, or an id is outside the vocabulary.
     """
     _check_head(hidden, lm_head_weight, bias)
-    inputs = RowInputs(token_ids, torch.ones_like(token_ids, dtype=_wide(hidden.dtype)))
-    options = check(inputs, len(hidden), len(lm_head_weight), temperature, None, None, False, impl)
-    logps = hidden.new_empty(len(hidden), dtype=_wide(hidden.dtype))
-    for part in _chunks(len(hidden), lm_head_weight):
-        logits = _logits(hidden[part], lm_head_weight, bias)
-        logps[part] = row_loss_(logits, inputs.select(part), options, gradient=False)[1]
-    return logps
+    check(RowInputs(token_ids, token_ids), RowOptions(temperature, impl=impl), len(hidden))
+    trains = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
+    units = trains == [True, False, False]
+    logps, _ = torch.ops.magrpo.token_logps(hidden, lm_head_weight, bias, token_ids, temperature, impl, units)
+    return logps  # type: ignore[no-any-return]
 
 
-class _FromHidden(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, inputs: RowInputs, options: RowOptions
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        index = inputs.counted().nonzero().squeeze(1)
-        rows, inputs = hidden.detach()[index], inputs.select(index)
-        wants = ctx.needs_input_grad[:3]
-        wide = _wide(hidden.dtype)
-        to_rows = torch.empty_like(rows) if wants[0] else None
-        to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
-        to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
-        loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
-        entropy = torch.zeros_like(logps)
-        for part in _chunks(len(rows), weight):
-            logits = _logits(rows[part], weight.detach(), bias)
-            losses, logps[part], entropy[part] = row_loss_(logits, inputs.select(part), options, any(wants))
-            loss += losses.sum()
-            if to_rows is not None:
-                torch.mm(logits, weight.detach(), out=to_rows[part])
-            if to_weight is not None:
-                _add_product_(to_weight, logits.t(), rows[part])
-            if to_bias is not None:
-                to_bias += logits.sum(0, dtype=wide)
-        ctx.shape, ctx.dtypes = hidden.shape, (weight.dtype, None if bias is None else bias.dtype)
-        ctx.save_for_backward(index, to_rows, to_weight, to_bias)
-        logps, entropy = spread(logps, index, len(hidden)), spread(entropy, index, len(hidden))
-        ctx.mark_non_differentiable(logps, entropy)
-        return loss, logps, entropy
-
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-        index, to_rows, to_weight, to_bias = ctx.saved_tensors
-        to_hidden = None
+# ------------------------------------------------------------------------------------------- registered operations
+@torch.library.custom_op(
+    "magrpo::policy_loss_from_hidden",
+    mutates_args=(),
+    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {ROW_SCHEMA}, bool[] wants)"
+    " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
+)
+def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
+    """Loss (), logps (N,), entropy (N,), and the gradients of ``wants``: (N, D), (V, D), (V,); (0,) if not wanted."""
+    inputs, options, wants = RowInputs(*arguments[:5]), RowOptions(*arguments[5:10]), arguments[10]
+    index = counted_rows(inputs, len(weight))
+    rows = hidden if index is None else hidden[index]
+    counted = inputs if index is None else inputs.select(index)
+    wide = wide_dtype(hidden.dtype)
+    to_rows = torch.empty_like(rows) if wants[0] else None
+    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
+    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
+    loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
+    entropy = torch.zeros_like(logps)
+    for part in _chunks(len(rows), weight):
+        logits = rows[part] @ weight.t() if bias is None else torch.addmm(bias, rows[part], weight.t())
+        out = logits if any(wants) else None
+        losses, logps[part], entropy[part] = row_loss(logits, counted.select(part), options, out)
+        loss += losses.sum()
         if to_rows is not None:
-            scaled = to_rows * grad_output.to(to_rows.dtype)
-            to_hidden = scaled.new_zeros(ctx.shape).index_copy_(0, index, scaled)
+            torch.mm(logits, weight, out=to_rows[part])
         if to_weight is not None:
-            to_weight = (to_weight * grad_output).to(ctx.dtypes[0])
+            _add_product_(to_weight, logits.t(), rows[part])
         if to_bias is not None:
-            to_bias = (to_bias * grad_output).to(ctx.dtypes[1])
-        return to_hidden, to_weight, to_bias, None, None
+            to_bias += logits.sum(0, dtype=wide)
+    if index is not None:
+        logps, entropy = spread(logps, index, len(hidden)), spread(entropy, index, len(hidden))
+        to_rows = None if to_rows is None else spread(to_rows, index, len(hidden))
+    none = hidden.new_empty(0)
+    return (
+        loss,
+        logps,
+        entropy,
+        none if to_rows is None else to_rows,
+        none.clone() if to_weight is None else to_weight,
+        none.clone() if to_bias is None else to_bias,
+    )
 
 
-def _logits(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return rows @ weight.t() if bias is None else torch.addmm(bias.detach(), rows, weight.t())
+@_policy_loss_from_hidden.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
+    wide, wants = wide_dtype(hidden.dtype), arguments[10]
+    return (
+        hidden.new_empty((), dtype=wide),
+        hidden.new_empty(len(hidden), dtype=wide),
+        hidden.new_empty(len(hidden), dtype=wide),
+        torch.empty_like(hidden) if wants[0] else hidden.new_empty(0),
+        torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0),
+        hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0),
+    )
+
+
+def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
+    ctx.save_for_backward(*output[3:])
+    ctx.wants, ctx.dtypes = inputs[-1], [None if t is None else t.dtype for t in inputs[:3]]
+
+
+def _loss_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    scaled = [
+        (gradient * grad_output.to(gradient.dtype)).to(dtype) if wanted else None
+        for gradient, dtype, wanted in zip(ctx.saved_tensors, ctx.dtypes, ctx.wants, strict=True)
+    ]
+    return *scaled, *[None] * 11
+
+
+_policy_loss_from_hidden.register_autograd(_loss_backward, setup_context=_keep_gradients)
+
+
+@torch.library.custom_op(
+    "magrpo::token_logps",
+    mutates_args=(),
+    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor token_ids, float temperature, str impl, bool units)"
+    " -> (Tensor, Tensor)",
+)
+def _token_logps(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any
+) -> tuple[Tensor, Tensor]:
+    """Log-probabilities (N,) and, with ``units``, their derivatives with respect to the hidden states (N, D)."""
+    temperature, impl, units = arguments
+    minus = -torch.ones_like(token_ids, dtype=wide_dtype(hidden.dtype))
+    result = _sum_of_logps(hidden, weight, bias, token_ids, minus, temperature, impl, [units, False, False])
+    return result[1], result[3]
+
+
+@_token_logps.register_fake
+def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    logps = hidden.new_empty(len(hidden), dtype=wide_dtype(hidden.dtype))
+    return logps, torch.empty_like(hidden) if arguments[2] else hidden.new_empty(0)
+
+
+def _keep_units(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    hidden, weight, bias, token_ids, ctx.temperature, ctx.impl, ctx.units = inputs
+    ctx.save_for_backward(*((output[1],) if ctx.units else (hidden, weight, bias, token_ids)))
+
+
+def _logps_backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
+    if ctx.units:
+        (units,) = ctx.saved_tensors
+        return units * grad_logps[:, None].to(units.dtype), *[None] * 6
+    hidden, weight, bias, token_ids = ctx.saved_tensors
+    wants = list(ctx.needs_input_grad[:3])
+    result = _sum_of_logps(hidden, weight, bias, token_ids, -grad_logps, ctx.temperature, ctx.impl, wants)
+    tensors = (hidden, weight, bias)
+    return *[g.to(t.dtype) if w else None for g, t, w in zip(result[3:], tensors, wants, strict=True)], *[None] * 4
+
+
+_token_logps.register_autograd(_logps_backward, setup_context=_keep_units)
+
+
+def _sum_of_logps(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    token_ids: Tensor,
+    coefficients: Tensor,
+    temperature: float,
+    impl: str,
+    wants: Sequence[bool],
+) -> Outputs:
+    """The operation above for the loss ``-sum(coefficients * logps)``."""
+    inputs, options = RowInputs(token_ids, coefficients), RowOptions(temperature, impl=impl)  # type: ignore[arg-type]
+    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(hidden, weight, bias, *inputs, *options, wants)
+    return result
 
 
 def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -138,10 +239,6 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 def _chunks(num_tokens: int, weight: Tensor) -> Iterator[slice]:
     size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 22) // len(weight))
     return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

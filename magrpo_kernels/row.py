@@ -46,6 +46,13 @@ class RowOptions(NamedTuple):
     impl: Impl = "auto"
 
 
+ROW_SCHEMA = (
+    "Tensor token_ids, Tensor coefficients, Tensor? old_logps, Tensor? ref_logps, Tensor? kl_coefficients, "
+    "float temperature, float? clip_low, float? clip_high, bool entropy, str impl"
+)
+"""Of :class:`RowInputs` and :class:`RowOptions`, as arguments of a registered operation."""
+
+
 class RowInputs(NamedTuple):
     """What belongs to each token: (N,) each."""
 
@@ -92,28 +99,21 @@ def policy_loss_from_logits(
     """The summed policy-gradient loss of ``N`` tokens from their logits; see this module for the equations.
 
     Tokens with coefficient 0 (and KL coefficient 0) are skipped: no gradient, ``logps`` 0, any id allowed. The logits
-    are left alone: the gradient is written into a copy of the rows that count.
+    are left alone; their gradient is written in the pass that reads them, into the one buffer that backward returns.
 
     Raises:
         ValueError: shapes, devices or options do not fit together, or an id outside the vocabulary counts.
     """
     inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients)
-    options = check(inputs, logits.shape[0], logits.shape[1], temperature, clip_low, clip_high, return_entropy, impl)
-    loss, logps, entropy = _FromLogits.apply(logits, inputs, options)  # type: ignore[no-untyped-call]
-    return PolicyLoss(loss, logps, entropy if return_entropy else None)
+    options = RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
+    check(inputs, options, len(logits))
+    gradient = torch.is_grad_enabled() and logits.requires_grad
+    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(logits, *inputs, *options, gradient)
+    return PolicyLoss(loss, logps.detach(), entropy.detach() if return_entropy else None)
 
 
-def check(
-    inputs: RowInputs,
-    num_tokens: int,
-    vocabulary: int,
-    temperature: float,
-    clip_low: float | None,
-    clip_high: float | None,
-    return_entropy: bool,
-    impl: Impl,
-) -> RowOptions:
-    """Refuse what cannot be computed; see the public functions.
+def check(inputs: RowInputs, options: RowOptions, num_tokens: int) -> None:
+    """Refuse shapes and options that do not fit; see the public functions.
 
     Raises:
         ValueError: as they say.
@@ -121,69 +121,105 @@ def check(
     for name, value in zip(inputs._fields, inputs, strict=True):
         if value is not None and value.shape != (num_tokens,):
             raise ValueError(f"{name} must have shape ({num_tokens},), got {tuple(value.shape)}")
-    if temperature <= 0:
-        raise ValueError(f"temperature must be positive, got {temperature}")
-    if inputs.old_logps is not None and (clip_low is None or clip_high is None):
+    if options.temperature <= 0:
+        raise ValueError(f"temperature must be positive, got {options.temperature}")
+    if inputs.old_logps is not None and (options.clip_low is None or options.clip_high is None):
         raise ValueError("old_logps need clip_low and clip_high")
     if (inputs.ref_logps is None) != (inputs.kl_coefficients is None):
         raise ValueError("ref_logps and kl_coefficients go together")
-    if impl not in ("auto", "triton", "torch"):
-        raise ValueError(f"unknown impl {impl!r}: auto, triton or torch")
+    if options.impl not in ("auto", "triton", "torch"):
+        raise ValueError(f"unknown impl {options.impl!r}: auto, triton or torch")
+
+
+def counted_rows(inputs: RowInputs, vocabulary: int) -> Tensor | None:
+    """Indices of the tokens that count, (n,); None if all of them do.
+
+    Raises:
+        ValueError: one of them has an id outside the vocabulary.
+    """
+    counted = inputs.counted()
     ids = inputs.token_ids
-    if bool((inputs.counted() & ((ids < 0) | (ids >= vocabulary))).any()):
+    if bool((counted & ((ids < 0) | (ids >= vocabulary))).any()):
         raise ValueError(f"token_ids: an id that counts is outside the vocabulary of {vocabulary}")
-    return RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
+    index = counted.nonzero().squeeze(1)
+    return None if len(index) == len(ids) else index
 
 
-class _FromLogits(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, inputs: RowInputs, options: RowOptions) -> tuple[Tensor, Tensor, Tensor]:
-        index = inputs.counted().nonzero().squeeze(1)
-        rows = logits.detach()[index]  # a copy, overwritten by its gradient
-        gradient = ctx.needs_input_grad[0]
-        losses, row_logps, row_entropy = row_loss_(rows, inputs.select(index), options, gradient)
-        if gradient:
-            ctx.save_for_backward(index, rows)
-        ctx.shape = logits.shape
-        logps, entropy = spread(row_logps, index, len(logits)), spread(row_entropy, index, len(logits))
-        ctx.mark_non_differentiable(logps, entropy)
-        return losses.sum(), logps, entropy
+@torch.library.custom_op(
+    "magrpo::policy_loss_from_logits",
+    mutates_args=(),
+    schema=f"(Tensor logits, {ROW_SCHEMA}, bool gradient) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Loss (), logps (N,), entropy (N,) and, with ``gradient``, dloss/dlogits (N, V), else (0,)."""
+    inputs, options, gradient = RowInputs(*arguments[:5]), RowOptions(*arguments[5:10]), arguments[10]
+    index = counted_rows(inputs, logits.shape[1])
+    if index is None:
+        whole = torch.empty_like(logits, memory_format=torch.contiguous_format) if gradient else None
+        losses, logps, entropy = row_loss(logits, inputs, options, whole)
+    else:
+        rows = logits[index]  # a copy, overwritten by its gradient
+        losses, few_logps, few_entropy = row_loss(rows, inputs.select(index), options, rows if gradient else None)
+        logps, entropy = spread(few_logps, index, len(logits)), spread(few_entropy, index, len(logits))
+        whole = spread(rows, index, len(logits)) if gradient else None
+    return losses.sum(), logps, entropy, logits.new_empty(0) if whole is None else whole
 
-    @staticmethod
-    def backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor, None, None]:
-        index, rows = ctx.saved_tensors
-        full = rows.new_zeros(ctx.shape)
-        return full.index_copy_(0, index, rows * grad_output.to(rows.dtype)), None, None
+
+@_policy_loss_from_logits.register_fake
+def _(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    per_token = logits.new_empty(len(logits), dtype=wide_dtype(logits.dtype))
+    gradient = logits.new_empty(logits.shape) if arguments[10] else logits.new_empty(0)
+    return per_token.new_empty(()), per_token, torch.empty_like(per_token), gradient
+
+
+def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    ctx.save_for_backward(output[3])
+
+
+def _logits_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
+    (gradient,) = ctx.saved_tensors
+    return gradient * grad_output.to(gradient.dtype), *[None] * 11
+
+
+_policy_loss_from_logits.register_autograd(_logits_backward, setup_context=_keep_gradient)
 
 
 def spread(values: Tensor, index: Tensor, size: int) -> Tensor:
-    """``values`` at ``index`` of a vector of zeros."""
-    return values.new_zeros(size).index_copy_(0, index, values)
+    """``values`` at ``index`` of ``size`` rows of zeros."""
+    return values.new_zeros(size, *values.shape[1:]).index_copy_(0, index, values)
 
 
-def row_loss_(logits: Tensor, inputs: RowInputs, options: RowOptions, gradient: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """Losses, ``logps`` and entropies (0 unless asked for), (N,) each; with ``gradient`` the logits (N, V) become it.
+def wide_dtype(dtype: torch.dtype) -> torch.dtype:
+    """What sums over the vocabulary are kept in: float32, or float64 for float64."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
 
-    The logits must be contiguous in their last dimension.
+
+def row_loss(
+    logits: Tensor, inputs: RowInputs, options: RowOptions, out: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Losses, ``logps`` and entropies (0 unless asked for), (N,) each; ``out`` (N, V) becomes the logits' gradient.
+
+    ``out`` may be the logits themselves. Both must be contiguous in their last dimension.
     """
     impl = options.impl
     if impl == "auto":
         impl = "triton" if logits.is_cuda else "torch"
     if impl == "triton":
-        from magrpo_kernels.row_triton import row_loss_triton_
+        from magrpo_kernels.row_triton import row_loss_triton
 
-        return row_loss_triton_(logits, inputs, options, gradient)
-    return _row_loss_torch_(logits, inputs, options, gradient)
+        return row_loss_triton(logits, inputs, options, out)
+    return _row_loss_torch(logits, inputs, options, out)
 
 
-def _row_loss_torch_(
-    logits: Tensor, inputs: RowInputs, options: RowOptions, gradient: bool
+def _row_loss_torch(
+    logits: Tensor, inputs: RowInputs, options: RowOptions, out: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    wide = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    wide = logits.to(wide_dtype(logits.dtype))
     target = inputs.token_ids[:, None]
     high = wide.amax(1, keepdim=True)
     high = torch.where(high.isfinite(), high, torch.zeros_like(high))
-    scaled = torch.sub(wide, high, out=wide if gradient else None)
+    space = out if out is not None and out.dtype == wide.dtype else wide if wide is not logits else None
+    scaled = torch.sub(wide, high, out=space)
     if options.temperature != 1.0:
         scaled = scaled.div_(options.temperature)
     chosen = scaled.gather(1, target).squeeze(1)
@@ -194,12 +230,12 @@ def _row_loss_torch_(
     logps = chosen - log_total
     entropy = torch.zeros_like(logps) if weighted is None else log_total - weighted / total
     losses, slope = loss_and_slope(logps, inputs, options)
-    if gradient:
+    if out is not None:
         slope = slope / options.temperature
         scaled.mul_((-slope / total)[:, None])
         scaled.scatter_add_(1, target, slope[:, None])
-        if scaled.data_ptr() != logits.data_ptr():
-            logits.copy_(scaled)
+        if scaled is not out:
+            out.copy_(scaled)
     return losses, logps, entropy
 
 

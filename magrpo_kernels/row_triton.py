@@ -1,10 +1,10 @@
 """The row operation as one Triton launch: one program for each token.
 
-The first pass over the row takes an online log-sum-exp, the second writes the gradient over the logits. ``exp2`` with
-log2(e)/temperature folded into one multiply-add keeps both passes within the issue slots that memory leaves free; the
-sampled token's element is patched after the second pass instead of being compared for at every element. Arithmetic is
-float32 whatever the logits are stored in. Row offsets are 64-bit: N * V passes 2^31 at 14,135 tokens of a vocabulary of
-151,936.
+The first pass over the row takes an online log-sum-exp, the second writes the gradient, over the logits if asked to.
+``exp2`` with log2(e)/temperature folded into one multiply-add keeps both passes within the issue slots that memory
+leaves free; the sampled token's element is patched after the second pass instead of being compared for at every
+element. Arithmetic is float32 whatever the logits are stored in. Row offsets are 64-bit: N * V passes 2^31 at 14,135
+tokens of a vocabulary of 151,936.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ LN2 = tl.constexpr(math.log(2.0))
 
 @triton.jit  # type: ignore[untyped-decorator]
 def row_kernel(  # type: ignore[no-untyped-def]
-    logits_ptr,  # (N, V), overwritten by the gradient if GRADIENT
+    logits_ptr,  # (N, V)
     stride,
+    out_ptr,  # (N, V), takes the gradient if GRADIENT; may be the logits
+    out_stride,
     ids_ptr,  # (N,) int64
     coefficients_ptr,  # (N,) float32, like all below
     old_ptr,
@@ -95,24 +97,27 @@ def row_kernel(  # type: ignore[no-untyped-def]
 
     if GRADIENT:
         slope *= inverse_temperature
+        out_ptr += row * out_stride
         log2_norm = base * scale + log2_total
         for start in range(0, vocabulary, BLOCK):
             offsets = start + lanes
             inside = offsets < vocabulary
             x = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf")).to(tl.float32)
             gradient = -slope * tl.exp2(x * scale - log2_norm)
-            tl.store(logits_ptr + offsets, gradient.to(logits_ptr.dtype.element_ty), mask=inside)
+            tl.store(out_ptr + offsets, gradient.to(out_ptr.dtype.element_ty), mask=inside)
         tl.debug_barrier()  # the element below was just written by some other thread
         patched = slope * (1.0 - tl.exp2(logp2))
-        tl.store(logits_ptr + token, patched.to(logits_ptr.dtype.element_ty))
+        tl.store(out_ptr + token, patched.to(out_ptr.dtype.element_ty))
 
 
-def row_loss_triton_(
-    logits: Tensor, inputs: RowInputs, options: RowOptions, gradient: bool
+def row_loss_triton(
+    logits: Tensor, inputs: RowInputs, options: RowOptions, out: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """See :func:`magrpo_kernels.row.row_loss_`. The results are float32."""
+    """See :func:`magrpo_kernels.row.row_loss`. The results are float32."""
     num_tokens, vocabulary = logits.shape
-    assert logits.stride(1) == 1, "rows must be contiguous"
+    logits = logits if logits.stride(1) == 1 else logits.contiguous()
+    target = logits if out is None else out
+    assert target.stride(1) == 1, "rows of the gradient must be contiguous"
 
     def column(values: Tensor | None) -> Tensor:
         return dummy if values is None else values.to(torch.float32).contiguous()
@@ -124,6 +129,8 @@ def row_loss_triton_(
         row_kernel[(num_tokens,)](
             logits,
             logits.stride(0),
+            target,
+            target.stride(0),
             inputs.token_ids.to(torch.int64).contiguous(),
             column(inputs.coefficients),
             column(inputs.old_logps),
@@ -139,7 +146,7 @@ def row_loss_triton_(
             vocabulary,
             HAS_OLD=inputs.old_logps is not None,
             HAS_REF=inputs.ref_logps is not None,
-            GRADIENT=gradient,
+            GRADIENT=out is not None,
             ENTROPY=options.entropy,
             BLOCK=block,
             num_warps=warps,
@@ -149,5 +156,5 @@ def row_loss_triton_(
 
 def launch_shape(vocabulary: int) -> tuple[int, int]:
     """Elements in a block, and warps: 16 elements a thread, as far as the vocabulary fills them."""
-    block: Any = min(8192, max(128, triton.next_power_of_2(vocabulary)))
+    block: Any = min(4096, max(128, triton.next_power_of_2(vocabulary)))
     return block, max(1, block // 512)

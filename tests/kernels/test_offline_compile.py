@@ -19,8 +19,8 @@ from magrpo_kernels.row_triton import launch_shape, row_kernel
 
 dtype, ratio = sys.argv[1], sys.argv[2] == "ratio"
 names = row_kernel.arg_names
-pointers = {"logits_ptr": f"*{dtype}", "ids_ptr": "*i64"}
-scalars = {"stride": "i64", "vocabulary": "i32"}
+pointers = {"logits_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "ids_ptr": "*i64"}
+scalars = {"stride": "i64", "out_stride": "i64", "vocabulary": "i32"}
 block, warps = launch_shape(151936)
 constants = {"HAS_OLD": ratio, "HAS_REF": ratio, "GRADIENT": True, "ENTROPY": False, "BLOCK": block}
 signature = {

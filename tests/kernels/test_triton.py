@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits
-from magrpo_kernels.row import RowInputs, RowOptions, row_loss_
+from magrpo_kernels.row import RowInputs, RowOptions, row_loss
 from tests.kernels.oracle import case, loss_by_definition
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -91,8 +91,8 @@ def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
     untouched = storage[:, 1].clone()
     inputs = RowInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
     plain = storage[:, 0].clone()
-    losses, _, _ = row_loss_(storage[:, 0], inputs, RowOptions(impl="triton"), gradient=True)
-    expected, _, _ = row_loss_(plain, inputs, RowOptions(impl="torch"), gradient=True)
+    losses, _, _ = row_loss(storage[:, 0], inputs, RowOptions(impl="triton"), storage[:, 0])
+    expected, _, _ = row_loss(plain, inputs, RowOptions(impl="torch"), plain)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(storage[:, 0], plain)
     assert torch.equal(storage[:, 1], untouched)
@@ -119,7 +119,7 @@ def test_offsets_past_32_bits() -> None:
     logits = torch.zeros(num_tokens, vocabulary, dtype=torch.bfloat16, device="cuda")
     ids = torch.full((num_tokens,), 3, device="cuda")
     inputs = RowInputs(ids, torch.ones(num_tokens, device="cuda"))
-    _, logps, _ = row_loss_(logits, inputs, RowOptions(impl="triton"), gradient=True)
+    _, logps, _ = row_loss(logits, inputs, RowOptions(impl="triton"), logits)
     torch.testing.assert_close(logps, torch.full_like(logps, -torch.tensor(float(vocabulary)).log().item()))
     assert logits[-1, 3].item() < -0.9
     assert logits[-1, 4].item() > 0

@@ -1,0 +1,106 @@
+"""The registered operations: schema, fake tensors, autograd, and torch.compile without a graph break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from magrpo_kernels import (
+    group_advantages,
+    policy_loss_from_hidden,
+    policy_loss_from_logits,
+    token_coefficients,
+    token_logps,
+)
+from tests.kernels.oracle import case
+
+OPTIONS = (0.7, 0.2, 0.3, True, "torch")  # temperature, clip range, entropy, impl
+
+
+def _row() -> tuple[Tensor, tuple[Tensor, ...]]:
+    arguments = case(7, 11, 2, ratio=True, kl=True)
+    names = ("token_ids", "coefficients", "old_logps", "ref_logps", "kl_coefficients")
+    return arguments["logits"], tuple(arguments[name] for name in names)
+
+
+def _head() -> tuple[Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight, bias = (torch.randn(shape, generator=generator) for shape in ((7, 4), (11, 4), (11,)))
+    return hidden, weight, bias
+
+
+def test_schemas_fakes_and_autograd_are_registered_as_they_should_be() -> None:
+    logits, row = _row()
+    ops = torch.ops.magrpo
+    torch.library.opcheck(ops.policy_loss_from_logits, (logits.requires_grad_(), *row, *OPTIONS, True))
+    torch.library.opcheck(ops.policy_loss_from_logits, (logits.detach(), *row, *OPTIONS, False))
+    hidden, weight, bias = (tensor.requires_grad_() for tensor in _head())
+    torch.library.opcheck(ops.policy_loss_from_hidden, (hidden, weight, bias, *row, *OPTIONS, [True] * 3))
+    frozen = (hidden, weight.detach(), None, *row, *OPTIONS, [True, False, False])
+    torch.library.opcheck(ops.policy_loss_from_hidden, frozen)
+    torch.library.opcheck(ops.token_logps, (hidden, weight, bias, row[0], 0.7, "torch", False))
+    torch.library.opcheck(ops.token_logps, (hidden, weight.detach(), None, row[0], 0.7, "torch", True))
+    torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std"))
+
+
+def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor) -> Tensor:
+    advantages = group_advantages(returns, torch.tensor([0, 3]))
+    coefficients = token_coefficients(advantages, torch.tensor([0, 2, 4, 7]), 7)
+    from_hidden = policy_loss_from_hidden(hidden, weight, ids, coefficients, temperature=0.7).loss
+    from_logits = policy_loss_from_logits(hidden @ weight.t(), ids, coefficients).loss
+    return from_hidden + 2 * from_logits + token_logps(hidden, weight, ids).square().sum()
+
+
+@pytest.mark.parametrize("trains_head", [True, False])
+def test_compiled_without_a_graph_break_is_what_eager_is(trains_head: bool) -> None:
+    hidden, weight, _ = _head()
+    weight.requires_grad_(trains_head)
+    ids, returns = torch.arange(7), torch.tensor([1.0, 2.0, 4.0])
+    compiled = torch.compile(_train, backend="aot_eager", fullgraph=True)
+
+    def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
+        leaf = hidden.clone().requires_grad_()
+        loss = function(leaf, weight, ids, returns)
+        return [loss.detach(), *torch.autograd.grad(loss, [leaf, weight] if trains_head else [leaf])]
+
+    for ours, expected in zip(gradients(compiled), gradients(_train), strict=True):
+        torch.testing.assert_close(ours, expected)
+
+
+@pytest.mark.parametrize("with_bias", [True, False])
+def test_any_loss_can_be_built_on_token_logps(with_bias: bool) -> None:
+    hidden, weight, bias = (tensor.double().requires_grad_() for tensor in _head())
+    ids = torch.tensor([1, 0, 10, 3, 3, 2, 9])
+    weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
+
+    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        logps = token_logps(h, w, ids, temperature=1.3, bias=b if with_bias else None)
+        return (weights * logps).sum().exp() + logps.square().sum()
+
+    used = (hidden, weight, bias) if with_bias else (hidden, weight, bias.detach())
+    assert torch.autograd.gradcheck(loss, used)
+    assert torch.autograd.gradcheck(lambda h: loss(h, weight.detach(), bias.detach()), (hidden,))
+
+
+def test_ragged_sequences_spread_their_value_over_their_tokens() -> None:
+    values, offsets = torch.tensor([2.0, -1.0, 5.0]), torch.tensor([0, 2, 2, 5])
+    assert token_coefficients(values, offsets, 5).tolist() == [2, 2, 5, 5, 5]
+    with pytest.raises(ValueError, match="3 values need 4 sequence_offsets, got 2"):
+        token_coefficients(values, offsets[:2], 5)
+
+
+def test_logits_that_are_a_view_are_read_in_place() -> None:
+    """The (B, L + 1, V) layout of a language model: the last position predicts nothing."""
+    everything = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(3))
+    ids, c = torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 0.5, 2.0])
+    view, copy = everything.clone().requires_grad_(), everything.clone().requires_grad_()
+    for source in (view, copy):
+        rows = source[0, :-1] if source is view else source[0, :-1].contiguous()
+        policy_loss_from_logits(rows, ids, c, impl="torch").loss.backward()
+    torch.testing.assert_close(view.grad, copy.grad)
+    transposed = everything[0, :4].t().contiguous().t()  # (4, 6), the vocabulary not contiguous
+    expected = policy_loss_from_logits(everything[0, :4], ids, c, impl="torch")
+    torch.testing.assert_close(policy_loss_from_logits(transposed, ids, c, impl="torch").logps, expected.logps)
