@@ -18,10 +18,3 @@ __all__ = [
     "token_coefficients",
     "token_logps",
 ]
-    "PolicyLoss",
-    "group_advantages",
-    "policy_loss_from_hidden",
-    "policy_loss_from_logits",
-    "token_coefficients",
-    "token_logps",
-]
