@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import stat
 import sys
 
 CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 4096, 16384, 1 << 18
@@ -32,9 +33,9 @@ def stage(binds: list[list[str]]) -> list[str]:
     mount("tmpfs", STAGE, "tmpfs", 0)
     os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
     arguments: list[str] = []
-    for k, (descriptor, (source, destination)) in enumerate(zip(opened, binds, strict=True)):
+    for k, (descriptor, (_, destination)) in enumerate(zip(opened, binds, strict=True)):
         target = f"{STAGE}/{k}"
-        if os.path.isdir(source):  # noqa: PTH112
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # by now the stage may hide the path
             os.mkdir(target)  # noqa: PTH102
         else:
             os.close(os.open(target, os.O_CREAT))
