@@ -84,7 +84,7 @@ def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str
             tracker.begin()
             tracker.params(flatten(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
-            with Session(config, store, console) as session:
+            with Session(config, store, console, tracker.tags) as session:
                 stages = clocked(as_stages(clocked(session, timing.stages)), timing.wrapped)
                 started = perf_counter()
                 outcome = chain.run(config, stages, store, tracker)

@@ -41,11 +41,18 @@ class Console(Protocol):
         """A stage is committed."""
         ...
 
+    def say(self, text: str) -> None:
+        """A line that stays."""
+        ...
+
 
 class Session:
-    """Implements :class:`pipelines.chain.Stages` for one run directory."""
+    """Implements :class:`pipelines.chain.Stages` for one run directory. ``tag`` records tags of the run."""
 
-    def __init__(self, config: RunConfig, store: RunStore, console: Console) -> None:
+    def __init__(
+        self, config: RunConfig, store: RunStore, console: Console, tag: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        self._tag = tag
         self.config = config
         self.store = store
         self.console = console
@@ -126,10 +133,11 @@ class Session:
         """Run the programs and price every joint action."""
 
         def work(folder: Path) -> dict[str, float]:
+            from magrpo.sandboxes.remarkable import write_remarkable
             from magrpo.stages.score import score
 
             unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
-            scored, metrics = score(
+            scored, stats = score(
                 unscored,
                 roles=self._roles,
                 reward=self.config.reward,
@@ -138,7 +146,8 @@ class Session:
                 progress=self._progress,
             )
             write_records(folder / "groups.jsonl.gz", scored)
-            return metrics
+            write_remarkable(folder / "remarkable.json", stats.ran)
+            return stats.metrics()
 
         return self._stage(f"score.{turn}", iteration, ("reward", "sandbox"), [groups], work)
 
@@ -183,8 +192,11 @@ class Session:
         """The weights of ``checkpoint`` on problems never trained on."""
 
         def work(folder: Path) -> dict[str, float]:
+            from magrpo.sandboxes.remarkable import write_remarkable
             from magrpo.stages.evaluate import evaluate
+            from magrpo.stages.score import ScoreStats
 
+            stats = ScoreStats()
             report = evaluate(
                 self._load_problems(problems),
                 policy_version=iteration,
@@ -198,10 +210,13 @@ class Session:
                 rollout_config=self.config.rollout,
                 cache=self._reports,
                 progress=self._progress,
+                stats=stats,
             )
+            write_remarkable(folder / "remarkable.json", stats.ran)
             (folder / "report.json").write_bytes(msgspec.json.encode(report))
             headline = report.summary["test/sampled"]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
+            metrics |= {f"eval/{key}": value for key, value in stats.metrics().items()}
             for name, summary in report.summary.items():
                 if name != "test/sampled":
                     metrics[f"eval/{name}/return"] = summary["return"].mean
@@ -288,6 +303,8 @@ class Session:
     def _sandbox(self) -> Sandbox:
         sandbox: Sandbox = self.config.sandbox.open()
         self._resources.callback(sandbox.close)
+        self.console.say(f"programs run at isolation level {sandbox.level}")
+        self._tag({"sandbox.level": sandbox.level})
         return sandbox
 
     @property

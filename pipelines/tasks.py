@@ -15,6 +15,7 @@ from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
 
 from magrpo.engines import EngineError
+from magrpo.sandboxes import SandboxDied
 from pipelines.chain import Stages
 
 NAMES = {
@@ -29,7 +30,7 @@ NAMES = {
 }
 """The name of a task run, which is that of its folder in the run directory."""
 
-WORLD = (EngineError, OSError)
+WORLD = (EngineError, SandboxDied, OSError)
 """Worker death, timeouts, connections, disks: trying again may help. A bad configuration stays bad."""
 
 

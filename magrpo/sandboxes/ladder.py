@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jails import INSTALL, Spec, Unavailable
 from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
 from magrpo.types import Execution
 
-LADDER = ("namespaces", "namespaces-flat", "landlock", "none")
+LADDER = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 CANARY_S = 30.0
 log = logging.getLogger(__name__)

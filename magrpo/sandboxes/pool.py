@@ -14,7 +14,7 @@ from pydantic import Field
 
 from magrpo.interfaces import Progress
 from magrpo.registry import Plugin
-from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jails import Spec
@@ -189,7 +189,7 @@ class Pool:
         self.idle.put(None)
         self.failures += 1
         if self.failures >= MAX_FAILURES:
-            raise SandboxError(f"{self.failures} executions in a row found no working jail: {message}")
+            raise SandboxDied(f"{self.failures} executions in a row found no working jail: {message}")
         return self._infra(message)
 
     def _report(self, result: dict[str, Any]) -> ExecutionReport:

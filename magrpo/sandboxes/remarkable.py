@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TypedDict
 
-from magrpo.types import Execution, ExecutionReport
+from magrpo.types import Case, Execution, ExecutionReport
 
 STRANGENESS = {
     "infra_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4, "load_error": 2,
@@ -19,6 +21,7 @@ class Remarkable(TypedDict):
 
     why: str
     status: str
+    level: str
     tests_passed: int
     tests_total: int
     duration_s: float
@@ -37,16 +40,23 @@ def remarkable(reports: Mapping[Execution, ExecutionReport], number: int = 10) -
     return [_row("slow", *item) for item in slow] + [_row("strange", *item) for item in strange]
 
 
+def write_remarkable(path: Path, reports: Mapping[Execution, ExecutionReport]) -> None:
+    """Write :func:`remarkable` as a JSON list, one row on a line."""
+    rows = [json.dumps(row) for row in remarkable(reports)]
+    path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
+
+
 def strangeness(report: ExecutionReport) -> int:
     """0 for what honest programs do."""
     return max((STRANGENESS.get(case.status, 0) for case in report.cases), default=0)
 
 
 def _row(why: str, execution: Execution, report: ExecutionReport) -> Remarkable:
-    worst = max(report.cases, key=lambda case: STRANGENESS.get(case.status, 0))
+    worst = max(report.cases, key=lambda case: STRANGENESS.get(case.status, 0), default=Case(report.status))
     return Remarkable(
         why=why,
         status=worst.status,
+        level=report.level,
         tests_passed=report.tests_passed,
         tests_total=report.tests_total,
         duration_s=report.duration_s,

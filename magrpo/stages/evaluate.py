@@ -13,7 +13,7 @@ from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
 from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
 from magrpo.stages.rollout import Node, Render, extend, rollout, sampling_params
-from magrpo.stages.score import Cache, score
+from magrpo.stages.score import Cache, ScoreStats, score
 from magrpo.types import (
     EvalReport,
     EvalRow,
@@ -43,11 +43,12 @@ def evaluate(
     rollout_config: RolloutConfig,
     cache: Cache,
     progress: Progress | None = None,
+    stats: ScoreStats | None = None,
 ) -> EvalReport:
     """Evaluate the weights the engine holds on every split but ``train``.
 
     All splits and both modes share one engine batch a turn. The sampled mode draws ``config.num_samples``
-    trajectories a problem at the training temperature.
+    trajectories a problem at the training temperature. ``stats`` takes up what the sandbox did.
     """
     sampled = sampling_params(rollout_config)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
@@ -74,7 +75,9 @@ def evaluate(
             seed=config.seed,
             progress=progress,
         )
-        scored, _ = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
+        scored, turn_stats = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
+        if stats is not None:
+            stats.add(turn_stats)
         next_origin: list[tuple[Split, Mode]] = []
         next_nodes: list[Node] = []
         for where, node, group in zip(origin, nodes, scored, strict=True):

@@ -5,12 +5,12 @@ Execution is data. A failure of the sandbox itself (``infra_error``) masks a joi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 
 from magrpo.interfaces import Progress, Reward, Sandbox
+from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
 Cache = MutableMapping[Execution, ExecutionReport]
@@ -28,22 +28,32 @@ class Scored:
 
 @dataclass(slots=True)
 class ScoreStats:
-    """What scoring took: executions wanted and really run, their statuses, seconds in the sandbox."""
+    """What scoring took: executions wanted, those really run with their reports, seconds in the sandbox."""
 
     wanted: int = 0
-    run: int = 0
     seconds: float = 0.0
-    statuses: Counter[str] = field(default_factory=Counter)
+    ran: dict[Execution, ExecutionReport] = field(default_factory=dict)
+
+    def add(self, other: ScoreStats) -> None:
+        """Take up what happened afterwards."""
+        self.wanted += other.wanted
+        self.seconds += other.seconds
+        self.ran |= other.ran
 
     def metrics(self) -> dict[str, float]:
-        """Sandbox metrics of the stage."""
-        shares = {s: self.statuses[s] / max(self.run, 1) for s in ("timeout", "crash", "memory", "infra_error")}
-        return {
-            "sandbox/executions": float(self.run),
-            "sandbox/reused_frac": 1 - self.run / self.wanted if self.wanted else 0.0,
-            "sandbox/candidates_per_s": self.run / self.seconds if self.seconds else 0.0,
-            **{f"sandbox/{status}_frac": share for status, share in shares.items()},
+        """Sandbox metrics of the stage. A share counts a program once if any of its cases has the status."""
+        number = len(self.ran)
+        statuses = [{report.status, *(case.status for case in report.cases)} for report in self.ran.values()]
+        metrics = {
+            "sandbox/executions": float(number),
+            "sandbox/reused_frac": 1 - number / self.wanted if self.wanted else 0.0,
+            "sandbox/candidates_per_s": number / self.seconds if self.seconds else 0.0,
         }
+        for status in ("timeout", "crash", "memory", "infra_error"):
+            metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(number, 1)
+        if self.ran:
+            metrics["sandbox/level"] = float(min(STRENGTH[report.level] for report in self.ran.values()))
+        return metrics
 
 
 def score(
@@ -54,8 +64,8 @@ def score(
     sandbox: Sandbox,
     cache: Cache,
     progress: Progress | None = None,
-) -> tuple[list[RolloutGroup[ScoredTurn]], dict[str, float]]:
-    """Price every joint action of every group; ``roles`` maps agent names to roles. Returns groups and metrics."""
+) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
+    """Price every joint action of every group; ``roles`` maps agent names to roles."""
     items = [
         (group.problem, {roles[agent]: text for agent, text in group.texts(turn).items()})
         for group in groups
@@ -74,7 +84,7 @@ def score(
         )
         for group in groups
     ]
-    return scored, stats.metrics()
+    return scored, stats
 
 
 def score_texts(
@@ -117,8 +127,7 @@ def _run(
     started = perf_counter()
     for execution, report in zip(new, sandbox.run(new, progress), strict=True):
         cache[execution] = report
-        stats.statuses[report.status] += 1
-    stats.run += len(new)
+        stats.ran[execution] = report
     stats.seconds += perf_counter() - started
 
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
-from magrpo.stages.score import Cache, score, score_texts
-from magrpo.types import Action, Problem, RolloutGroup, Turn
+import pytest
+
+from magrpo.stages.score import Cache, ScoreStats, score, score_texts
+from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, Problem, RolloutGroup, Turn
 from tests.fakes import PassReward, ScriptedSandbox
 
 PROBLEM = Problem("t/0", "p", "f", "test")
@@ -40,6 +42,30 @@ def test_a_failure_of_the_sandbox_masks_and_is_tried_again_next_time() -> None:
     (fine,), _ = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
     assert not fine.masked
     assert fine.reward.total == 2.0
+
+
+def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> None:
+    cases: list[tuple[CaseStatus, ...]] = [("pass",), ("wrong", "timeout", "timeout"), ("crash", "timeout"), ("memory",)]
+    ran = {
+        Execution(str(k), "f", ""): ExecutionReport(statuses[0], tuple(map(Case, statuses)), level)
+        for k, (statuses, level) in enumerate(zip(cases, ["namespaces"] * 3 + ["landlock"], strict=True))
+    }
+    stats = ScoreStats(wanted=4, seconds=1.0, ran=dict(list(ran.items())[:2]))
+    assert stats.metrics()["sandbox/level"] == 3.0
+    stats.add(ScoreStats(wanted=4, seconds=1.0, ran=dict(list(ran.items())[2:])))
+    assert stats.metrics() == pytest.approx(
+        {
+            "sandbox/executions": 4.0,
+            "sandbox/reused_frac": 0.5,
+            "sandbox/candidates_per_s": 2.0,
+            "sandbox/timeout_frac": 0.5,
+            "sandbox/crash_frac": 0.25,
+            "sandbox/memory_frac": 0.25,
+            "sandbox/infra_error_frac": 0.0,
+            "sandbox/level": 1.0,
+        }
+    )
+    assert "sandbox/level" not in ScoreStats().metrics(), "nothing ran at any level"
 
 
 def test_groups_keep_their_order_and_texts_go_by_role() -> None:
