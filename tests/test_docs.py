@@ -63,7 +63,7 @@ EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10"]
 def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, iterations=1), EVERY_KEY)
     store, tracker = RunStore.create(config), MemoryTracker()
-    with RunConsole(1, config.reward.max_total) as console, Session(config, store, console) as session:
+    with RunConsole(1, config.reward.max_total) as console, Session(config, store, console, tracker.tags) as session:
         chain.run(config, session, store, tracker)
     manifests = store.path.glob("stages/*/*/_SUCCESS")
     committed = {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
@@ -76,6 +76,7 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
         "mode": ["sampled", "greedy"],
         "turn": ["1", "2"],
         "k": ["1", "3", "5", "10"],
+        "quantity": [key.removeprefix("sandbox/") for key in committed if key.startswith("sandbox/")],
     }
     listed = re.findall(r"^\| `([^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
     assert len(listed) == len(set(listed)), "a key is listed twice"
