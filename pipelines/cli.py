@@ -154,6 +154,28 @@ def score(*overrides: Overrides, problems: Path, completions: Path, output: Path
 
 
 @app.command(help_epilogue="")
+def warm_start(
+    *overrides: Annotated[str, Parameter(help="key=value changes one value of the recipe.")],
+    output: Path,
+    local: bool = False,
+) -> int:
+    """Train a base model like the one that ships, from random weights.
+
+    Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000
+
+    Parameters
+    ----------
+    output
+        Folder to make: a transformers model, its tokenizer, and recipe.json.
+    local
+        Run the same steps without Prefect.
+    """
+    from pipelines.warm_start import warm_start
+
+    return warm_start(output, overrides, local=local)
+
+
+@app.command(help_epilogue="")
 def doctor(*, root: Root = Path("runs")) -> int:
     """Check this machine: what training needs, what is missing, and what to do about it."""
     from pipelines.doctor import examine

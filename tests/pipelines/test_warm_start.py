@@ -1,0 +1,43 @@
+"""``magrpo warm-start``: the recipe from the command line, at a size of seconds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.policy import Policy
+from pipelines.cli import main
+
+TINY = ["num_problems=64", "num_revisions=2", "num_steps=3", "hidden_size=32", "intermediate_size=32", "num_layers=1"]
+
+
+def test_a_base_that_agents_can_be_opened_on(tmp_path: Path) -> None:
+    base = tmp_path / "bases" / "mine"
+    assert main(["warm-start", "--output", str(base), "--local", *TINY]) == 0
+    recipe = json.loads((base / "recipe.json").read_text())
+    assert (recipe["num_steps"], recipe["seed"]) == (3, 0)
+    agent = AgentConfig(name="helper", role="helper", model=str(base))
+    policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
+    assert policy.tokenizer("helper").encode("def aux")
+    assert [path.name for path in base.parent.iterdir()] == ["mine"], "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["num_step=3"], "num_step: unknown key; did you mean 'num_steps'"),
+        (["num_steps=many"], "num_steps: Input should be a valid integer"),
+        (["num_steps"], "'num_steps': an override is written key=value"),
+        ([], "is there already; remove it, or give another --output"),
+    ],
+)
+def test_a_mistake_is_one_clear_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    assert main(["warm-start", "--output", str(tmp_path), "--local", *arguments]) == 2
+    errors = capsys.readouterr().err
+    assert said in errors
+    assert len(errors.splitlines()) == 1
