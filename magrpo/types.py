@@ -136,8 +136,8 @@ class ExecutionReport:
     """What happened when an :class:`Execution` ran.
 
     ``status`` is ``pass`` if every case passed, else the status of the first case that did not. ``level`` is the
-    isolation level it ran at. ``watched_calls`` counts calls of ``Execution.watch`` while the tests ran and
-    ``watched_used`` tells whether a result of it was used; both are the candidate's claim.
+    isolation level it ran at. ``watched_calls`` counts calls of ``Execution.watch`` that returned while the tests ran
+    and ``watched_used`` tells whether a result of it was used; both are the candidate's claim.
     ``forgeable`` marks a verdict that did not go through the trust split. Times in seconds, memory in bytes.
     """
 

@@ -118,6 +118,26 @@ def test_only_outermost_calls_count_and_a_discarded_recursion_is_unused(sandbox:
     assert (report.status, report.watched_calls, report.watched_used) == ("pass", 3, False)
 
 
+@pytest.mark.parametrize(
+    ("aux", "body", "calls", "used"),
+    [
+        ("return None", "return aux(n) + 1", 3, True),
+        ("return n", "raise ValueError(aux(n))", 3, True),
+        ("return n", "aux(n)\n    raise ValueError(object())", 3, False),
+        ("return n", "aux(n)\n    return None + 1", 3, False),
+        ("raise ValueError", "return aux(n)", 0, False),
+        ("return 1 // n", "return aux(n)", 2, True),
+        ("return n if n == 2 else 1 // 0", "return aux(n) + 1", 1, True),
+    ],
+)
+def test_watching_calls_that_end_in_an_exception(sandbox: Sandbox, aux: str, body: str, calls: int, used: bool) -> None:
+    """A call of the watched function counts if it returned; what came of its result may be an exception."""
+    source = f"def aux(n):\n    {aux}\ndef f(n):\n    {body}\n"
+    [report] = sandbox.run([Execution(source, "f", CHECK, "aux")])
+    assert "exception" in {case.status for case in report.cases}
+    assert (report.watched_calls, report.watched_used) == (calls, used)
+
+
 def test_use_is_seen_even_if_the_program_hangs_later(sandbox: Sandbox) -> None:
     hang = "    while n:\n        pass\n"
     source = f"def aux(n):\n    return n + 1\ndef f(n):\n{hang}    return aux(n)\n"

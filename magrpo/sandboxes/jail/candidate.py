@@ -9,6 +9,7 @@ import ast
 import base64
 import builtins
 import random
+import re
 import sys
 from socket import socket
 from types import CodeType, ModuleType
@@ -17,12 +18,13 @@ from typing import Any
 from . import recorder, wire
 
 MODULE = "candidate"
+ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 HELLO = "confined"
 """The first message, sent before any foreign code is there to send it."""
 
 
 class Watch:
-    """Wraps the watched function: counts its outermost calls, and can hide its results.
+    """Wraps the watched function: counts its outermost calls that return, and can hide their results.
 
     A hidden result is an object on which every operation raises. The function itself still runs, so what it does
     beside returning stays.
@@ -37,12 +39,12 @@ class Watch:
     def __call__(self, function: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
-            self.calls += outermost
             self.depth += 1
             try:
                 result = function(*args, **kwargs)
             finally:
                 self.depth -= 1
+            self.calls += outermost
             return Hidden() if outermost and self.hide else result
 
         watched.__watched__ = True  # type: ignore[attr-defined]
@@ -110,7 +112,7 @@ class Program:
         function = self._load(tracer)
         tracer.hide = True
         again = self._answer(function, tracer, args, kwargs)
-        return tracer.calls > 0 and again[:3] != answer[:3]
+        return tracer.calls > 0 and comparable(again) != comparable(answer)
 
     def beside(self, code: str) -> list[Any]:
         """Run test code in this process: ``[status, [used, case, ...], None, calls of the watched function]``."""
@@ -137,6 +139,12 @@ class Program:
             tracer.running = False
         after = wire.encode(arguments)
         return ["ok", value, None if after == args else after, tracer.calls]
+
+
+def comparable(answer: list[Any]) -> list[Any]:
+    """What equal calls have in common: an exception's message without the addresses that a default repr holds."""
+    status, value, arguments, _ = answer
+    return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
 
 
 class Local:

@@ -22,6 +22,7 @@ WALL_FACTOR = 2.0
 """A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
 WALL_CAP = 8.0
 """And this times in wall time whatever it waited for, or a program could wait for children of its own."""
+REPLAYED = frozenset({"ok", "exception"})
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 
 
@@ -121,10 +122,10 @@ class Proxy:
         answer = self._ask("call", [arguments, keywords])
         status, value, mutated, calls = answer
         self.watched_calls += calls
+        if calls and status in REPLAYED and len(self.replays) < MAX_REPLAYS:
+            self.replays.append([arguments, keywords, answer])
         if status != "ok":
             raise self._exception(status, value)
-        if calls and len(self.replays) < MAX_REPLAYS:
-            self.replays.append([arguments, keywords, answer])
         try:
             result, after = wire.decode(value), wire.decode(mutated)
             if mutated is not None:
