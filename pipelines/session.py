@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from magrpo.config import RunConfig
+from magrpo.engines import EngineError
+from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, ScoredTurn, Split, Turn
@@ -268,7 +270,11 @@ class Session:
             metrics = work(folder)
             return {**metrics, f"time/{stage.split('.')[0]}_s": perf_counter() - started}
 
-        pointer = self.store.commit(name, key, timed)
+        try:
+            pointer = self.store.commit(name, key, timed)
+        except (EngineError, SandboxDied):
+            self._let_go()
+            raise
         self.console.end(stage, iteration, self.store.metrics(pointer), reused=False)
         return pointer
 
@@ -306,6 +312,13 @@ class Session:
         self.console.say(f"programs run at isolation level {sandbox.level}")
         self._tag({"sandbox.level": sandbox.level})
         return sandbox
+
+    def _let_go(self) -> None:
+        """Close engine and sandbox, one of which died: another try opens them anew."""
+        self._resources.close()
+        self.__dict__.pop("_engine", None)
+        self.__dict__.pop("_sandbox", None)
+        self._served = None
 
     @property
     def _roles(self) -> dict[str, str]:

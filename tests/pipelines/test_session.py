@@ -1,0 +1,59 @@
+"""The session: what a stage that failed leaves behind for the next try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import load_config
+from magrpo.engines import EngineError
+from magrpo.interfaces import Progress
+from magrpo.store import RunStore
+from magrpo.types import Action, Request
+from pipelines.console import RunConsole
+from pipelines.session import Session
+from tests import plugins
+from tests.fakes import ScriptedEngine
+from tests.pipelines.micro import write_config
+
+OPENED: list[MortalEngine] = []
+
+
+class MortalEngine(ScriptedEngine):
+    """The first one that is opened is dead, for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+        self.closed = False
+        OPENED.append(self)
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        if self is OPENED[0]:
+            raise EngineError("the server died")
+        return super().generate(requests, progress)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Engine(plugins.Engine):
+    """Opens a :class:`MortalEngine`."""
+
+    def open(self, policy: object) -> MortalEngine:
+        return MortalEngine()
+
+
+def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
+    OPENED.clear()
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.pipelines.test_session:Engine"])
+    store = RunStore.create(config)
+    with RunConsole(1, 1.0) as console, Session(config, store, console, lambda _: None) as session:
+        problems, checkpoint = session.prepare(), session.start()
+        with pytest.raises(EngineError):
+            session.evaluate(0, problems, checkpoint)
+        assert [engine.closed for engine in OPENED] == [True]
+        assert store.metrics(session.evaluate(0, problems, checkpoint))["eval/response_tokens"] > 0
+        assert len(OPENED) == 2
+    assert OPENED[1].closed
