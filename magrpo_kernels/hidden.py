@@ -117,7 +117,7 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
     to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
-    for part in _chunks(len(rows), weight):
+    for part in chunks(len(rows), weight):
         logits = rows[part] @ weight.t() if bias is None else torch.addmm(bias, rows[part], weight.t())
         out = logits if any(wants) else None
         losses, logps[part], entropy[part] = row_loss(logits, counted.select(part), options, out)
@@ -236,7 +236,7 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def _chunks(num_tokens: int, weight: Tensor) -> Iterator[slice]:
+def chunks(num_tokens: int, weight: Tensor) -> Iterator[slice]:
     size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 22) // len(weight))
     return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
 

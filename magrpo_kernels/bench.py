@@ -1,0 +1,343 @@
+"""Times the loss from hidden states against its floor, eager torch and other libraries, all in one run.
+
+Every implementation computes the same gradient, that of ``-sum(advantage * logp)`` of sampled tokens with respect to
+the hidden states and, unless frozen, the head; one whose gradient is another is not timed. Rounds go through all of
+them in turn, so that a slow moment of the machine meets each; medians are reported. The floor is the bare matrix
+products, in the same chunks. CoMLRL is not among them: its loss cannot be called apart from its trainer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magrpo_kernels import policy_loss_from_hidden
+from magrpo_kernels.hidden import chunks
+
+MIB = 1 << 20
+DTYPES = {True: "bfloat16", False: "float32"}
+FLOOR = "bare matrix products (floor)"
+OURS = "magrpo_kernels"
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
+"""Relative, of the norm of a gradient."""
+MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError)
+"""How a library says that it is not installed, or not made for this device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """The tensors of one measurement: ``sequences`` of equal length, N tokens in all."""
+
+    name: str
+    hidden: Tensor
+    """(N, D)"""
+    weight: Tensor
+    """(V, D)"""
+    token_ids: Tensor
+    """(N,)"""
+    advantages: Tensor
+    """(S,), one for each sequence."""
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients are asked for."""
+        return [tensor for tensor in (self.hidden, self.weight) if tensor.requires_grad]
+
+    @property
+    def coefficients(self) -> Tensor:
+        """(N,): every token has its sequence's advantage."""
+        return self.advantages.repeat_interleave(len(self.hidden) // len(self.advantages))
+
+    def by_sequence(self) -> tuple[Tensor, Tensor]:
+        """Hidden states (S, L, D) and ids (S, L)."""
+        count = len(self.advantages)
+        return self.hidden.view(count, -1, self.hidden.shape[1]), self.token_ids.view(count, -1)
+
+
+Loss = Callable[[Case], Tensor]
+
+
+@dataclass(slots=True)
+class Row:
+    """What one implementation took: seconds, bytes beyond the inputs; or why it was not run."""
+
+    name: str
+    forward_s: list[float] = field(default_factory=list)
+    both_s: list[float] = field(default_factory=list)
+    peak_bytes: int = 0
+    gradient_norm: float = 0.0
+    skipped: str = ""
+
+
+def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
+    """Random inputs; the first ``degenerate`` of the sequences have advantage 0, as if their group were all equal."""
+    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    generator = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(*shape, generator=generator)
+
+    advantages = normal(args.sequences)
+    advantages[: int(degenerate * args.sequences)] = 0.0
+    ids = torch.randint(args.vocabulary, (args.tokens,), generator=generator)
+    weight = normal(args.vocabulary, args.hidden) * args.hidden**-0.5
+    return Case(
+        name,
+        normal(args.tokens, args.hidden).to(device, dtype).requires_grad_(),
+        weight.to(device, dtype).requires_grad_(not frozen),
+        ids.to(device),
+        advantages.to(device),
+    )
+
+
+# ------------------------------------------------------------------------------------------------- implementations
+def ours(impl: str) -> Loss:
+    """This package."""
+
+    def loss(case: Case) -> Tensor:
+        return policy_loss_from_hidden(
+            case.hidden,
+            case.weight,
+            case.token_ids,
+            case.coefficients,
+            impl=impl,  # type: ignore[arg-type]
+        ).loss
+
+    return loss
+
+
+def eager(case: Case) -> Tensor:
+    """All logits, log_softmax, gather, autograd."""
+    logps = (case.hidden @ case.weight.t()).float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
+    return -(case.coefficients * logps).sum()
+
+
+def compiled() -> Loss:
+    """The same under torch.compile."""
+    return torch.compile(eager, dynamic=False)
+
+
+def liger() -> Loss:
+    """Liger's fused linear GRPO loss, one sequence at a time. On-policy its ratio is 1, its gradient the same."""
+    module = importlib.import_module("liger_kernel.chunked_loss")
+    grpo = module.LigerFusedLinearGRPOLoss(
+        beta=0.0, compiled=False, use_ref_model=False, chunk_size=1, loss_type="grpo", temperature=1.0
+    )
+
+    def loss(case: Case) -> Tensor:
+        hidden, ids = case.by_sequence()
+        value = grpo(hidden, case.weight, ids, torch.ones_like(ids), case.advantages)[0]
+        summed: Tensor = value * len(case.hidden)  # from its mean over sequences of means over tokens
+        return summed
+
+    return loss
+
+
+def trl() -> Loss:
+    """TRL's chunked head, with the loss on top."""
+    function = importlib.import_module("trl.kernels").ChunkedLogProbFunction
+
+    def loss(case: Case) -> Tensor:
+        logps = function.apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
+        summed: Tensor = -(case.coefficients * logps.float()).sum()
+        return summed
+
+    return loss
+
+
+def cut_cross_entropy() -> Loss:
+    """cut-cross-entropy's per-token losses, weighted, nothing filtered."""
+    function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
+
+    def loss(case: Case) -> Tensor:
+        options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
+        losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
+        summed: Tensor = (case.coefficients * losses.float()).sum()
+        return summed
+
+    return loss
+
+
+def floor(case: Case) -> Tensor:
+    """The products that no implementation can do without, and nothing else; gradients are written to nowhere."""
+    hidden, weight = case.hidden.detach(), case.weight.detach()
+    to_rows = torch.empty_like(hidden)
+    total = torch.zeros_like(weight, dtype=torch.float32) if case.weight.requires_grad else None
+    for part in chunks(len(hidden), weight):
+        logits = hidden[part] @ weight.t()
+        torch.mm(logits, weight, out=to_rows[part])
+        if total is None:
+            continue
+        if total.dtype == logits.dtype:
+            total.addmm_(logits.t(), hidden[part])
+        else:
+            total += logits.t() @ hidden[part]
+    return to_rows[0, 0]
+
+
+def implementations(device: str) -> Iterator[tuple[str, Callable[[], Loss]]]:
+    """Name and maker of everything that is compared on this device."""
+    yield FLOOR, lambda: floor
+    yield f"{OURS} torch", lambda: ours("torch")
+    if device == "cuda":
+        yield f"{OURS} triton", lambda: ours("triton")
+    yield "eager torch", lambda: eager
+    yield "torch.compile", compiled
+    yield "Liger fused linear GRPO", liger
+    yield "TRL chunked log-probabilities", trl
+    yield "cut-cross-entropy", cut_cross_entropy
+
+
+# ------------------------------------------------------------------------------------------------------ measurement
+def measure(case: Case, rounds: int) -> list[Row]:
+    """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
+    rows: list[Row] = []
+    running: list[tuple[Row, Loss]] = []
+    expected = run(eager, case)[2]
+    for name, make in implementations(case.hidden.device.type):
+        row = Row(name)
+        rows.append(row)
+        say(f"{case.name}: warming up {name}")
+        try:
+            loss = make()
+            with peak_memory(row, case.hidden.device):
+                row.gradient_norm = run(loss, case)[2]
+        except MISSING as error:
+            if name.startswith(OURS):
+                raise
+            row.skipped = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
+            continue
+        if name != FLOOR and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
+            row.skipped = f"another gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
+            continue
+        running.append((row, loss))
+    for number in range(rounds):
+        say(f"{case.name}: round {number + 1} of {rounds}")
+        for row, loss in running:
+            forward, both, _ = run(loss, case)
+            row.forward_s.append(forward)
+            row.both_s.append(both)
+    say("")
+    return rows
+
+
+def run(loss: Loss, case: Case) -> tuple[float, float, float]:
+    """Seconds of the forward pass, of forward and backward, and the norm of the hidden states' gradient."""
+    synchronise(case.hidden.device)
+    began = time.perf_counter()
+    value = loss(case)
+    synchronise(case.hidden.device)
+    forward = time.perf_counter() - began
+    gradients = torch.autograd.grad(value, case.leaves) if value.requires_grad else [value]
+    synchronise(case.hidden.device)
+    both = time.perf_counter() - began
+    return forward, both, float(gradients[0].float().norm())
+
+
+def synchronise(device: torch.device) -> None:
+    """Wait for the GPU."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@contextlib.contextmanager
+def peak_memory(row: Row, device: torch.device) -> Iterator[None]:
+    """Set the largest amount of memory in use inside the block, beyond what was in use before.
+
+    On a CPU it is the resident set, whose high-water mark Linux resets on request: compare large differences only.
+    """
+    if device.type == "cuda":
+        before = torch.cuda.memory_allocated(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        yield
+        row.peak_bytes = torch.cuda.max_memory_allocated(device) - before
+    else:
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+        before = _status("VmRSS")
+        yield
+        row.peak_bytes = max(0, _status("VmHWM") - before)
+
+
+def _status(key: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key + ":"))
+
+
+# ----------------------------------------------------------------------------------------------------------- output
+def table(case: Case, rows: list[Row]) -> str:
+    """Milliseconds, ratio to the floor and to the best of ours, and memory."""
+    medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
+    best = min(seconds for name, seconds in medians.items() if name.startswith(OURS))
+    lines = [
+        f"\n{case.name}: N={len(case.hidden)} D={case.hidden.shape[1]} V={len(case.weight)} "
+        f"{case.hidden.dtype} on {case.hidden.device}",
+        f"{'':<32}{'forward':>9}{'backward':>9}{'both ms':>9}{'x floor':>9}{'x ours':>8}{'extra MiB':>11}",
+    ]
+    for row in rows:
+        if row.skipped:
+            lines.append(f"{row.name:<32}  not run: {row.skipped}")
+            continue
+        forward, both = statistics.median(row.forward_s), medians[row.name]
+        lines.append(
+            f"{row.name:<32}{1e3 * forward:>9.1f}{1e3 * (both - forward):>9.1f}{1e3 * both:>9.1f}"
+            f"{both / medians[FLOOR]:>9.2f}{both / best:>8.2f}{row.peak_bytes / MIB:>11.0f}"
+        )
+    return "\n".join(lines)
+
+
+def say(text: str) -> None:
+    """Progress, on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Measure, print tables and, on request, write JSON."""
+    cuda = torch.cuda.is_available()
+    parser = argparse.ArgumentParser(prog="python -m magrpo_kernels.bench", description=__doc__)
+    parser.add_argument("--device", default="cuda" if cuda else "cpu")
+    parser.add_argument("--dtype", choices=[str(dtype)[6:] for dtype in TOLERANCE], default=DTYPES[cuda])
+    parser.add_argument("--tokens", type=int, default=16384 if cuda else 4096, help="N")
+    parser.add_argument("--hidden", type=int, default=4096 if cuda else 256, help="D")
+    parser.add_argument("--vocabulary", type=int, default=151936 if cuda else 32768, help="V")
+    parser.add_argument("--sequences", type=int, default=32, help="the tokens are of this many equal sequences")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path, help="also write everything to this file")
+    args = parser.parse_args(arguments)
+    if args.tokens % args.sequences:
+        parser.error(f"--tokens {args.tokens} must be a multiple of --sequences {args.sequences}")
+    name = torch.cuda.get_device_name() if args.device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    print(f"torch {torch.__version__}, {name}")
+    report: dict[str, Any] = {"torch": torch.__version__, "device": name, "arguments": vars(args) | {"json": None}}
+    ours_s: dict[str, float] = {}
+    for title, options in (
+        ("trained head", {}),
+        ("frozen head", {"frozen": True}),
+        ("trained head, half the groups degenerate", {"degenerate": 0.5}),
+    ):
+        case = make_case(title, args, **options)
+        rows = measure(case, args.rounds)
+        print(table(case, rows), flush=True)
+        report[title] = [asdict(row) for row in rows]
+        ours_s[title] = min(statistics.median(row.both_s) for row in rows if row.both_s and row.name.startswith(OURS))
+    ratio = ours_s["trained head, half the groups degenerate"] / ours_s["trained head"]
+    print(f"\n{OURS}: half the groups degenerate takes {ratio:.2f} of the time of none")
+    if args.json:
+        args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
