@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, validators
 
 from magrpo.registry import ConfigError
 from pipelines.settings import prepare_environment
@@ -215,3 +215,17 @@ def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -
     from pipelines.bench import orchestration
 
     return orchestration(config, overrides, local=local)
+
+
+@bench.command(help_epilogue="")
+def sandbox(*, workers: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2) -> int:
+    """Time the sandbox, and one bubblewrap per candidate beside it in the same run.
+
+    Parameters
+    ----------
+    workers
+        Jails side by side.
+    """
+    from pipelines.bench_sandbox import bench_sandbox
+
+    return bench_sandbox(workers)
