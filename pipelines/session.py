@@ -169,8 +169,10 @@ class Session:
 
     def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
         """One MAGRPO update of every agent; the new weights and the optimizer's state."""
+        computed = False
 
         def work(folder: Path) -> dict[str, float]:
+            nonlocal computed
             batch = {
                 agent.name: read_records(self.store.folder(samples) / f"{agent.name}.jsonl.gz", Sample)
                 for agent in self.config.agents
@@ -178,13 +180,14 @@ class Session:
             self._resume(checkpoint)
             if self._served is not None:
                 self._engine.sleep()
+            self._live = None  # from here on the weights move; they are named again once committed
             metrics = self._updater.update(batch, self._progress)
-            self._live = None  # the weights moved on; named again once committed
             self._updater.save(folder)
+            computed = True
             return metrics
 
         pointer = self._stage("update", iteration, (*_POLICY, "optim", "algo"), [samples, checkpoint], work)
-        if self._live is None:
+        if computed:
             self._live = pointer
         if (iteration - 1) % self.config.eval.every != 0:
             self.store.prune(checkpoint, "optimizer.pt")

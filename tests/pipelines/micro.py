@@ -7,36 +7,23 @@ differ and weights move. ``write_config`` makes the configuration of such a run.
 from __future__ import annotations
 
 import hashlib
+import multiprocessing
 import os
 import signal
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from magrpo.interfaces import Progress
 from magrpo.registry import Plugin
-from magrpo.types import Execution, ExecutionReport
 from tests.fakes import ScriptedSandbox
 from tests.tiny import tiny_base, tiny_config
 
 
-class DigestSandbox(ScriptedSandbox):
-    """Judges by a digest of the text; kills its own process in the batch numbered ``kill_at``, from 1."""
-
-    def __init__(self, kill_at: int) -> None:
-        super().__init__(lambda e: "pass" if hashlib.sha256(e.source.encode()).digest()[0] % 2 else "wrong")
-        self.kill_at = kill_at
-
-    def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        if len(self.batches) + 1 == self.kill_at:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().run(executions, progress)
-
-
 class Sandbox(Plugin):
-    """Opens a :class:`DigestSandbox`; the batch to die in comes from the environment, for one attempt only."""
+    """Judges by a digest of the text."""
 
-    def open(self) -> DigestSandbox:
-        return DigestSandbox(int(os.environ.get("MICRO_KILL_IN_SCORE", "0")))
+    def open(self) -> ScriptedSandbox:
+        return ScriptedSandbox(lambda e: "pass" if hashlib.sha256(e.source.encode()).digest()[0] % 2 else "wrong")
 
 
 CONFIG = """
@@ -98,3 +85,41 @@ def write_config(folder: Path, iterations: int = 3) -> Path:
     path = folder / "run.toml"
     path.write_text(CONFIG.format(root=folder / "runs", base=base, iterations=iterations))
     return path
+
+
+# ----------------------------------------------------------------------------------------------- commands in processes
+_FORKS = multiprocessing.get_context("forkserver")
+_HEAVY = """tests.pipelines.micro pipelines.launch magrpo.stages.rollout magrpo.stages.update magrpo.stages.evaluate
+magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
+_FORKS.set_forkserver_preload(_HEAVY.split())
+
+
+def command(arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> int:
+    """Run ``magrpo ARGUMENTS`` in a process of its own; its exit code, negative for a signal.
+
+    The process is forked from one that has the libraries loaded, which saves seconds a command. ``log`` gets what it
+    says. ``before`` is called in it first: a function of a module.
+    """
+    process = start(arguments, log, before)
+    process.join()
+    assert process.exitcode is not None
+    return process.exitcode
+
+
+def start(arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> multiprocessing.Process:
+    """As :func:`command`, without waiting for it."""
+    process = _FORKS.Process(target=_main, args=(list(arguments), log, before))
+    process.start()
+    return process  # type: ignore[return-value]
+
+
+def _main(arguments: list[str], log: Path, before: Callable[[], None] | None) -> None:
+    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # which the fork server ignores
+    if before is not None:
+        before()
+    from pipelines.cli import main
+
+    sys.exit(main(arguments))

@@ -1,0 +1,172 @@
+"""Kill -9 at every boundary of a stage and inside stages: a resumed run ends bit for bit where it would have ended.
+
+The commands run in processes of their own, forked from one that has the libraries loaded. What kills them is installed
+in the process by the functions ``die_*`` below.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from magrpo.store import MANIFEST, RunStore
+from tests.pipelines.micro import command, write_config
+
+TIMED = ("time/", "sandbox/", "eval/sandbox/")
+"""Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_after_commit() -> None:
+    """As soon as a stage is in place."""
+    commit = RunStore.commit
+
+    def commit_and_die(*arguments: object) -> None:
+        commit(*arguments)  # type: ignore[arg-type]
+        die()
+
+    RunStore.commit = commit_and_die  # type: ignore[method-assign,assignment]
+
+
+def die_before_rename(stage: str) -> None:
+    """When everything of ``stage`` is written, but it is not in place yet."""
+    rename = Path.rename
+
+    def rename_or_die(self: Path, target: Path) -> Path:
+        if target.name == stage and target.parent.name != "00000":
+            die()
+        return rename(self, target)
+
+    Path.rename = rename_or_die  # type: ignore[method-assign,assignment]
+
+
+def die_at_work(stage: str) -> None:
+    """When ``stage`` of an iteration tells that its first items are done."""
+    from pipelines.console import RunConsole
+
+    begin = RunConsole.begin
+
+    def begin_to_die(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
+        return die if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
+
+    RunConsole.begin = begin_to_die  # type: ignore[method-assign,assignment]
+
+
+class Runs:
+    """Runs of one configuration under one root, by name."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config = write_config(folder, iterations=2)
+        self.root = folder / "runs"
+
+    def train(self, name: str, before: Callable[[], None] | None = None) -> int:
+        """Start or resume a run."""
+        new = ["train", str(self.config), "--name", name]
+        again = ["train", "--resume", name, "--root", str(self.root)]
+        arguments = again if (self.root / name).exists() else new
+        return command([*arguments, "--local"], self.root.parent / f"{name}.log", before)
+
+    def metrics(self, name: str) -> dict[str, dict[str, float]]:
+        """The metrics in the manifests of all committed stages."""
+        return {stage: manifest["metrics"] for stage, manifest in self._manifests(name).items()}
+
+    def outcome(self, name: str) -> dict[str, object]:
+        """All that must not depend on how often a run was killed: keys, digests, metrics and the files themselves."""
+        stages = self.root / name / "stages"
+        files = {str(p.relative_to(stages)): p for p in stages.rglob("*") if p.is_file() and p.name != MANIFEST}
+        manifests = self._manifests(name)
+        for manifest in manifests.values():
+            manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
+        return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}
+
+    def tracked(self, name: str) -> dict[str, object]:
+        """What MLflow holds of a run: one run, and no point twice."""
+        from mlflow import MlflowClient
+
+        client = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
+        experiment = client.get_experiment_by_name("magrpo")
+        assert experiment is not None
+        [run] = client.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
+        histories: dict[str, list[tuple[int, float]]] = {}
+        for key in run.data.metrics:
+            points = client.get_metric_history(run.info.run_id, key)
+            steps = [point.step for point in points]
+            assert len(set(steps)) == len(steps), f"{key} at steps {steps}"
+            histories[key] = sorted((p.step, 0.0 if key.startswith(TIMED) else p.value) for p in points)
+        return {
+            "status": run.info.status,
+            "params": run.data.params,
+            "metrics": histories,
+            "datasets": sorted((d.dataset.name, d.dataset.digest) for d in run.inputs.dataset_inputs),
+            "artifacts": sorted(_artifacts(client, run.info.run_id, "")),
+        }
+
+    def _manifests(self, name: str) -> dict[str, dict[str, dict[str, float]]]:
+        stages = self.root / name / "stages"
+        found = stages.glob(f"*/[!.]*/{MANIFEST}")
+        return {str(path.parent.relative_to(stages)): json.loads(path.read_text()) for path in found}
+
+
+def _artifacts(client: object, run_id: str, folder: str) -> list[str]:
+    found = client.list_artifacts(run_id, folder or None)  # type: ignore[attr-defined]
+    inner = [path for item in found if item.is_dir for path in _artifacts(client, run_id, item.path)]
+    return inner + [item.path for item in found if not item.is_dir]
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    """With an uninterrupted run, ``whole``."""
+    runs = Runs(tmp_path_factory.mktemp("resume"))
+    assert runs.train("whole") == 0
+    return runs
+
+
+def assert_same(runs: Runs, name: str) -> None:
+    assert runs.outcome(name) == runs.outcome("whole")
+    assert runs.tracked(name) == runs.tracked("whole")
+
+
+def test_killed_after_every_stage(runs: Runs) -> None:
+    """Each process gets one stage further."""
+    stages = len(runs.metrics("whole"))
+    assert stages == 13
+    kept: dict[str, dict[str, float]] = {}
+    for done in range(1, stages + 1):
+        assert runs.train("every", die_after_commit) == -signal.SIGKILL
+        now = runs.metrics("every")
+        assert len(now) == done
+        assert now.items() >= kept.items()
+        kept = now
+    assert runs.train("every") == 0
+    assert runs.metrics("every") == kept
+    assert_same(runs, "every")
+
+
+@pytest.mark.parametrize(
+    ("killer", "stage"),
+    [
+        (die_at_work, "rollout.0"),
+        (die_at_work, "score.0"),
+        (die_at_work, "update"),
+        (die_at_work, "evaluate"),
+        (die_before_rename, "update"),
+    ],
+)
+def test_killed_inside_a_stage(runs: Runs, killer: Callable[[str], None], stage: str) -> None:
+    name = f"{killer.__name__}-{stage}"
+    assert runs.train(name, partial(killer, stage)) == -signal.SIGKILL
+    kept = runs.metrics(name)
+    assert 0 < len(kept) < len(runs.metrics("whole"))
+    assert not any(folder.endswith(stage) and not folder.startswith("00000") for folder in kept)
+    assert runs.train(name) == 0
+    assert runs.metrics(name).items() >= kept.items(), "a committed stage was done again"
+    assert_same(runs, name)
