@@ -323,19 +323,23 @@ def head(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " 
     return layer.weight, layer.bias
 
 
-def check_head(model: PreTrainedModel) -> None:
-    """Refuse a model that does more to its logits than a linear layer (soft-capping, scaling): the loss would be wrong.
+def logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
+    """The model's own logits at those positions, whatever it does to get them."""
+    output = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    rows: Tensor = output.logits  # (R, L, V)
+    return rows.flatten(0, 1).index_select(0, batch.predictors)
 
-    Raises:
-        ConfigError: it does.
-    """
+
+def has_linear_head(model: PreTrainedModel) -> bool:
+    """Whether logits are a linear layer of the last hidden states, and nothing more: no soft-capping, no scaling."""
     probe = collate([_probe(4)], [(0,)]).to(model.device)
     with torch.inference_mode():
         weight, bias = head(model)
         ours = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
-        theirs = model(input_ids=probe.input_ids).logits[0, -ours.shape[0] :]
-    if not torch.allclose(ours.float(), theirs.float(), rtol=_tolerance(model), atol=_tolerance(model)):
-        raise ConfigError(f"{model.name_or_path}: {type(model).__name__} transforms its logits; it cannot be trained")
+        theirs = logits(model, probe)
+    return torch.allclose(ours.float(), theirs.float(), rtol=_tolerance(model), atol=_tolerance(model))
 
 
 def shares_prompts(model: PreTrainedModel) -> bool:

@@ -17,6 +17,8 @@ import magrpo_kernels
 
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 Impl = Literal["auto", "triton", "torch"]
+LossOf = Callable[..., magrpo_kernels.PolicyLoss]
+"""``policy_loss_from_hidden`` or ``policy_loss_from_logits`` of :mod:`magrpo_kernels`, with what comes first given."""
 
 
 def sequence_sum(num_sequences: int, num_tokens: int, max_new_tokens: int) -> float:
@@ -66,15 +68,13 @@ def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tens
 
 
 def policy_loss(
-    hidden: Float[Tensor, "N D"],
-    head_weight: Float[Tensor, "V D"],
+    loss_of: LossOf,
     token_ids: Int[Tensor, " N"],
     advantages: Float[Tensor, " N"],
     sampling_logps: Float[Tensor, " N"],
     *,
     divisor: float,
     temperature: float = 1.0,
-    head_bias: Float[Tensor, " V"] | None = None,
     weights: Float[Tensor, " N"] | None = None,
     old_logps: Float[Tensor, " N"] | None = None,
     clip_low: float | None = None,
@@ -83,7 +83,7 @@ def policy_loss(
     beta: float = 0.0,
     impl: Impl = "auto",
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The loss of one micro-batch, and sums over its tokens for the metrics.
+    """The loss of one micro-batch, and sums over its tokens for the metrics; ``loss_of`` knows the tokens' logits.
 
     Strictly on-policy (``old_logps`` None): ``-(1/n) sum_i w_i A_i logp_i``, whose gradient is REINFORCE's. Else the
     clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
@@ -94,13 +94,10 @@ def policy_loss(
     The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``.
     """
     coefficients = advantages / divisor if weights is None else advantages * weights / divisor
-    result = magrpo_kernels.policy_loss_from_hidden(
-        hidden,
-        head_weight,
+    result = loss_of(
         token_ids,
         coefficients,
         temperature=temperature,
-        bias=head_bias,
         old_logps=old_logps,
         clip_low=clip_low,
         clip_high=clip_high,

@@ -10,6 +10,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
@@ -20,11 +21,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 import magrpo_kernels
-from magrpo.algo.loss import DIVISORS, importance_weights, policy_loss
+from magrpo.algo.loss import DIVISORS, LossOf, importance_weights, policy_loss
 from magrpo.collate import Batch, Row, collate, plan
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.interfaces import Progress
-from magrpo.policy import Policy, check_head, head, hidden_states, shares_prompts
+from magrpo.policy import Policy, has_linear_head, head, hidden_states, logits, shares_prompts
 from magrpo.types import Sample
 
 OPTIMIZER = "optimizer.pt"
@@ -49,11 +50,7 @@ class Updater:
         num_iterations: int,
         dump: Path,
     ) -> None:
-        """Open an optimizer for each agent.
-
-        Raises:
-            ConfigError: the loss cannot be computed for one of the models.
-        """
+        """Open an optimizer for each agent."""
         self.policy = policy
         self.algo = algo
         self.optim = optim
@@ -63,13 +60,14 @@ class Updater:
         self.dump = dump
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._shares: dict[str, bool] = {}
+        self._linear: dict[str, bool] = {}
         for agent in policy.agents:
             parameters = policy.parameters(agent).values()
             self._optimizers[agent] = torch.optim.AdamW(
                 parameters, lr=optim.lr, weight_decay=optim.weight_decay, fused=True
             )
             with policy.active(agent) as model:
-                check_head(model)
+                self._linear[agent] = has_linear_head(model)
                 self._shares[agent] = shares_prompts(model)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
@@ -150,17 +148,15 @@ class Updater:
 
     def _loss(self, work: _Work, batch: Batch, frozen: _Frozen) -> tuple[Tensor, dict[str, Tensor]]:
         with self.policy.active(work.agent) as model:
-            hidden, weight, bias = self._forward(model, batch)
+            loss_of = self._forward(work.agent, model, batch)
         several = self.algo.update_epochs > 1
         return policy_loss(
-            hidden,
-            weight,
+            loss_of,
             batch.token_ids,
             batch.advantages,
             batch.sampling_logps,
             divisor=work.divisor,
             temperature=self.temperature,
-            head_bias=bias,
             weights=frozen.weights,
             old_logps=frozen.old if several else None,
             clip_low=self.algo.clip_low if several else None,
@@ -174,27 +170,34 @@ class Updater:
         """What is computed once, before the first step, and only if the algorithm asks for it."""
         old = ref = weights = None
         if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
-            old = self._logps(self.policy.active(agent), batch)
+            old = self._logps(agent, self.policy.active(agent), batch)
         if self.algo.importance_cap is not None:
             assert old is not None
             weights = importance_weights(old, batch.sampling_logps, self.algo.importance_cap)
         if self.algo.beta > 0:
-            ref = self._logps(self.policy.reference(agent), batch)
+            ref = self._logps(agent, self.policy.reference(agent), batch)
         return _Frozen(old, ref, weights)
 
     @torch.no_grad()
-    def _logps(self, model: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
+    def _logps(self, agent: str, model: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
         with model as active:
-            hidden, weight, bias = self._forward(active, batch)
-        return magrpo_kernels.token_logps(
-            hidden, weight, batch.token_ids, temperature=self.temperature, bias=bias, impl=self.algo.kernel
-        )
+            loss_of = self._forward(agent, active, batch)
+        every = torch.ones_like(batch.sampling_logps)
+        return loss_of(batch.token_ids, every, temperature=self.temperature, impl=self.algo.kernel).logps
 
-    def _forward(self, model: PreTrainedModel, batch: Batch) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Hidden states (N, D), head weight (V, D) and bias, in the dtype that matrix products run in."""
+    def _forward(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
+        """Run the model; the loss of its tokens as a function of their coefficients.
+
+        From hidden states (N, D), in the dtype that matrix products run in, where the head is a linear layer; else from
+        the model's own logits.
+        """
+        if not self._linear[agent]:
+            return partial(magrpo_kernels.policy_loss_from_logits, logits(model, batch))
         weight, bias = head(model)
         dtype = self.policy.dtype
-        return hidden_states(model, batch).to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+        hidden = hidden_states(model, batch).to(dtype)
+        bias = None if bias is None else bias.to(dtype)
+        return partial(magrpo_kernels.policy_loss_from_hidden, hidden, weight.to(dtype), bias=bias)
 
     def _batches(self, work: _Work) -> Iterator[Batch]:
         return (collate(work.samples, rows).to(self.policy.device) for rows in work.rows)

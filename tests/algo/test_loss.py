@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any, get_args
 
 import pytest
@@ -11,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from magrpo.algo.loss import DIVISORS, LossNorm, importance_weights, k3, policy_loss
+from magrpo.algo import loss as algo_loss
+from magrpo.algo.loss import DIVISORS, LossNorm, importance_weights, k3
 from magrpo.config import AlgoConfig
+from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits
 
 N, D, V = 7, 5, 11
 
@@ -30,6 +33,15 @@ def inputs(seed: int = 0, n: int = N) -> dict[str, Tensor]:
         "advantages": normal(n),
         "sampling_logps": -normal(n).abs(),
     }
+
+
+def policy_loss(
+    hidden: Tensor, head_weight: Tensor, *args: Any, from_logits: bool = False, **kwargs: Any
+) -> tuple[Tensor, dict[str, Tensor]]:
+    """The loss from hidden states or, to the same effect, from the logits."""
+    if from_logits:
+        return algo_loss.policy_loss(partial(policy_loss_from_logits, hidden @ head_weight.T), *args, **kwargs)
+    return algo_loss.policy_loss(partial(policy_loss_from_hidden, hidden, head_weight), *args, **kwargs)
 
 
 def reference_logps(hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -82,12 +94,13 @@ def test_weights_and_k3_by_hand() -> None:
     assert k3(torch.tensor([-1.0]), torch.tensor([-1.0 + math.log(2.0)])).item() == pytest.approx(1 - math.log(2.0))
 
 
-@given(st.integers(0, 10**6), st.floats(0.2, 3.0))
+@pytest.mark.parametrize("from_logits", [False, True])
+@given(seed=st.integers(0, 10**6), temperature=st.floats(0.2, 3.0))
 @settings(max_examples=30, deadline=None)
-def test_on_policy_the_gradient_is_that_of_reinforce(seed: int, temperature: float) -> None:
+def test_on_policy_the_gradient_is_that_of_reinforce(from_logits: bool, seed: int, temperature: float) -> None:
     values = inputs(seed)
     leaves(values)
-    loss, _ = policy_loss(**values, divisor=3.0, temperature=temperature)
+    loss, _ = policy_loss(**values, from_logits=from_logits, divisor=3.0, temperature=temperature)
     logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"], temperature)
     assert_same(loss, -(values["advantages"] * logps).sum() / 3.0, values)
 

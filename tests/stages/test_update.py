@@ -11,12 +11,13 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from transformers import GraniteConfig
 
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig
 from magrpo.policy import Policy
 from magrpo.stages.update import NonFiniteLoss, Updater, learning_rate
 from magrpo.types import Sample
-from tests.tiny import EOS, tiny_base
+from tests.tiny import EOS, tiny_base, tiny_config
 
 TEMPERATURE = 0.7
 
@@ -24,6 +25,16 @@ TEMPERATURE = 0.7
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_base(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module", params=["linear head", "scaled logits"])
+def any_base(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose head is a linear layer, and one that does more to its logits."""
+    if request.param == "linear head":
+        return base
+    plain = tiny_config()
+    config = GraniteConfig(**{**plain.to_dict(), "model_type": "granite", "logits_scaling": 2.0})
+    return tiny_base(tmp_path_factory.mktemp("scaled"), config)
 
 
 @pytest.fixture
@@ -126,8 +137,10 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 # ------------------------------------------------------------------------------------------------------ the gradient
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_the_gradient_is_that_of_reinforce_at_the_sampling_temperature(base: Path, dump: Path, weights: str) -> None:
-    updater, samples = make(base, dump, weights), make_samples()
+def test_the_gradient_is_that_of_reinforce_at_its_temperature(
+    any_base: Path, dump: Path, weights: str
+) -> None:
+    updater, samples = make(any_base, dump, weights), make_samples()
     expected = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     (used,) = gradients_used(updater, samples)
     assert_close(used, expected)
@@ -212,10 +225,10 @@ def test_agents_train_apart(base: Path, dump: Path) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------------- options
-def test_several_epochs_use_the_clipped_ratio(base: Path, dump: Path) -> None:
+def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
     samples = make_samples()
     algo = {"update_epochs": 2, "clip_low": 0.1, "clip_high": 0.2}
-    updater = make(base, dump, algo=algo)
+    updater = make(any_base, dump, algo=algo)
     old = [naive_logps(updater, "main", s).detach() for s in samples]
     first = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     steps = gradients_used(updater, samples)
@@ -223,7 +236,7 @@ def test_several_epochs_use_the_clipped_ratio(base: Path, dump: Path) -> None:
     assert_close(steps[0], first)  # ratio 1
 
     # The second step started from the weights that one on-policy step leaves.
-    stepped = make(base, dump)
+    stepped = make(any_base, dump)
     stepped.update({"main": samples})
     terms = []
     for sample, before in zip(samples, old, strict=True):
@@ -235,10 +248,10 @@ def test_several_epochs_use_the_clipped_ratio(base: Path, dump: Path) -> None:
 
 
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_the_kl_term_pulls_towards_the_untrained_policy(base: Path, dump: Path, weights: str) -> None:
+def test_the_kl_term_pulls_towards_the_untrained_policy(any_base: Path, dump: Path, weights: str) -> None:
     samples = make_samples()
     flat = [Sample(s.prompt_ids, s.completion_ids, s.sampling_logps, 0.0, 0.0, 0, 0) for s in samples]
-    updater = make(base, dump, weights, algo={"beta": 0.5})
+    updater = make(any_base, dump, weights, algo={"beta": 0.5})
     first = updater.update({"main": samples})
     assert first["update/main/kl"] == pytest.approx(0.0, abs=1e-6)
     assert first["update/main/frac_skipped"] == 0.0
@@ -252,15 +265,15 @@ def test_the_kl_term_pulls_towards_the_untrained_policy(base: Path, dump: Path, 
     (used,) = gradients_used(updater, flat)
     assert_close(used, expected)
     num_tokens = sum(len(s.completion_ids) for s in flat)
-    fresh = make(base, dump, weights, algo={"beta": 0.5})
+    fresh = make(any_base, dump, weights, algo={"beta": 0.5})
     fresh.update({"main": samples})
     second = fresh.update({"main": flat})
     assert second["update/main/kl"] == pytest.approx(float(kl.detach()) / num_tokens, rel=1e-3)
 
 
-def test_truncated_importance_weights_correct_for_the_engine(base: Path, dump: Path) -> None:
+def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dump: Path) -> None:
     samples = make_samples()
-    updater = make(base, dump, algo={"importance_cap": 1.5})
+    updater = make(any_base, dump, algo={"importance_cap": 1.5})
     terms = []
     for sample in samples:
         logps = naive_logps(updater, "main", sample)
