@@ -87,8 +87,8 @@ ensure_bubblewrap() {
         say "  installed Debian's bubblewrap"
         return
     fi
-    say "  bubblewrap is missing and could not be installed from here. It is the sandbox in which generated programs run:"
-    say "  without it, everything that scores programs stops with an error. Install it with the system's package manager:"
+    say "  bubblewrap is missing and could not be installed from here. Generated programs then run at the isolation level"
+    say "  landlock, which is weaker and needs a kernel with Landlock (5.13); see docs/sandbox.md. For the strongest level:"
     say "      sudo apt-get install bubblewrap       (Fedora: sudo dnf install bubblewrap)"
     say "  The package of that name on PyPI is something else."
 }

@@ -160,6 +160,33 @@ def test_many_that_loop_forever() -> None:
     assert [report.status for report in reports] == ["timeout" if k % 4 == 0 else "pass" for k in range(64)]
 
 
+EQUAL_TO_ALL = "class E:\n    __eq__ = lambda self, other: True\n"
+
+
+@pytest.mark.parametrize(
+    ("body", "test"),
+    [
+        ("return E()", "assert candidate(candidate(1)) == 3"),
+        ("return [E()]", "value = candidate(1)\nassert candidate([value, 1]) == 3"),
+        (
+            "if n != 1:\n        return E()\n    for _ in range(100):\n        n = [n]\n    return n",
+            "assert candidate([candidate(1)]) == 3",
+        ),
+    ],
+)
+def test_what_a_program_returns_does_not_bring_the_test_into_its_own_process(
+    single: Pool, body: str, test: str
+) -> None:
+    """A test that passes a result on stays where it is, though the result cannot cross the border again."""
+    [report] = single.run([Execution(f"{EQUAL_TO_ALL}def f(n):\n    {body}\n", "f", test)])
+    assert (report.status, report.tests_passed, report.tests_total, report.forgeable) == ("wrong", 0, 1, False)
+
+
+def test_an_argument_that_is_no_plain_data_brings_the_test_beside_the_program(single: Pool) -> None:
+    [report] = single.run([Execution("def f(g):\n    return g(1)\n", "f", "assert candidate(lambda n: n + 1) == 2")])
+    assert (report.status, report.tests_total, report.forgeable) == ("pass", 1, True)
+
+
 def verdicts(pool: Pool, executions: list[Execution]) -> list[tuple[str, tuple[str, ...]]]:
     return [(report.status, tuple(case.status for case in report.cases)) for report in pool.run(executions)]
 
@@ -201,7 +228,7 @@ def test_verdicts_do_not_depend_on_load() -> None:
 def test_soak() -> None:
     """1,500 candidates, hostile ones among them: no growth of descriptors, processes, memory or temporary files."""
     strangers = {child.pid for child in psutil.Process().children(recursive=True)}
-    pool = open_pool(workers=2, test_s=0.1, total_s=0.1, memory_mib=256, recycle_after=400)
+    pool = open_pool(workers=2, test_s=0.25, total_s=0.25, memory_mib=256, recycle_after=400)
     sources = [program.source for program in CORPUS if "@" not in program.source]
     sources += [source for source, _ in PROGRAMS.values()]
     before: tuple[int, int, int, list[str]] | None = None

@@ -118,6 +118,9 @@ class Proxy:
         try:
             arguments, keywords = wire.encode(list(args), plain=True), wire.encode(kwargs, plain=True)
         except wire.WireError as error:
+            # What the candidate returned must not decide that the test runs where the candidate could forge it.
+            if isinstance(error, wire.Returned) or (isinstance(error, wire.TooLarge) and self.values):
+                raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
             raise Inexpressible(str(error)) from None
         answer = self._ask("call", [arguments, keywords])
         status, value, mutated, calls = answer

@@ -38,6 +38,10 @@ class NotPlain(WireError):
     """A value cannot cross the border."""
 
 
+class Returned(WireError):
+    """A value came from the other side as opaque and is sent back."""
+
+
 class TooLarge(WireError):
     """A value or a frame is larger than the cap."""
 
@@ -81,6 +85,7 @@ def encode(value: Any, *, plain: bool = False) -> Any:
     Raises:
         TooLarge: deeper than :data:`MAX_DEPTH` or more than :data:`MAX_NODES` values.
         NotPlain: it holds something that is not plain data, and ``plain`` is asked for.
+        Returned: it holds an :class:`Opaque`, and ``plain`` is asked for.
     """
     budget = MAX_NODES
 
@@ -98,6 +103,8 @@ def encode(value: Any, *, plain: bool = False) -> Any:
         if tag is None:
             base = _builtin_base(kind)
             if base is None:
+                if plain and kind is Opaque:
+                    raise Returned(f"{item!r} cannot be passed on")
                 if plain:
                     raise NotPlain(f"a {_NAME(kind)} is not plain data")
                 return ["o", _NAME(kind)[:100]]
