@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -54,6 +57,27 @@ def test_vllm_runs_the_same_configuration(tmp_path: Path) -> None:
         assert update["update/main/grad_norm"] > 0
     assert _report(theirs, 2).policy_version == 2
     assert _texts(theirs, 2, "sampled") != _texts(theirs, 0, "sampled")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_triton_kernel_learns_what_torch_learns(tmp_path: Path) -> None:
+    short = ("train.num_iterations=2", "eval.max_problems=4", "rollout.problems_per_iteration=4")
+    plain = _run(tmp_path, "torch", *short, "algo.kernel=torch")
+    # Triton decides when it is imported whether kernels are interpreted.
+    program = "import sys; from pipelines.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "train", CONFIG, "--local", "--name", "triton"]
+    options = [*short, "algo.kernel=triton", f"root={tmp_path}"]
+    subprocess.run([*command, *options], env=os.environ | {"TRITON_INTERPRET": "1"}, check=True)
+    fused = RunStore.open(tmp_path, "triton")
+    for iteration in (1, 2):
+        update = {"dir": f"stages/{iteration:05d}/update", "sha": ""}
+        ours, theirs = fused.metrics(update), plain.metrics(update)
+        for agent in ("helper", "main"):
+            for quantity in ("loss", "grad_norm", "sampling_gap", "tokens"):
+                key = f"update/{agent}/{quantity}"
+                assert ours[key] == pytest.approx(theirs[key], rel=1e-3, abs=1e-5), key
+        assert ours["update/main/grad_norm"] > 0
 
 
 @pytest.mark.slow

@@ -137,9 +137,7 @@ def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 # ------------------------------------------------------------------------------------------------------ the gradient
 @pytest.mark.parametrize("weights", ["lora", "full"])
-def test_the_gradient_is_that_of_reinforce_at_its_temperature(
-    any_base: Path, dump: Path, weights: str
-) -> None:
+def test_the_gradient_is_that_of_reinforce_at_its_temperature(any_base: Path, dump: Path, weights: str) -> None:
     updater, samples = make(any_base, dump, weights), make_samples()
     expected = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     (used,) = gradients_used(updater, samples)
