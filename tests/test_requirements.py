@@ -34,3 +34,9 @@ def test_direct_dependencies_are_pinned_as_the_project_wants_them(requirements: 
     pins = {package: number for name in files for package, number in _pins(name).items()}
     for requirement in map(Requirement, requirements):
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_both_sides_of_the_comparison_run_on_the_same_libraries() -> None:
+    ours, peers = _pins("cpu.txt"), _pins("bench.txt")
+    assert peers["comlrl"] == Version("1.4.3")
+    assert {name: number for name, number in peers.items() if name in ours and number != ours[name]} == {}

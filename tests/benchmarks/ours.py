@@ -1,0 +1,121 @@
+"""Our side: the rollout, credit and update stages as a run calls them, on the transformers engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from magrpo.algo.advantages import group_advantages
+from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.policy import Policy
+from magrpo.stages.credit import credit
+from magrpo.stages.rollout import rollout, roots
+from magrpo.stages.update import Updater
+from magrpo.types import (
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+    Turn,
+)
+from tests.benchmarks import workload
+from tests.benchmarks.workload import GROUP_SIZE, NEW_TOKENS, Completions, Gradients, Meter
+
+_CONFIG = RolloutConfig(
+    problems_per_iteration=workload.NUM_PROMPTS, group_size=GROUP_SIZE, max_new_tokens=NEW_TOKENS, temperature=1.0
+)
+
+
+class _Echo:
+    """Every agent sees the problem's prompt and nothing else."""
+
+    num_turns = 1
+
+    def roles(self) -> tuple[str, ...]:
+        return workload.AGENTS
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        return Observation((Message("user", problem.prompt),))
+
+
+class Side:
+    """Two agents, fully fine-tuned on the CPU in float32."""
+
+    def __init__(self, folder: Path) -> None:
+        self._agents = [AgentConfig(name=n, role=n, model=str(folder), weights="full") for n in workload.AGENTS]
+        self._policy = Policy.open(self._agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+        self._engine = TransformersEngine().open(self._policy)
+        self._folder = folder
+        self._updater = self._open_updater(OptimConfig(lr=workload.LEARNING_RATE))
+
+    def iteration(self, prompts: Sequence[str]) -> tuple[float, float]:
+        """One iteration; seconds of its rollout, rewards included, and of its update, credit included."""
+        meter = Meter()
+        problems = [Problem(str(index), prompt) for index, prompt in enumerate(prompts)]
+        meter.start()
+        groups = rollout(
+            roots(problems, _CONFIG),
+            agents=self._agents,
+            env=_Echo(),
+            render=self._policy.render,
+            engine=self._engine,
+            config=_CONFIG,
+            seed=self._policy.version,
+        )
+        scored = [_score(group) for group in groups]
+        meter.lap()
+        samples, _ = credit(scored, AlgoConfig(), workload.AGENTS)
+        self._updater.update(samples)
+        return meter.stop()
+
+    def gradients(self, sampled: Sequence[Completions]) -> Gradients:
+        """The gradients of one update on these completions, without their last token: the peer does not train it.
+
+        A group is ``GROUP_SIZE`` neighbours.
+        """
+        groups = [sampled[i : i + GROUP_SIZE] for i in range(0, len(sampled), GROUP_SIZE)]
+        advantages = group_advantages([[one.reward for one in group] for group in groups], "magrpo")
+        samples = {
+            agent: [
+                _sample(one.prompt, one.texts[number], one.reward, advantage, index)
+                for index, group in enumerate(groups)
+                for one, advantage in zip(group, advantages[index], strict=True)
+            ]
+            for number, agent in enumerate(workload.AGENTS)
+        }
+        updater = self._open_updater(OptimConfig(lr=workload.LEARNING_RATE, max_grad_norm=1e9))  # the peer never clips
+        with workload.gradients() as found:
+            updater.update(samples)
+        return {
+            agent: {name: found[id(p)] for name, p in self._policy.parameters(agent).items()}
+            for agent in workload.AGENTS
+        }
+
+    def _open_updater(self, optim: OptimConfig) -> Updater:
+        return Updater(
+            self._policy,
+            AlgoConfig(),
+            optim,
+            temperature=_CONFIG.temperature,
+            max_new_tokens=NEW_TOKENS,
+            num_iterations=1000,
+            dump=self._folder,
+        )
+
+
+def _score(group: RolloutGroup[Turn]) -> RolloutGroup[ScoredTurn]:
+    turns = tuple(
+        ScoredTurn(turn.picks, JointReward(workload.reward(tuple(group.texts(turn).values())), {}), {})
+        for turn in group.turns
+    )
+    return RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns)
+
+
+def _sample(prompt: str, text: str, reward: float, advantage: float, group: int) -> Sample:
+    tokens = workload.token_ids(text)[:-1]
+    return Sample(workload.token_ids(prompt), tokens, (0.0,) * len(tokens), reward, advantage, group, 0)
