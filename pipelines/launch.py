@@ -11,10 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from magrpo.registry import ConfigError
 from magrpo.report import closing_table, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
-from pipelines.runner import Result, execute
+from pipelines.runner import Result, execute, only_one
 from pipelines.server import LocalServer
 from pipelines.session import load_report
 
@@ -33,6 +34,8 @@ def train(store: RunStore, *, local: bool) -> int:
     except KeyboardInterrupt:
         console.print(f"\ninterrupted; every committed stage is kept. Go on with:\n  {again}")
         return INTERRUPTED
+    except ConfigError:
+        raise
     except BaseException:
         Console(stderr=True, highlight=False, soft_wrap=True).print(
             f"the run stopped; every committed stage is kept. When the cause is gone, go on with:\n  {again}"
@@ -50,14 +53,17 @@ def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
 
 def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
     with LocalServer(root / "prefect") as server:
-        console.print("starting Prefect (the first time in a folder takes up to half a minute; --local goes without)")
-        # Loaded while the server starts.
-        import magrpo.policy  # noqa: F401
-        from pipelines.train import mark_killed
-        from pipelines.train import train as flow
+        with only_one(RunStore.open(root, run_id)):  # the flow run of a process that lives must not be marked
+            console.print(
+                "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
+            )
+            # Loaded while the server starts.
+            import magrpo.policy  # noqa: F401
+            from pipelines.train import mark_killed
+            from pipelines.train import train as flow
 
-        server.wait()
-        mark_killed(run_id)
+            server.wait()
+            mark_killed(run_id)
         return flow(str(root), run_id)
 
 

@@ -77,7 +77,7 @@ def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str
     store = RunStore.open(root, run_id)
     config = store.config()
     timing = Timing()
-    with _only_one(store), RunConsole(config.train.num_iterations, config.reward.max_total) as console:
+    with only_one(store), RunConsole(config.train.num_iterations, config.reward.max_total) as console:
         tracker = MlflowTracker(config.tracking, root, run_id, run_id, store.path)
         status = "FAILED"
         try:
@@ -135,8 +135,12 @@ def flatten(config: RunConfig) -> dict[str, object]:
 
 
 @contextmanager
-def _only_one(store: RunStore) -> Iterator[None]:
-    """Hold the run directory; a lock of this process, which the kernel takes back when the process ends."""
+def only_one(store: RunStore) -> Iterator[None]:
+    """Hold the run directory; a lock of this process, which the kernel takes back when the process ends.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
     with (store.path / "lock").open("a+") as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

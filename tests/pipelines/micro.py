@@ -118,6 +118,7 @@ def _main(arguments: list[str], log: Path, before: Callable[[], None] | None) ->
     os.dup2(file, 1)
     os.dup2(file, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which the fork server ignores
+    os.environ.pop("PREFECT_API_URL", None)  # of the moment in which the fork server started
     if before is not None:
         before()
     from pipelines.cli import main

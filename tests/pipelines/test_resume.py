@@ -12,10 +12,15 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
+from mlflow import MlflowClient
+from mlflow.entities import Run
 
 from magrpo.store import MANIFEST, RunStore
+from magrpo.tracking import provenance
+from pipelines.runner import flatten
 from tests.pipelines.micro import command, write_config
 
 TIMED = ("time/", "sandbox/", "eval/sandbox/")
@@ -88,14 +93,20 @@ class Runs:
             manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
         return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}
 
-    def tracked(self, name: str) -> dict[str, object]:
-        """What MLflow holds of a run: one run, and no point twice."""
-        from mlflow import MlflowClient
+    @property
+    def mlflow(self) -> MlflowClient:
+        return MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
 
-        client = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
-        experiment = client.get_experiment_by_name("magrpo")
+    def mlflow_run(self, name: str) -> Run:
+        """The one MLflow run of a run."""
+        experiment = self.mlflow.get_experiment_by_name("magrpo")
         assert experiment is not None
-        [run] = client.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
+        [run] = self.mlflow.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
+        return run
+
+    def tracked(self, name: str) -> dict[str, Any]:
+        """What MLflow holds of a run, with no point twice."""
+        client, run = self.mlflow, self.mlflow_run(name)
         histories: dict[str, list[tuple[int, float]]] = {}
         for key in run.data.metrics:
             points = client.get_metric_history(run.info.run_id, key)
@@ -116,8 +127,8 @@ class Runs:
         return {str(path.parent.relative_to(stages)): json.loads(path.read_text()) for path in found}
 
 
-def _artifacts(client: object, run_id: str, folder: str) -> list[str]:
-    found = client.list_artifacts(run_id, folder or None)  # type: ignore[attr-defined]
+def _artifacts(client: MlflowClient, run_id: str, folder: str) -> list[str]:
+    found = client.list_artifacts(run_id, folder or None)
     inner = [path for item in found if item.is_dir for path in _artifacts(client, run_id, item.path)]
     return inner + [item.path for item in found if not item.is_dir]
 
@@ -133,6 +144,26 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def assert_same(runs: Runs, name: str) -> None:
     assert runs.outcome(name) == runs.outcome("whole")
     assert runs.tracked(name) == runs.tracked("whole")
+
+
+def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
+    store = RunStore.open(runs.root, "whole")
+    run, tracked = runs.mlflow_run("whole"), runs.tracked("whole")
+    assert tracked["status"] == "FINISHED"
+    assert run.data.params == {key: str(value) for key, value in flatten(store.config()).items()}
+    tags = run.data.tags
+    assert tags["magrpo.seed"] == "0"
+    assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
+    assert {key: tags.get(key) for key in provenance()} == provenance()
+    prepared = store.path / "stages" / "00000" / "prepare"
+    assert {name for name, _ in tracked["datasets"]} == {"train", "test", "ood"}
+    assert all(digest for _, digest in tracked["datasets"])
+    stored = {Path(path).name for path in tracked["artifacts"]}
+    assert {path.name for path in prepared.iterdir()} <= stored
+    committed = {path.parent.name for path in store.path.glob(f"stages/*/*/{MANIFEST}")}
+    folders = {part for path in tracked["artifacts"] for part in Path(path).parts}
+    assert committed - {"prepare", "update"} <= folders
+    assert {"problems", "checkpoints", "adapter_model.safetensors", "evaluation.csv", "learning.png"} <= folders
 
 
 def test_killed_after_every_stage(runs: Runs) -> None:

@@ -1,0 +1,208 @@
+"""Training as a Prefect flow, on a real server: retries, states, names, resuming, and how a run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from functools import partial, wraps
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from pipelines.server import LocalServer
+from tests.pipelines.micro import command, start, write_config
+from tests.pipelines.test_resume import die_at_work
+
+STAGES = [
+    "prepare",
+    "start",
+    "00000/evaluate",
+    "00001/rollout.0",
+    "00001/score.0",
+    "00001/credit",
+    "00001/update",
+    "00001/evaluate",
+    "report",
+]
+
+
+def fail(stage: str, times: int, error: type[Exception]) -> None:
+    """Let the first calls of a stage fail in this process; retries come at once."""
+    import pipelines.tasks
+    from pipelines.session import Session
+
+    method = getattr(Session, stage)
+    left = times
+
+    @wraps(method)  # Prefect reads its signature
+    def fail_first(*arguments: object) -> object:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise error(f"{stage} is made to fail")
+        return method(*arguments)
+
+    setattr(Session, stage, fail_first)
+    pipelines.tasks.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
+
+
+class Flows:
+    """Runs of one configuration as flows on one server."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.config, self.root, self.url = write_config(folder, iterations=1), folder / "runs", url
+
+    def train(self, name: str, before: Callable[[], None] | None = None) -> int:
+        return command(self.arguments(name), self.log(name), partial(self.prepare, before))
+
+    def arguments(self, name: str) -> list[str]:
+        """To start a run, or to resume it."""
+        if (self.root / name).exists():
+            return ["train", "--resume", name, "--root", str(self.root)]
+        return ["train", str(self.config), "--name", name]
+
+    def log(self, name: str) -> Path:
+        return self.root.parent / f"{name}.log"
+
+    def prepare(self, before: Callable[[], None] | None) -> None:
+        os.environ["PREFECT_API_URL"] = self.url
+        if before is not None:
+            before()
+
+    def seen(self, name: str) -> list[FlowRun]:
+        """The flow runs of a run, oldest first."""
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+            return sorted(client.read_flow_runs(flow_run_filter=named), key=lambda run: run.created)
+
+    def tasks(self, run: FlowRun) -> dict[str, TaskRun]:
+        """The task runs of an ended flow run by name, in the order in which they started.
+
+        Prefect learns of them from events, which may arrive after the end of the flow run.
+        """
+        only = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        found: list[TaskRun] = []
+
+        def settled() -> bool:
+            with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+                found[:] = client.read_task_runs(flow_run_filter=only)
+            return bool(found) and all(task.start_time and task.state and task.state.is_final() for task in found)
+
+        wait_for(settled)
+        return {task.name: task for task in sorted(found, key=lambda task: task.start_time)}
+
+    def tracked(self, name: str) -> tuple[str, dict[str, str]]:
+        """Status and tags of the one MLflow run of a run."""
+        client = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
+        [run] = client.search_runs(["1"], f"tags.`magrpo.run_id` = '{name}'")
+        return run.info.status, run.data.tags
+
+
+@pytest.fixture(scope="module")
+def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
+    folder = tmp_path_factory.mktemp("flows")
+    with LocalServer(folder / "prefect") as server:
+        server.wait()
+        yield Flows(folder, os.environ["PREFECT_API_URL"])
+
+
+def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
+    assert flows.train("once", partial(fail, "score", 1, OSError)) == 0
+    [run] = flows.seen("once")
+    assert run.state_name == "Completed"
+    assert run.parameters == {"root": str(flows.root), "run_id": "once"}
+    tasks = flows.tasks(run)
+    assert list(tasks) == STAGES
+    assert {name: task.run_count for name, task in tasks.items()} == dict.fromkeys(STAGES, 1) | {"00001/score.0": 2}
+    assert {task.state_name for task in tasks.values()} == {"Completed"}
+    status, tags = flows.tracked("once")
+    assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
+
+
+def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flows) -> None:
+    assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
+    [failed] = flows.seen("broken")
+    assert failed.state_name == "Failed"
+    task = flows.tasks(failed)["00001/update"]
+    assert (task.state_name, task.run_count) == ("Failed", 3)
+    assert flows.tracked("broken")[0] == "FAILED"
+    assert "train --resume broken" in flows.log("broken").read_text()
+
+    assert flows.train("broken") == 0
+    [_, completed] = flows.seen("broken")
+    assert completed.state_name == "Completed"
+    assert flows.tracked("broken")[0] == "FINISHED"
+    assert "committed stages are reused" in flows.log("broken").read_text()
+
+
+def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
+    assert flows.train("mistaken", partial(fail, "rollout", 1, ValueError)) != 0
+    [run] = flows.seen("mistaken")
+    assert flows.tasks(run)["00001/rollout.0"].run_count == 1
+
+
+def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows) -> None:
+    assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
+    assert [run.state_name for run in flows.seen("killed")] == ["Running"]
+    assert flows.train("killed") == 0
+    assert [run.state_name for run in flows.seen("killed")] == ["Crashed", "Completed"]
+
+
+def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flows, tmp_path: Path) -> None:
+    """With a server of its own, which ends with it."""
+    log = tmp_path / "log"
+    process = start(flows.arguments("twice"), log, partial(wait_at_work, "rollout.0"))
+    try:
+        wait_for(lambda: not process.is_alive() or (log.exists() and "waits" in log.read_text()))
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("pipelines.server" in child.cmdline() for child in children)
+
+        assert command([*flows.arguments("twice"), "--local"], tmp_path / "second") == 2
+        assert flows.train("twice") == 2
+        for said in ((tmp_path / "second").read_text(), flows.log("twice").read_text()):
+            assert f"magrpo: run twice: process {process.pid} is working on it already" in said
+            assert "Traceback" not in said
+            assert "the run stopped" not in said
+
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert said.count("interrupted; every committed stage is kept. Go on with:") == 1
+    assert "train --resume twice" in said
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert flows.tracked("twice")[0] == "KILLED"
+
+
+def wait_at_work(stage: str) -> None:
+    """Let ``stage`` of iteration 1 never end."""
+    from pipelines.console import RunConsole
+
+    begin = RunConsole.begin
+
+    def wait(_: int) -> None:
+        print("waits", flush=True)
+        time.sleep(600)
+
+    def begin_to_wait(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
+        return wait if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
+
+    RunConsole.begin = begin_to_wait  # type: ignore[method-assign,assignment]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
