@@ -19,7 +19,7 @@ def group_advantages(
     group_offsets: Int[Tensor, " P+1"],
     estimator: Estimator = "magrpo",
     normalize: Normalize = "none",
-    impl: Literal["auto", "torch"] = "auto",  # one implementation serves every device
+    impl: Literal["auto", "triton", "torch"] = "auto",
 ) -> Float[Tensor, " N"]:
     """The advantage of each return over its group: arXiv 2508.04652, section 4.
 
@@ -32,13 +32,13 @@ def group_advantages(
     Raises:
         ValueError: an unknown estimator or normalisation, or offsets that do not cover the returns.
     """
-    if impl not in ("auto", "torch"):
-        raise ValueError(f"unknown impl {impl!r}: auto or torch")
+    if impl not in ("auto", "triton", "torch"):
+        raise ValueError(f"unknown impl {impl!r}: auto, triton or torch")
     if estimator not in ("magrpo", "marloo", "maremax", "mareinforce"):
         raise ValueError(f"unknown estimator {estimator!r}")
     if normalize not in ("none", "std"):
         raise ValueError(f"unknown normalize {normalize!r}")
-    advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize)
+    advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize, impl)
     return advantages
 
 
@@ -60,14 +60,18 @@ def token_coefficients(
 @torch.library.custom_op(
     "magrpo::group_advantages",
     mutates_args=(),
-    schema="(Tensor returns, Tensor group_offsets, str estimator, str normalize) -> Tensor",
+    schema="(Tensor returns, Tensor group_offsets, str estimator, str normalize, str impl) -> Tensor",
 )
-def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str) -> Tensor:
+def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str, impl: str) -> Tensor:
     sizes = group_offsets.diff()
     if len(group_offsets) == 0 or int(group_offsets[0]) != 0 or bool((sizes < 0).any()):
         raise ValueError("group_offsets must rise from 0")
     if int(group_offsets[-1]) != len(returns):
         raise ValueError(f"group_offsets end at {int(group_offsets[-1])}, there are {len(returns)} returns")
+    if impl == "triton" or (impl == "auto" and returns.is_cuda):
+        from magrpo_kernels.advantages_triton import group_advantages_triton
+
+        return group_advantages_triton(returns, group_offsets, estimator, normalize)
     group = torch.repeat_interleave(torch.arange(len(sizes), device=returns.device), sizes)  # (N,)
     count = sizes.clamp(min=1).to(returns.dtype)
     empty = returns.new_zeros(len(sizes))

@@ -43,7 +43,7 @@ def test_schemas_fakes_and_autograd_are_registered_as_they_should_be() -> None:
     torch.library.opcheck(ops.policy_loss_from_hidden, frozen)
     torch.library.opcheck(ops.token_logps, (hidden, weight, bias, row[0], 0.7, "torch", False))
     torch.library.opcheck(ops.token_logps, (hidden, weight.detach(), None, row[0], 0.7, "torch", True))
-    torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std"))
+    torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std", "torch"))
 
 
 def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor) -> Tensor:

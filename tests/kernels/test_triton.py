@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels import group_advantages, policy_loss_from_hidden, policy_loss_from_logits
 from magrpo_kernels.row import RowInputs, RowOptions, row_loss
 from tests.kernels.oracle import case, loss_by_definition
 
@@ -123,3 +123,19 @@ def test_offsets_past_32_bits() -> None:
     torch.testing.assert_close(logps, torch.full_like(logps, -torch.tensor(float(vocabulary)).log().item()))
     assert logits[-1, 3].item() < -0.9
     assert logits[-1, 4].item() > 0
+
+
+@runs_kernel
+@pytest.mark.parametrize("normalize", ["none", "std"])
+@pytest.mark.parametrize("estimator", ["magrpo", "marloo", "maremax", "mareinforce"])
+@pytest.mark.parametrize("sizes", [[], [1], [4, 0, 3, 1, 5], [130, 2]])
+def test_advantages_are_those_of_torch(sizes: list[int], estimator: str, normalize: str) -> None:
+    returns = torch.randn(sum(sizes), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    if len(sizes) > 2:
+        returns[4:7] = 0.3  # the third group: degenerate
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    arguments = (returns.to(DEVICE), offsets.to(DEVICE), estimator, normalize)
+    ours = group_advantages(*arguments, impl="triton")
+    torch.testing.assert_close(ours, group_advantages(*arguments, impl="torch"))
+    if len(sizes) > 2:
+        assert ours[4:7].tolist() == [0.0] * 3
