@@ -25,20 +25,21 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="make bench ARGS=...", description=__doc__)
     parser.add_argument("--vocab", type=int, nargs="*", default=list(TARGETS), help="vocabulary sizes to time")
     parser.add_argument("--rounds", type=int, default=3, help="iterations of either side; medians are printed")
+    parser.add_argument("--prompts", type=int, default=workload.NUM_PROMPTS, help="prompts of one iteration")
     parser.add_argument("--no-parity", dest="parity", action="store_false", help="do not compare gradients")
     arguments = parser.parse_args()
     try:
         python = ensure_environment()
         print(_setting(), flush=True)
         for vocab_size in arguments.vocab:
-            compare(python, vocab_size, arguments.rounds)
+            compare(python, vocab_size, arguments.rounds, arguments.prompts)
         return check_parity() if arguments.parity else 0
     except BenchmarkError as error:
         print(error, file=sys.stderr)
         return 1
 
 
-def compare(python: Path, vocab_size: int, rounds: int) -> None:
+def compare(python: Path, vocab_size: int, rounds: int, num_prompts: int) -> None:
     """Print medians and ratios. The sides take turns, so that a disturbance of the machine meets both."""
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as name:
         workload.write_model(Path(name), vocab_size)
@@ -53,9 +54,9 @@ def compare(python: Path, vocab_size: int, rounds: int) -> None:
             times: dict[str, list[list[float]]] = {side: [] for side in SIDES}
             for _ in range(rounds):
                 for side in SIDES:
-                    times[side].append(both[side].ask("iterate", workload.NUM_PROMPTS))
+                    times[side].append(both[side].ask("iterate", num_prompts))
             peak = {side: both[side].ask("memory")[1] for side in SIDES}
-    print(f"\nvocabulary {vocab_size}, {rounds} rounds      CoMLRL      magrpo     ratio")
+    print(f"\nvocabulary {vocab_size}, {rounds} rounds of {num_prompts} prompts      CoMLRL      magrpo     ratio")
     targets = TARGETS.get(vocab_size)
     for row, phase in enumerate(("rollout", "update")):
         medians = {side: statistics.median(one[row] for one in times[side]) for side in SIDES}
@@ -83,7 +84,7 @@ def _setting() -> str:
     return (
         f"{os.cpu_count()} cores, {platform.machine()}; load averages before the start {load}; "
         f"torch {version('torch')}, transformers {version('transformers')}, float32\n"
-        f"{len(workload.AGENTS)} agents, all weights trained; {workload.NUM_PROMPTS} prompts of "
+        f"{len(workload.AGENTS)} agents, all weights trained; prompts of "
         f"{workload.PROMPT_TOKENS} tokens, G = {workload.GROUP_SIZE}, {workload.NEW_TOKENS} new tokens"
     )
 
