@@ -187,7 +187,7 @@ class MlflowTracker(SpooledTracker):
 
     def __init__(self, config: TrackingConfig, root: Path, run_id: str, run_name: str, folder: Path) -> None:
         self.uri = tracking_uri(config, root)
-        local = self.uri == _default_uri(root)
+        local = self.uri.startswith("sqlite:")  # MLflow would put artifacts below the current folder
         self._mlflow = MlflowSink(
             self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None
         )
