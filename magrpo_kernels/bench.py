@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels import policy_loss_from_hidden
-from magrpo_kernels.hidden import chunks
+from magrpo_kernels.hidden import chunk_size, chunks
 
 MIB = 1 << 20
 DTYPES = {True: "bfloat16", False: "float32"}
@@ -175,8 +175,9 @@ def floor(case: Case) -> Tensor:
     hidden, weight = case.hidden.detach(), case.weight.detach()
     to_rows = torch.empty_like(hidden)
     total = torch.zeros_like(weight, dtype=torch.float32) if case.weight.requires_grad else None
+    space = hidden.new_empty(chunk_size(len(hidden), weight), len(weight))
     for part in chunks(len(hidden), weight):
-        logits = hidden[part] @ weight.t()
+        logits = torch.mm(hidden[part], weight.t(), out=space[: part.stop - part.start])
         torch.mm(logits, weight, out=to_rows[part])
         if total is None:
             continue

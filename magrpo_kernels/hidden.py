@@ -33,8 +33,8 @@ from magrpo_kernels.row import (
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-_CHUNK_ELEMENTS = {"cpu": 1 << 22, "cuda": 1 << 28}
-"""Logits in a chunk: on a CPU it should stay near the cache, on a GPU fill the matrix units."""
+_CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
+"""Logits in a chunk: enough for the matrix products to run at full speed, few enough not to matter in memory."""
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
@@ -117,8 +117,13 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
     to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
+    space = rows.new_empty(chunk_size(len(rows), weight), len(weight))  # one for all chunks: fresh pages are slow
     for part in chunks(len(rows), weight):
-        logits = rows[part] @ weight.t() if bias is None else torch.addmm(bias, rows[part], weight.t())
+        logits = space[: part.stop - part.start]
+        if bias is None:
+            torch.mm(rows[part], weight.t(), out=logits)
+        else:
+            torch.addmm(bias, rows[part], weight.t(), out=logits)
         out = logits if any(wants) else None
         losses, logps[part], entropy[part] = row_loss(logits, counted.select(part), options, out)
         loss += losses.sum()
@@ -236,8 +241,14 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
+def chunk_size(num_tokens: int, weight: Tensor) -> int:
+    """Tokens whose logits are computed at once, at most ``num_tokens``."""
+    return min(num_tokens, max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight)))
+
+
 def chunks(num_tokens: int, weight: Tensor) -> Iterator[slice]:
-    size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 22) // len(weight))
+    """The chunks of ``num_tokens`` rows."""
+    size = max(1, chunk_size(num_tokens, weight))
     return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
 
 
