@@ -1,5 +1,5 @@
-"""The documents: every relative link leads somewhere, docs/configuration.md is what the classes say, and
-docs/metrics.md lists the keys that a run reports, all of them and no others.
+"""The documents: every relative link leads somewhere, docs/configuration.md is what the classes say, docs/metrics.md
+lists the keys that a run reports and docs/cli.md the commands, flags and variables, all of them and no others.
 
 ``make docs`` writes the page of the configuration.
 """
@@ -8,17 +8,21 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from cyclopts import App
 
 from magrpo.config import load_config
+from magrpo.sandboxes.ladder import ALLOW_NONE
 from magrpo.store import RunStore
 from magrpo.tracking import MemoryTracker
-from pipelines import chain
+from pipelines import chain, cli
 from pipelines.config_help import config_help
 from pipelines.console import RunConsole
 from pipelines.session import Session
+from pipelines.settings import QUIET
 from tests.pipelines.micro import write_config
 
 ROOT = Path(__file__).parents[1]
@@ -30,6 +34,11 @@ LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
 def test_relative_links_lead_somewhere(path: Path) -> None:
     targets = [target for target in LINK.findall(path.read_text(encoding="utf-8")) if "://" not in target]
     assert [target for target in targets if not (path.parent / target).exists()] == []
+
+
+def test_the_readme_links_every_page() -> None:
+    pages = {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")}
+    assert pages - set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) == set()
 
 
 CONFIGURATION = ROOT / "docs" / "configuration.md"
@@ -83,6 +92,63 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     patterns = {key: re.sub(r"<(\w+)>", lambda name: f"({'|'.join(values[name[1]])})", key) for key in listed}
     assert [key for key in committed if not any(re.fullmatch(p, key) for p in patterns.values())] == []
     assert [key for key, p in patterns.items() if not any(re.fullmatch(p, k) for k in committed)] == []
+
+
+CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+FIRST_CELL = re.compile(r"^\| (.+?) \|", re.MULTILINE)
+
+
+def commands(app: App, name: str) -> Iterator[tuple[str, App]]:
+    """Every command that does something, with its full name."""
+    if app.default_command is not None:
+        yield name, app
+    for word in app:
+        if not word.startswith("-"):
+            yield from commands(app[word], f"{name} {word}")
+
+
+def code(text: str) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", text))
+
+
+def cells(text: str) -> set[str]:
+    """What is in backticks in the first column of the tables of a text."""
+    return code("\n".join(FIRST_CELL.findall(text)))
+
+
+def test_cli_page_has_every_command_and_argument() -> None:
+    sections = dict(re.findall(r"^## (magrpo .+?)\n(.*?)(?=^## )", CLI, re.MULTILINE | re.DOTALL))
+    parser = dict(commands(cli.app, "magrpo"))
+    assert sections.keys() == parser.keys()
+    assert {cell for cell in cells(CLI[: CLI.index("## magrpo")]) if cell.startswith("magrpo ")} == parser.keys()
+    for name, app in parser.items():
+        arguments = {argument.names[0] for argument in app.assemble_argument_collection()}
+        usage = sections[name].split("```")[1]
+        listed = next(cells(part) for part in sections[name].split("\n\n") if part.startswith("| argument"))
+        assert listed == arguments, name
+        assert set(re.findall(r"--[a-z-]+", usage)) == {a for a in arguments if a.startswith("--")}, name
+
+
+def test_cli_page_has_every_environment_variable() -> None:
+    read = {ALLOW_NONE, *QUIET}
+    for path in [*ROOT.glob("magrpo/**/*.py"), *ROOT.glob("pipelines/*.py")]:
+        read |= set(re.findall(r"environ(?:\.\w+)?[\[(]\"(\w+)\"", path.read_text(encoding="utf-8")))
+    assert cells(CLI[CLI.index("## Environment variables") :]) == read
+
+
+def test_cli_page_shows_what_score_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    problems, completions, report = re.findall(r"```json\n(.*?)```", CLI, re.DOTALL)
+    [command] = re.findall(r"^magrpo (score --problems problems.jsonl .*)$", CLI, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    Path("problems.jsonl").write_text(problems)
+    Path("completions.jsonl").write_text(completions)
+    assert cli.main(command.split()) == 0
+    here = {"level", "duration_s"}  # what depends on the machine
+    shown, written = (
+        [{key: None if key in here else value for key, value in json.loads(line).items()} for line in text.splitlines()]
+        for text in (report, Path("reports.jsonl").read_text())
+    )
+    assert written == shown
 
 
 if __name__ == "__main__":
