@@ -25,6 +25,10 @@ _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
 
 
+class ServerError(RuntimeError):
+    """A run's own Prefect server did not start. The message names its log."""
+
+
 class LocalServer:
     """A Prefect server on this machine with its database in ``home``; nothing at all if the user has one already.
 
@@ -57,14 +61,14 @@ class LocalServer:
         """Return when the server answers.
 
         Raises:
-            RuntimeError: it ended, or did not answer within two minutes; the message names its log.
+            ServerError: it ended, or did not answer within two minutes.
         """
         if self._process is None:
             return
         deadline = time.monotonic() + _START_S
         while not healthy(f"http://127.0.0.1:{self._port}/api/health"):
             if self._process.poll() is not None or time.monotonic() > deadline:
-                raise RuntimeError(f"the Prefect server did not start: see {self.log}, or run with --local, without it")
+                raise ServerError(f"the Prefect server did not start: see {self.log}, or run with --local, without it")
             time.sleep(0.1)
 
     def __exit__(

@@ -26,6 +26,9 @@ QUIET = {
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
     # The console shows progress; Prefect adds what went wrong. Log lines stay on this machine: one request less a task.
     "PREFECT_LOGGING_LEVEL": "WARNING",
+    # What ends a run is raised and told once, by the command; these would put its traceback before that, up to twice.
+    "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
+    "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
 

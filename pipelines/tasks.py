@@ -6,6 +6,7 @@ its output committed, checks it for damage and returns within milliseconds. A se
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -17,6 +18,8 @@ from prefect.tasks import exponential_backoff
 from magrpo.engines import EngineError
 from magrpo.sandboxes import SandboxDied
 from pipelines.chain import Stages
+
+log = logging.getLogger(__name__)
 
 NAMES = {
     "prepare": "prepare",
@@ -34,9 +37,12 @@ WORLD = (EngineError, SandboxDied, OSError)
 """Worker death, timeouts, connections, disks: trying again may help. A bad configuration stays bad."""
 
 
-def world_at_fault(_task: Any, _task_run: TaskRun, state: State[Any]) -> bool:
-    """Whether a failed stage deserves another try."""
-    return isinstance(state.result(raise_on_failure=False), WORLD)
+def world_at_fault(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether a failed stage deserves another try; says so. Prefect asks only while tries are left."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, WORLD):
+        log.warning("%s failed and is tried again: %s", task_run.name, error)
+    return isinstance(error, WORLD)
 
 
 def as_tasks(stages: Stages) -> Stages:
@@ -48,7 +54,6 @@ def as_tasks(stages: Stages) -> Stages:
             cache_policy=NO_CACHE,
             retries=2,
             retry_delay_seconds=exponential_backoff(2),
-            retry_jitter_factor=0.5,
             retry_condition_fn=world_at_fault,
         )(getattr(stages, name))
         for name, run_name in NAMES.items()

@@ -15,8 +15,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from magrpo.registry import Plugin
+from pipelines.settings import prepare_environment
 from tests.fakes import ScriptedSandbox
 from tests.tiny import tiny_base, tiny_config
+
+prepare_environment()  # as the command does: before the processes forked below load any library
 
 
 class Sandbox(Plugin):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
@@ -17,7 +18,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.client.schemas.objects import FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
-from pipelines.server import LocalServer
+from magrpo.registry import ConfigError
+from pipelines.server import LocalServer, ServerError
 from tests.pipelines.micro import command, start, write_config
 from tests.pipelines.test_resume import die_at_work
 
@@ -116,6 +118,7 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
 
 def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert flows.train("once", partial(fail, "score", 1, OSError)) == 0
+    assert "00001/score.0 failed and is tried again: score is made to fail" in flows.log("once").read_text()
     [run] = flows.seen("once")
     assert run.state_name == "Completed"
     assert run.parameters == {"root": str(flows.root), "run_id": "once"}
@@ -134,7 +137,9 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flo
     task = flows.tasks(failed)["00001/update"]
     assert (task.state_name, task.run_count) == ("Failed", 3)
     assert flows.tracked("broken")[0] == "FAILED"
-    assert "train --resume broken" in flows.log("broken").read_text()
+    said = flows.log("broken").read_text()
+    assert "train --resume broken" in said
+    assert said.count("update is made to fail") == 3, "each failure is told once"
 
     assert flows.train("broken") == 0
     [_, completed] = flows.seen("broken")
@@ -144,9 +149,11 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flo
 
 
 def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
-    assert flows.train("mistaken", partial(fail, "rollout", 1, ValueError)) != 0
+    assert flows.train("mistaken", partial(fail, "rollout", 1, ConfigError)) == 2
     [run] = flows.seen("mistaken")
     assert flows.tasks(run)["00001/rollout.0"].run_count == 1
+    assert flows.log("mistaken").read_text().splitlines()[-1] == "magrpo: rollout is made to fail"
+    assert "Traceback" not in flows.log("mistaken").read_text()
 
 
 def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows) -> None:
@@ -183,6 +190,15 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flo
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert flows.tracked("twice")[0] == "KILLED"
+
+
+def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with LocalServer(tmp_path) as server, pytest.raises(ServerError, match="see .*server.log, or run with --local"):
+        server.wait()
+    assert "PREFECT_API_URL" not in os.environ
 
 
 def wait_at_work(stage: str) -> None:
