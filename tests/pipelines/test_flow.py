@@ -196,7 +196,7 @@ def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monke
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    with LocalServer(tmp_path) as server, pytest.raises(ServerError, match="see .*server.log, or run with --local"):
+    with LocalServer(tmp_path) as server, pytest.raises(ServerError, match=r"server[.]log, or run with --local"):
         server.wait()
     assert "PREFECT_API_URL" not in os.environ
 
