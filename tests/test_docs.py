@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,6 +40,13 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
 def test_the_readme_links_every_page() -> None:
     pages = {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")}
     assert pages - set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) == set()
+
+
+def test_the_configuration_in_the_readme_is_one(tmp_path: Path) -> None:
+    [example] = re.findall(r"```toml\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    path = tmp_path / "example.toml"
+    path.write_text(example)
+    load_config(path)
 
 
 CONFIGURATION = ROOT / "docs" / "configuration.md"
@@ -95,6 +103,7 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
 
 
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 FIRST_CELL = re.compile(r"^\| (.+?) \|", re.MULTILINE)
 
 
@@ -127,6 +136,19 @@ def test_cli_page_has_every_command_and_argument() -> None:
         listed = next(cells(part) for part in sections[name].split("\n\n") if part.startswith("| argument"))
         assert listed == arguments, name
         assert set(re.findall(r"--[a-z-]+", usage)) == {a for a in arguments if a.startswith("--")}, name
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_are_ones(path: Path) -> None:
+    """Those in blocks of code parse, those in a sentence begin with a command there is."""
+    text = path.read_text(encoding="utf-8")
+    prose = BLOCK.sub("", text)
+    blocks = "\n".join(BLOCK.findall(text))
+    for line in re.findall(r"^(?:\$ )?magrpo ([^[\n]+)$", blocks, re.MULTILINE):
+        cli.app.parse_args(shlex.split(line, comments=True), exit_on_error=False, print_error=False)
+    known = {name.split()[1] for name, _ in commands(cli.app, "magrpo")}
+    named = {word for inline in code(prose) for word in re.findall(r"^(?:\.venv/bin/)?magrpo ([a-z][a-z-]*)", inline)}
+    assert named <= known
 
 
 def test_cli_page_has_every_environment_variable() -> None:
