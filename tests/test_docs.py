@@ -37,6 +37,14 @@ def test_relative_links_lead_somewhere(path: Path) -> None:
     assert [target for target in targets if not (path.parent / target).exists()] == []
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_links_into_a_page_meet_a_heading(path: Path) -> None:
+    for target, anchor in re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", path.read_text(encoding="utf-8")):
+        page = (path.parent / target if target else path).read_text(encoding="utf-8")
+        headings = re.findall(r"^#+ (.+)$", page, re.MULTILINE)
+        assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 def test_the_readme_links_every_page() -> None:
     pages = {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")}
     assert pages - set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) == set()
