@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers.utils import logging
 
 AGENTS = ("helper", "main")
 NUM_PROMPTS, PROMPT_TOKENS = 16, 48
@@ -56,6 +57,7 @@ def write_model(folder: Path, vocab_size: int) -> None:
         eos_token_id=None,
         pad_token_id=None,
     )
+    logging.disable_progress_bar()
     Qwen2ForCausalLM(config).save_pretrained(folder)
     _tokenizer(vocab_size).save_pretrained(folder)
 
