@@ -49,9 +49,9 @@ class PoolSandbox(Plugin):
     total_s: float = Field(6.0, gt=0)
     """The same for all tests of a candidate together."""
     memory_mib: int = Field(512, ge=64)
-    """Address space of each process of a candidate."""
+    """Address space of each process of a candidate, and resident memory of all its processes together."""
     processes: int = Field(8, ge=1)
-    """Processes and threads of a candidate."""
+    """Processes and threads that a candidate is sure to get; the kernel stops it at about twice as many."""
     file_mib: float = Field(1.0, gt=0)
     """Largest file a candidate may write."""
     descriptors: int = Field(32, ge=8)

@@ -186,8 +186,8 @@ _CALLS: dict[str, dict[str, str]] = {
         "\n        return g(k, x)\nreturn g(60, 12345678901234567890)",
         "mmap_bomb": "import mmap\nx = [mmap.mmap(-1, 1 << 30) for _ in range(1000)]",
         "bytes_touch": "x = [bytearray(1 << 26) for _ in range(1000)]",
-        "memory_by_children": "import os, time\nfor _ in range(20):\n    if os.fork() == 0:\n        x = bytearray(1 << "
-        "28)\n        time.sleep(60)\ntime.sleep(60)",
+        "memory_by_children": "import os, time\nfor _ in range(12):\n    if os.fork() == 0:\n        x = bytearray(b'x') * "
+        "(100 << 20)\n        time.sleep(60)\ntime.sleep(60)",
         "zip_bomb": "import zlib\nc = zlib.compressobj(9)\nb = b''.join(c.compress(bytes(1 << 20)) for _ in range(300)) "
         "+ c.flush()\nreturn zlib.decompress(zlib.decompress(b) + b)",
         "huge_output": "return 'x' * (1 << 25)",

@@ -17,6 +17,7 @@ import pytest
 
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes import pool as pool_module
+from magrpo.sandboxes.pairs import pairs_as_test
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
@@ -158,6 +159,28 @@ def test_many_that_loop_forever() -> None:
     reports = pool.run(executions)
     pool.close()
     assert [report.status for report in reports] == ["timeout" if k % 4 == 0 else "pass" for k in range(64)]
+
+
+@pytest.mark.parametrize(("mib", "status"), [(40, "pass"), (200, "memory")])
+def test_the_processes_of_a_program_share_its_memory_limit(single: Pool, mib: int, status: str) -> None:
+    """Four children of 200 MiB stay below the limit of 512 MiB each, and are too much together."""
+    nap = "time.sleep(60)" if status == "memory" else "os._exit(0)"
+    body = f"    for _ in range(4):\n        if os.fork() == 0:\n            x = bytearray(b'x') * ({mib} << 20)\n"
+    wait = "    for _ in range(4):\n        os.wait()\n    return n + 1\n"
+    source = f"import os, time\ndef f(n):\n{body}            {nap}\n{wait}"
+    reports = single.run([Execution(source, "f", "assert candidate(1) == 2"), right()])
+    assert [report.status for report in reports] == [status, "pass"]
+
+
+def test_pairs_of_inputs_and_outputs(single: Pool) -> None:
+    """Compared outside the program's process, by exact types; each pair is a case."""
+    test = pairs_as_test([((1,), 2), ((0.1,), 1.1), (([1],), [1, 1]), ((True,), 2)])
+    body = "    return n + [1] if isinstance(n, list) else n + 1 if n is not True else 2.0\n"
+    forged = f"{EQUAL_TO_ALL}def f(n):\n    return E()\n"
+    honest, liar = single.run([Execution(f"def f(n):\n{body}", "f", test), Execution(forged, "f", test)])
+    assert [case.status for case in honest.cases] == ["pass", "pass", "pass", "wrong"]
+    assert [case.status for case in liar.cases] == ["wrong"] * 4
+    assert not honest.forgeable
 
 
 EQUAL_TO_ALL = "class E:\n    __eq__ = lambda self, other: True\n"

@@ -12,6 +12,7 @@ from typing import Any
 
 from . import candidate, wire
 from .confine import Limits
+from .process import Process
 from .recorder import CandidateFailure
 
 FINAL = frozenset({"protocol", "output_limit"})
@@ -22,6 +23,8 @@ WALL_FACTOR = 2.0
 """A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
 WALL_CAP = 8.0
 """And this times in wall time whatever it waited for, or a program could wait for children of its own."""
+WATCH_S = 0.05
+"""Between two looks at the memory of a candidate that may have children."""
 REPLAYED = frozenset({"ok", "exception"})
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 
@@ -44,39 +47,8 @@ class Broken(BaseException):
     """The jail, not the candidate, is at fault. Passes through every handler of the test."""
 
 
-class Process:
-    """A candidate process, seen from outside: the channel to it, and its use of time and memory.
-
-    Args:
-        channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
-    """
-
-    def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
-        self.channel = channel
-        self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
-        self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-        self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
-
-    def times(self) -> tuple[float, float]:
-        """CPU seconds, and seconds its main thread waited for a CPU. Zeros once it is dead; the channel tells that."""
-        try:
-            waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
-            return time.clock_gettime(self.clock), int(waited_ns) / 1e9
-        except OSError:
-            return 0.0, 0.0
-
-    def peak_memory(self) -> int:
-        """Largest resident size so far, bytes; 0 once it is dead."""
-        try:
-            _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
-        except OSError:
-            return 0
-        return int(rest.split()[0]) * 1024 if found else 0
-
-    def close(self) -> None:
-        self.channel.close()
-        os.close(self.schedstat)
-        os.close(self.status)
+class TooMuchMemory(wire.WireError):
+    """The candidate's processes hold more than the limit together."""
 
 
 class Proxy:
@@ -87,13 +59,20 @@ class Proxy:
         requests: to the zygote.
         process: a candidate process without a program.
         proc: descriptor of a ``/proc`` that shows candidate processes.
-        limits: of the candidate.
+        limits: of the candidate. children: it may have some.
     """
 
     def __init__(
-        self, program: list[str], requests: socket.socket, process: Process, proc: int, limits: Limits
+        self,
+        program: list[str],
+        requests: socket.socket,
+        process: Process,
+        proc: int,
+        limits: Limits,
+        children: bool,
     ) -> None:
         self.program, self.requests, self.proc, self.limits = program, requests, proc, limits
+        self.children, self.looked = children, time.monotonic()
         self.spare: Process | None = process
         self.lives = 2
         self.index = 0
@@ -210,7 +189,12 @@ class Proxy:
 
         def wait() -> float:
             left = allowed - charge()
-            return max(left, 0.001) if left > 0 else 0.0
+            if left <= 0:
+                return 0.0
+            if self.children:
+                self._watch_memory()
+                left = min(left, WATCH_S)
+            return max(left, 0.001)
 
         try:
             self.process.channel.settimeout(10 * allowed + 1)
@@ -223,6 +207,15 @@ class Proxy:
         if self.spent_s >= self.limits.total_s:
             self.failure = "not_run", "out of time in all"
         return answer
+
+    def _watch_memory(self) -> None:
+        """Each process has a limit of its own, and all of them together the same one. Looks now and then."""
+        now = time.monotonic()
+        if now - self.looked < WATCH_S:
+            return
+        self.looked = now
+        if self.process.family_memory(self.proc) > self.limits.memory_bytes:
+            raise TooMuchMemory("together its processes hold more memory than the limit")
 
     def _lost(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
         """The process is of no more use: have it replaced, and load the program again if that is still allowed.
@@ -260,6 +253,8 @@ class Proxy:
 def diagnose(error: Exception, allowed: float) -> tuple[str, str, bytes]:
     """Status, message and what to tell the zygote when an answer did not come."""
     match error:
+        case TooMuchMemory():
+            return "memory", str(error), HUNG
         case wire.Late() | TimeoutError():
             return "timeout", f"no answer within {allowed:g} s", HUNG
         case wire.TooLarge():

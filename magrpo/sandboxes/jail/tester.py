@@ -13,7 +13,8 @@ from typing import Any
 
 from . import recorder, wire
 from .confine import Limits
-from .proxy import Broken, Inexpressible, Process, Proxy
+from .process import Process
+from .proxy import Broken, Inexpressible, Proxy
 from .recorder import CandidateFailure, Unusable, printable
 
 TEST_CPU_S = 10
@@ -21,15 +22,17 @@ TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
-def serve(connection: socket.socket, requests: socket.socket, process: Process, proc: int, limits: Limits) -> None:
-    """Do one job: read it from the parent, run it, report."""
+def serve(
+    connection: socket.socket, requests: socket.socket, process: Process, proc: int, limits: Limits, children: bool
+) -> None:
+    """Do one job: read it from the parent, run it, report. ``children``: the candidate may have some."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     job = wire.Reader(connection, 1 << 30).message(lambda: None)
     began = time.monotonic()
     try:
-        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits)
+        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits, children)
         report = judge(job, proxy)
         report["cpu_s"], report["memory_bytes"] = proxy.consumed()
     except Unusable as error:

@@ -18,7 +18,7 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import candidate, confine, proxy, tester
+from . import candidate, confine, process, proxy, tester
 from .level import Level
 
 CHANNEL_FD = 3
@@ -134,8 +134,8 @@ class Zygote:
             try:
                 self.control.close()
                 self.level.confine_tester()
-                process = proxy.Process(life.channel, life.pid, self.proc)
-                tester.serve(connection, requests, process, self.proc, self.level.limits)
+                seen = process.Process(life.channel, life.pid, self.proc)
+                tester.serve(connection, requests, seen, self.proc, self.level.limits, self.level.namespaces)
             finally:
                 os._exit(0)
         return pid

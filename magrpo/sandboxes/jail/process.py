@@ -1,0 +1,78 @@
+"""A candidate's process, seen from outside."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(5)
+
+
+class Process:
+    """A candidate process, seen from outside: the channel to it, and its use of time and memory.
+
+    Args:
+        channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
+    """
+
+    def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
+        self.channel, self.pid = channel, pid
+        self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
+        self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+
+    def times(self) -> tuple[float, float]:
+        """CPU seconds, and seconds its main thread waited for a CPU. Zeros once it is dead; the channel tells that."""
+        try:
+            waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
+            return time.clock_gettime(self.clock), int(waited_ns) / 1e9
+        except OSError:
+            return 0.0, 0.0
+
+    def peak_memory(self) -> int:
+        """Largest resident size so far, bytes; 0 once it is dead."""
+        try:
+            _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
+        except OSError:
+            return 0
+        return int(rest.split()[0]) * 1024 if found else 0
+
+    def family_memory(self, proc: int) -> int:
+        """Resident bytes of the process and all its descendants; memory that they share counts for each of them.
+
+        It is the first of its pid namespace, hence the parent of any whose own has died: none leaves the family.
+        """
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        try:
+            found = {int(name): _stat(folder, name) for name in os.listdir(folder) if name.isdigit()}  # noqa: PTH208
+        finally:
+            os.close(folder)
+        children: dict[int, list[int]] = {}
+        for pid, (parent, _) in found.items():
+            children.setdefault(parent, []).append(pid)
+        family = [self.pid]
+        for pid in family:
+            family += children.get(pid, [])
+        return sum(found[pid][1] for pid in family if pid in found)
+
+    def close(self) -> None:
+        self.channel.close()
+        os.close(self.schedstat)
+        os.close(self.status)
+
+
+def _stat(folder: int, name: str) -> tuple[int, int]:
+    """Parent and resident bytes; no parent and nothing if the process is gone."""
+    try:
+        file = os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
+    except FileNotFoundError:
+        return 0, 0
+    try:
+        fields = os.read(file, 1000).rpartition(b")")[2].split()
+    except ProcessLookupError:
+        return 0, 0
+    finally:
+        os.close(file)
+    return int(fields[PARENT]), int(fields[RESIDENT]) * PAGE
