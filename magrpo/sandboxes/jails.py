@@ -17,6 +17,7 @@ from magrpo.sandboxes.jail.confine import Limits
 
 SANDBOX_UID = 61873
 """The user that jails run as when the parent is root: no account has it."""
+CAPABILITIES = {"setgid": 6, "setuid": 7, "sys_admin": 21}
 HERE = Path(__file__).parent
 JAIL, PACKAGES = "/jail", "/packages"
 SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
@@ -112,8 +113,24 @@ def _plain(spec: Spec) -> list[str]:
     folders = package_folders(spec.packages)
     sites = sorted({str(Path(path).parent) for path in folders.values()})
     readable = [*interpreter_paths(), str(HERE / "jail"), *folders.values()]
-    drop = os.geteuid() == 0 and (spec.level == "none" or all(_open_to_all(Path(path)) for path in readable))
+    drop = _may_become_another("setuid", "setgid") and (
+        spec.level == "none" or all(_open_to_all(Path(path)) for path in readable)
+    )
     return _zygote(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
+
+
+def _may_become_another(*capabilities: str) -> bool:
+    """Whether this is root with these capabilities, in a user namespace that knows :data:`SANDBOX_UID`.
+
+    Root of a container may lack them; it is then treated as an ordinary user.
+    """
+    status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    mapped = [[int(number) for number in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
+    return (
+        os.geteuid() == 0
+        and all(int(status["CapEff"], 16) >> CAPABILITIES[name] & 1 for name in capabilities)
+        and any(first <= SANDBOX_UID < first + count for first, _, count in mapped)
+    )
 
 
 def _open_to_all(path: Path) -> bool:
@@ -136,7 +153,7 @@ def _bubblewrap(spec: Spec, info: int) -> list[str]:
     after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
     after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
     after += ["--chdir", "/", *_zygote(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
-    if os.geteuid() != 0:
+    if not _may_become_another("sys_admin", "setuid", "setgid"):
         return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
     launch = json.dumps({"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after})
     return [python(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jails import ENVIRONMENT, Spec, command
 from magrpo.types import Execution
 
+log = logging.getLogger(__name__)
 START_S = 20.0
 MAX_REPORT = 64 << 20
 
@@ -86,8 +88,9 @@ class Worker:
         if not readable or self.control.recv(16) != b"ready":
             assert self.process.stderr
             self.process.kill()
-            error = self.process.stderr.read().decode(errors="replace").strip()
-            raise WorkerDied(f"the jail did not start: {error[-500:] or 'no message'}")
+            error = self.process.stderr.read().decode(errors="replace").strip() or "no message"
+            log.debug("the jail did not start:\n%s", error)
+            raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
 
     def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The tester's report; empty if the test code itself ran out of its limits.

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.sandboxes import SandboxError, jails, ladder
+from magrpo.sandboxes import SandboxError, ladder
 from magrpo.sandboxes.jail import seccomp
 from magrpo.sandboxes.jails import Spec, Unavailable
 from magrpo.sandboxes.pool import PoolSandbox
@@ -101,9 +101,24 @@ def test_the_checks_of_the_hostile_corpus_can_fail(name: str, monkeypatch: pytes
         pool.close()
 
 
-def test_an_ordinary_user(tmp_path: Path) -> None:
-    """The pool also starts, at the strongest level, for a user without any privilege."""
-    python, uid = Path("/usr/bin/python3"), jails.SANDBOX_UID + 1
+ORDINARY = "--reuid 61874 --regid 61874 --clear-groups --inh-caps=-all --bounding-set=-all"
+CONTAINER = "--inh-caps=-all --bounding-set=-all,+setuid,+setgid,+kill,+chown,+dac_override"
+
+
+@pytest.mark.parametrize(
+    ("privileges", "levels", "found"),
+    [
+        (ORDINARY, ["namespaces", "landlock"], [{"namespaces"}, {"landlock"}]),
+        (CONTAINER, ["auto"], [{"namespaces-flat", "landlock"}]),
+        ("--inh-caps=-all --bounding-set=-all", ["auto", "landlock"], [{"namespaces-flat", "landlock"}, {"landlock"}]),
+    ],
+    ids=["an ordinary user", "root of a container", "root without capabilities"],
+)
+def test_without_the_privileges_of_root(
+    tmp_path: Path, privileges: str, levels: list[str], found: list[set[str]]
+) -> None:
+    """An ordinary user gets the strongest level; root that lacks capabilities gets what the canary accepts."""
+    python = Path("/usr/bin/python3")
     if os.geteuid() != 0:
         pytest.skip("every other test runs as an ordinary user already")
     if not python.exists() or f"{sys.version_info[0]}.{sys.version_info[1]}" not in str(python.resolve()):
@@ -111,17 +126,20 @@ def test_an_ordinary_user(tmp_path: Path) -> None:
     root = Path(__file__).parents[2]
     code = (
         "from magrpo.sandboxes.pool import PoolSandbox\nfrom magrpo.types import Execution\n"
-        "for level in ('namespaces', 'landlock'):\n    pool = PoolSandbox(level=level, workers=1).open()\n"
+        f"for level in {levels}:\n    pool = PoolSandbox(level=level, workers=1).open()\n"
         "    [report] = pool.run([Execution('def f(n):\\n    return n', 'f', 'assert f(1) == 1')])\n"
         "    print(report.status, report.level)\n    pool.close()\n"
     )
     site = Path(pytest.__file__).parents[1]
     done = subprocess.run(
-        [str(python), "-c", code],
+        ["setpriv", *privileges.split(), str(python), "-c", code],
         env={"PYTHONPATH": f"{root}:{site}", "PATH": os.environ["PATH"], "TMPDIR": str(tmp_path)},
-        user=uid, group=uid, extra_groups=[], cwd="/", capture_output=True, text=True, check=False,
+        cwd="/", capture_output=True, text=True, check=False,
     )  # fmt: skip
-    assert done.stdout.split("\n")[:2] == ["pass namespaces", "pass landlock"], done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert [line[0] for line in lines] == ["pass"] * len(levels), done.stderr
+    assert all(line[1] in accepted for line, accepted in zip(lines, found, strict=True)), lines
+    assert "Traceback" not in done.stderr
 
 
 def test_a_package_that_is_not_installed_is_named() -> None:
