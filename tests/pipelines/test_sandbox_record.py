@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
@@ -38,5 +39,5 @@ def test_level_statistics_and_remarkable_programs_reach_mlflow(
 
 @pytest.mark.parametrize(("error", "again"), [(SandboxDied("no jail"), True), (SandboxError("min_level"), False)])
 def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(error: SandboxError, again: bool) -> None:
-    state = Failed(data=error)
-    assert world_at_fault(None, None, state) is again  # type: ignore[arg-type]
+    task_run = SimpleNamespace(name="00001/score.0")
+    assert world_at_fault(None, task_run, Failed(data=error)) is again  # type: ignore[arg-type]
