@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from mlflow import MlflowClient
+from prefect.client.schemas.objects import TaskRun
 from prefect.states import Failed
 
 from magrpo.sandboxes import SandboxDied, SandboxError
@@ -38,6 +38,9 @@ def test_level_statistics_and_remarkable_programs_reach_mlflow(
 
 
 @pytest.mark.parametrize(("error", "again"), [(SandboxDied("no jail"), True), (SandboxError("min_level"), False)])
-def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(error: SandboxError, again: bool) -> None:
-    task_run = SimpleNamespace(name="00001/score.0")
-    assert world_at_fault(None, task_run, Failed(data=error)) is again  # type: ignore[arg-type]
+def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(
+    error: SandboxError, again: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = TaskRun(name="00001/score.0", task_key="score", dynamic_key="0")
+    assert world_at_fault(None, run, Failed(data=error)) is again
+    assert ("00001/score.0 failed and is tried again: no jail" in caplog.text) is again
