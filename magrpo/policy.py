@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Float
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, TaskType, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -281,17 +282,21 @@ def _causal(adapters: PeftModel) -> PreTrainedModel:
 
 
 def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig) -> None:
-    head = base.get_output_embeddings()  # type: ignore[no-untyped-call]
     linear = {
-        name.removesuffix(".base_layer").rpartition(".")[2]
+        name.removesuffix(".base_layer").rpartition(".")[2]: module
         for name, module in base.named_modules()
-        if isinstance(module, nn.Linear) and module is not head and ".lora_" not in name
+        if isinstance(module, nn.Linear) and ".lora_" not in name
     }
     for target in lora.target_modules:
         if target not in linear:
             raise ConfigError(
                 f"lora.target_modules: {config.model!r} has no linear layer {target!r} that can take an adapter: "
                 f"{choices(target, sorted(linear))}"
+            )
+        if getattr(linear[target], "weight", None) is base.get_input_embeddings().weight:
+            raise ConfigError(
+                f"lora.target_modules: in {config.model!r} {target!r} is tied to the embeddings and cannot take an "
+                "adapter of its own; leave it out"
             )
 
 
@@ -318,9 +323,12 @@ def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
 
 
 def head(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
-    """The weight and bias that turn a hidden state into logits."""
+    """The weight and bias that turn a hidden state into logits, with the adapters in force."""
     layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    return layer.weight, layer.bias
+    weight, bias = layer.weight, layer.bias
+    if isinstance(layer, LoraLinear) and not layer.disable_adapters:
+        weight = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight)
+    return weight, bias
 
 
 def logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:

@@ -189,7 +189,7 @@ def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:
     refuse("'/no/such/model': no such folder", model="/no/such/model")
     refuse("cannot load the tokenizer", model=str(tmp_path))
     refuse("did you mean 'q_proj'", LoraConfig(target_modules=("q_prj",)))
-    refuse("no linear layer 'lm_head'", LoraConfig(target_modules=("lm_head",)))
+    refuse("'lm_head' is tied to the embeddings", LoraConfig(target_modules=("lm_head",)))
     folder = tiny_base(tmp_path / "no-eos")
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "eos_token": None}))

@@ -14,10 +14,11 @@ from torch import Tensor
 from transformers import GraniteConfig
 
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig
+from magrpo.engines.decoding import decoding_model
 from magrpo.policy import Policy
 from magrpo.stages.update import NonFiniteLoss, Updater, learning_rate
 from magrpo.types import Sample
-from tests.tiny import EOS, tiny_base, tiny_config
+from tests.tiny import EOS, perturb, tiny_base, tiny_config
 
 TEMPERATURE = 0.7
 
@@ -50,6 +51,7 @@ def make(
     algo: dict[str, Any] | None = None,
     agents: Sequence[str] = ("main",),
     num_iterations: int = 10,
+    lora: LoraConfig | None = None,
     **optim: Any,
 ) -> Updater:
     configs = [
@@ -58,7 +60,7 @@ def make(
     ]
     model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype})
     return Updater(
-        Policy.open(configs, model, LoraConfig(rank=4), seed=0),
+        Policy.open(configs, model, lora or LoraConfig(rank=4), seed=0),
         AlgoConfig.model_validate(algo or {}),
         OptimConfig.model_validate({"lr": 1e-3, "max_grad_norm": 1e9, **optim}),
         temperature=TEMPERATURE,
@@ -105,6 +107,15 @@ def on_policy(updater: Updater, samples: Sequence[Sample], divisor: float) -> Te
     return -sum((s.advantage * naive_logps(updater, "main", s).sum() for s in samples), torch.zeros(())) / divisor
 
 
+def summed_kl(updater: Updater, samples: Sequence[Sample]) -> Tensor:
+    terms = []
+    for sample in samples:
+        ref = naive_logps(updater, "main", sample, reference=True).detach()
+        difference = ref - naive_logps(updater, "main", sample)
+        terms.append((difference.exp() - difference - 1).sum())
+    return torch.stack(terms).sum()
+
+
 def gradients_used(updater: Updater, samples: Sequence[Sample], agent: str = "main") -> list[dict[str, Tensor]]:
     """The gradients of each optimizer step that one update takes."""
     parameters = updater.policy.parameters(agent)
@@ -141,6 +152,22 @@ def test_the_gradient_is_that_of_reinforce_at_its_temperature(any_base: Path, du
     updater, samples = make(any_base, dump, weights), make_samples()
     expected = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     (used,) = gradients_used(updater, samples)
+    assert_close(used, expected)
+
+
+def test_an_adapter_on_the_head_trains_and_decodes(tmp_path: Path, dump: Path) -> None:
+    base = tiny_base(tmp_path / "base", tiny_config(tie=False))
+    updater = make(base, dump, lora=LoraConfig(rank=4, target_modules=("q_proj", "lm_head")), algo={"beta": 0.1})
+    perturb(updater.policy, seed=1)
+    samples = make_samples()
+    expected = naive_gradient(
+        updater, "main", on_policy(updater, samples, len(samples)) + 0.1 * summed_kl(updater, samples) / len(samples)
+    )
+    with decoding_model(updater.policy, "main") as merged, updater.policy.active("main") as model, torch.no_grad():
+        ids = torch.tensor([[5, 6, 7]])
+        torch.testing.assert_close(merged(input_ids=ids).logits, model(input_ids=ids).logits, rtol=1e-4, atol=1e-5)
+    (used,) = gradients_used(updater, samples)
+    assert any("lm_head" in name and bool(value.any()) for name, value in used.items())
     assert_close(used, expected)
 
 
@@ -253,12 +280,7 @@ def test_the_kl_term_pulls_towards_the_untrained_policy(any_base: Path, dump: Pa
     first = updater.update({"main": samples})
     assert first["update/main/kl"] == pytest.approx(0.0, abs=1e-6)
     assert first["update/main/frac_skipped"] == 0.0
-    terms = []
-    for sample in flat:
-        ref = naive_logps(updater, "main", sample, reference=True).detach()
-        difference = ref - naive_logps(updater, "main", sample)
-        terms.append((difference.exp() - difference - 1).sum())
-    kl = torch.stack(terms).sum()
+    kl = summed_kl(updater, flat)
     expected = naive_gradient(updater, "main", 0.5 * kl / len(flat))
     (used,) = gradients_used(updater, flat)
     assert_close(used, expected)
