@@ -45,12 +45,13 @@ def bench_sandbox(workers: int = 2) -> int:
     Raises:
         SandboxError: no isolation level works here.
     """
-    table = Table(Column("", no_wrap=True), "measured", "target", "", box=None)
-    table.columns[1].justify = "right"
+    columns = [Column(name, no_wrap=True) for name in ("", "measured", "target", "")]
+    columns[1].justify = "right"
+    table = Table(*columns, box=None)
     for figure in run_bench(workers):
         verdict = ("met" if figure.met else "missed") if figure.target else ""
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)
-    Console(highlight=False, soft_wrap=True).print(table)
+    Console(highlight=False, width=100).print(table)  # also into a file
     return 0
 
 
