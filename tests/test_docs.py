@@ -45,6 +45,13 @@ def test_links_into_a_page_meet_a_heading(path: Path) -> None:
         assert anchor in {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
+def test_pages_that_sources_name_exist() -> None:
+    sources = [ROOT / "infra" / "setup.sh", ROOT / "Makefile"]
+    sources += [path for folder in ("magrpo", "magrpo_kernels", "pipelines") for path in ROOT.glob(f"{folder}/**/*.py")]
+    named = {name for path in sources for name in re.findall(r"docs/\w+\.md", path.read_text(encoding="utf-8"))}
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
 def test_the_readme_links_every_page() -> None:
     pages = {str(path.relative_to(ROOT)) for path in ROOT.glob("docs/*.md")}
     assert pages - set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) == set()
