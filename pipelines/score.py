@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
 from magrpo.config import plugin, validated
+from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.registry import ConfigError, Section
 from magrpo.stages.score import Cache, Scored, score_texts
@@ -80,8 +81,14 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
     tally: Counter[str] = Counter()
     try:
         with _opened(output, "wb") as file, Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(f"scoring at level {sandbox.level}", total=len(lines))
-            for report, passed in _reports(problems, lines, config, sandbox):
+            label = f"scoring at level {sandbox.level}"
+            task = bar.add_task(label, total=len(lines))
+
+            def ran(number: int) -> None:  # completions are done by the chunk, programs one by one
+                tally["programs"] += number
+                bar.update(task, description=f"{label}, {tally['programs']} programs run")
+
+            for report, passed in _reports(problems, lines, config, sandbox, ran):
                 tally["passed"] += passed
                 tally["masked"] += report.reward is None
                 file.write(msgspec.json.encode(report) + b"\n")
@@ -94,7 +101,11 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
 
 
 def _reports(
-    problems: Mapping[str, Problem], lines: Sequence[CompletionLine], config: ScoreConfig, sandbox: Sandbox
+    problems: Mapping[str, Problem],
+    lines: Sequence[CompletionLine],
+    config: ScoreConfig,
+    sandbox: Sandbox,
+    progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
     """The report of every line in order, and whether all tests passed."""
     seen: Counter[str] = Counter()
@@ -102,7 +113,7 @@ def _reports(
     rest = iter(lines)
     while chunk := list(islice(rest, _CHUNK)):
         items = [(problems[line.task_id], line.completions) for line in chunk]
-        scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache)
+        scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
             passed = not result.masked and config.reward.passed(result.reports)
             yield _report(line.task_id, seen[line.task_id], result, sandbox.level), passed
