@@ -3,8 +3,9 @@
 Layout of ``<root>/<run_id>``::
 
     config.json                       the resolved configuration
-    stages/0007/rollout.0/            one folder for each stage of each iteration
+    stages/00007/rollout.0/           one folder for each stage of each iteration
         groups.jsonl.gz  _SUCCESS     files and their manifest
+    set-aside/1/00007/rollout.0/      outputs that were taken out of the run, to do their stages again
 
 A stage writes into a temporary folder; the files and the manifest are flushed to disk and the folder is renamed into
 place, so a kill at any moment loses at most the stage in progress. A manifest carries a key, the digest of the stage's
@@ -20,7 +21,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -85,16 +86,20 @@ class RunStore:
         """The configuration the run was created with."""
         return load_resolved((self.path / "config.json").read_text(encoding="utf-8"))
 
-    def find(self, name: str, key: str) -> Pointer | None:
-        """The committed output of a stage, if it has this key and is undamaged."""
+    def committed(self, name: str) -> bool:
+        """Whether a stage has an output, whatever its key and state."""
+        return (self.path / "stages" / name / MANIFEST).is_file()
+
+    def find(self, name: str, key: str | None = None) -> Pointer | None:
+        """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
         folder = self.path / "stages" / name
         try:
             manifest = json.loads((folder / MANIFEST).read_bytes())
         except FileNotFoundError:
             return None
-        if manifest["key"] != key or not all(
-            _intact(folder / file, facts) for file, facts in manifest["files"].items()
-        ):
+        if key not in (None, manifest["key"]):
+            return None
+        if not all(_intact(folder / file, facts) for file, facts in manifest["files"].items()):
             return None
         return self._pointer(name)
 
@@ -150,6 +155,27 @@ class RunStore:
         _write_durably(partial, json.dumps(manifest, indent=1).encode())
         partial.rename(folder / MANIFEST)
         (folder / file).unlink()
+
+    def pruned(self, name: str) -> list[str]:
+        """The files of a committed stage that :meth:`prune` deleted."""
+        manifest = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
+        return [file for file, facts in manifest["files"].items() if facts.get("pruned")]
+
+    def set_aside(self, names: Sequence[str]) -> Path:
+        """Move the outputs of stages into a new folder of the run, the last first; returns the folder.
+
+        Each move is one rename. A kill between two leaves the earlier stages committed.
+        """
+        parent = self.path / "set-aside"
+        parent.mkdir(exist_ok=True)
+        folder = parent / str(1 + max((int(path.name) for path in parent.iterdir()), default=0))
+        for name in reversed(names):
+            source, target = self.path / "stages" / name, folder / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            source.rename(target)
+            _fsync(source.parent)
+            _fsync(target.parent)
+        return folder
 
     def _pointer(self, name: str) -> Pointer:
         manifest = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())

@@ -69,6 +69,7 @@ def train(
     *overrides: Overrides,
     local: bool = False,
     resume: str | None = None,
+    from_stage: str | None = None,
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
@@ -82,6 +83,8 @@ def train(
         Run the same loop without Prefect.
     resume
         Go on with this run where it stopped; takes the run's own configuration.
+    from_stage
+        With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to go on from, as if what follows it had not been done.
     name
         Name of the run; a date and a random suffix by default.
     """
@@ -89,6 +92,8 @@ def train(
     from magrpo.store import RunStore
     from pipelines import launch
 
+    if from_stage is not None and resume is None:
+        raise ConfigError("--from-stage needs the run to go on with: --resume RUN_ID")
     if resume is not None:
         if config or overrides or name:
             raise ConfigError("--resume takes the run's own configuration: leave out CONFIG, overrides and --name")
@@ -98,6 +103,8 @@ def train(
     else:
         extra = [f"root={root}"] if root else []
         store = RunStore.create(load_config(config, [*overrides, *extra]), name)
+    if from_stage is not None:
+        launch.rewind(store, from_stage)
     return launch.train(store, local=local)
 
 

@@ -15,6 +15,7 @@ from magrpo.registry import ConfigError
 from magrpo.report import closing_table, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
+from pipelines.order import rerun
 from pipelines.runner import Result, execute, only_one
 from pipelines.server import LocalServer
 from pipelines.session import load_report
@@ -43,6 +44,19 @@ def train(store: RunStore, *, local: bool) -> int:
         raise
     _conclude(result, console)
     return 0
+
+
+def rewind(store: RunStore, name: str) -> None:
+    """Take the stage ``name``, ``STAGE[:ITERATION]``, and what follows it out of the run; nothing is deleted.
+
+    Raises:
+        ConfigError: there is no such stage, or another process works on the run.
+    """
+    with only_one(store):
+        again = rerun(store, store.config(), name)
+        if again:
+            folder = store.set_aside([step.folder for step in again])
+            print(f"{len(again)} committed stages from {again[0]} on are set aside in {_near(folder)}")
 
 
 def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
