@@ -1,19 +1,22 @@
 """Update: one step of AdamW for every agent (one per epoch) on the loss of one iteration's samples.
 
 Every agent has its own optimizer and its own batch; nothing but the joint returns connects them. Samples without
-advantage (degenerate groups) are left out before the forward pass when no KL term needs them.
+advantage (degenerate groups) are left out before the forward pass when no KL term needs them. Micro-batches that do
+not fit the GPU's memory are halved, for this update and those after it; gradients stay what they were, up to rounding.
 """
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -27,6 +30,9 @@ from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.interfaces import Progress
 from magrpo.policy import Policy, has_linear_head, head, hidden_states, logits, shares_prompts
 from magrpo.types import Sample
+
+log = logging.getLogger(__name__)
+ResultT = TypeVar("ResultT")
 
 OPTIMIZER = "optimizer.pt"
 WEIGHTS = "weights"
@@ -58,6 +64,7 @@ class Updater:
         self.max_new_tokens = max_new_tokens
         self.num_iterations = num_iterations
         self.dump = dump
+        self.micro_batch_tokens = optim.micro_batch_tokens  # less once memory did not suffice
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._shares: dict[str, bool] = {}
         self._linear: dict[str, bool] = {}
@@ -75,6 +82,7 @@ class Updater:
 
         Raises:
             NonFiniteLoss: nothing was changed by the step that would have used it.
+            torch.cuda.OutOfMemoryError: one completion alone does not fit; the same holds.
         """
         lr = learning_rate(self.optim, self.policy.version + 1, self.num_iterations)
         metrics = {"update/lr": lr}
@@ -86,6 +94,7 @@ class Updater:
             stats.append(result)
             metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
+        metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
         for name in ("sampling_gap", "frac_skipped"):
             metrics[f"update/{name}"] = fmean(result[name] for result in stats)
         return metrics
@@ -111,42 +120,75 @@ class Updater:
         work = _Work(
             agent=agent,
             samples=kept,
-            rows=plan(kept, self.optim.micro_batch_tokens, self._shares[agent]),
+            rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
             divisor=DIVISORS[self.algo.loss_norm](len(samples), _num_tokens(samples), self.max_new_tokens),
         )
         totals: dict[str, float] = {}
         if kept:
-            frozen = [self._frozen_logps(agent, batch) for batch in self._batches(work)]
+            work, frozen = self._fitting(work, self._frozen)
             for epoch in range(self.algo.update_epochs):
-                last = epoch == self.algo.update_epochs - 1
-                totals = self._step(work, frozen, progress if last else None)
+                told = _Furthest(progress if epoch == self.algo.update_epochs - 1 else None)
+                work, sums = self._fitting(work, partial(self._gradient, frozen=frozen, told=told))
+                totals = self._step(work, sums)
         return _agent_metrics(totals, samples, kept)
 
-    def _step(self, work: _Work, frozen: Sequence[_Frozen], progress: Progress | None) -> dict[str, float]:
-        """One optimizer step on all micro-batches; the sums of their metrics, the loss and the gradient norm."""
-        optimizer = self._optimizers[work.agent]
-        optimizer.zero_grad(set_to_none=True)
-        losses: list[Tensor] = []
+    def _fitting(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
+        """What ``compute`` makes of ``work``, in smaller micro-batches if the GPU's memory does not suffice.
+
+        Raises:
+            torch.cuda.OutOfMemoryError: one completion at a time does not fit either.
+        """
+        while True:
+            try:
+                return work, compute(work)
+            except torch.cuda.OutOfMemoryError:
+                if all(len(rows) == len(rows[0]) == 1 for rows in work.rows):
+                    raise
+            # Here, and not above, where the exception would keep the tensors of its frames alive.
+            self._optimizers[work.agent].zero_grad(set_to_none=True)
+            torch.cuda.empty_cache()
+            rows = work.rows
+            while rows == work.rows:
+                self.micro_batch_tokens = max(self.micro_batch_tokens // 2, 1)
+                rows = plan(work.samples, self.micro_batch_tokens, self._shares[work.agent])
+            log.warning(
+                "update %d, agent %r: out of GPU memory; going on with micro-batches of %d tokens. "
+                "optim.micro_batch_tokens = %d avoids the detour",
+                self.policy.version + 1,
+                work.agent,
+                self.micro_batch_tokens,
+                self.micro_batch_tokens,
+            )
+            work = replace(work, rows=rows)
+
+    def _gradient(self, work: _Work, frozen: _Frozen, told: _Furthest) -> list[dict[str, Tensor]]:
+        """Leave the gradient of all micro-batches in the parameters; the loss and the metrics of each."""
+        self._optimizers[work.agent].zero_grad(set_to_none=True)
         sums: list[dict[str, Tensor]] = []
-        for batch, logps in zip(self._batches(work), frozen, strict=True):
-            loss, metrics = self._loss(work, batch, logps)
+        done = 0
+        for batch in self._batches(work):
+            loss, metrics = self._loss(work, batch, frozen.of(batch))
             loss.backward()  # type: ignore[no-untyped-call]
-            losses.append(loss.detach())
-            sums.append(metrics)
-            if progress:
-                progress(len(batch.samples))
+            sums.append({**metrics, "loss": loss.detach()})
+            done += len(batch.samples)
+            told.reach(done)
+        return sums
+
+    def _step(self, work: _Work, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+        """One optimizer step with the gradient in place; the sums of metrics and loss, and the gradient norm."""
+        optimizer = self._optimizers[work.agent]
         parameters = self.policy.parameters(work.agent).values()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
-        loss_of_batch = torch.stack(losses)
-        if not bool(loss_of_batch.isfinite().all() & norm.isfinite()):
+        losses = torch.stack([part["loss"] for part in sums])
+        if not bool(losses.isfinite().all() & norm.isfinite()):
             optimizer.zero_grad(set_to_none=True)
-            raise self._non_finite(work, loss_of_batch.tolist(), float(norm))
+            raise self._non_finite(work, losses.tolist(), float(norm))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         totals = {name: float(torch.stack([part[name] for part in sums]).sum()) for name in sums[0]}
-        return {**totals, "loss": float(loss_of_batch.sum()), "grad_norm": float(norm)}
+        return {**totals, "grad_norm": float(norm)}
 
-    def _loss(self, work: _Work, batch: Batch, frozen: _Frozen) -> tuple[Tensor, dict[str, Tensor]]:
+    def _loss(self, work: _Work, batch: Batch, frozen: _Logps) -> tuple[Tensor, dict[str, Tensor]]:
         with self.policy.active(work.agent) as model:
             loss_of = self._forward(work.agent, model, batch)
         several = self.algo.update_epochs > 1
@@ -166,17 +208,20 @@ class Updater:
             impl=self.algo.kernel,
         )
 
-    def _frozen_logps(self, agent: str, batch: Batch) -> _Frozen:
+    def _frozen(self, work: _Work) -> _Frozen:
         """What is computed once, before the first step, and only if the algorithm asks for it."""
-        old = ref = weights = None
-        if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
-            old = self._logps(agent, self.policy.active(agent), batch)
-        if self.algo.importance_cap is not None:
-            assert old is not None
-            weights = importance_weights(old, batch.sampling_logps, self.algo.importance_cap)
-        if self.algo.beta > 0:
-            ref = self._logps(agent, self.policy.reference(agent), batch)
-        return _Frozen(old, ref, weights)
+        frozen = _Frozen()
+        for batch in self._batches(work):
+            old = ref = weights = None
+            if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
+                old = self._logps(work.agent, self.policy.active(work.agent), batch)
+            if self.algo.importance_cap is not None:
+                assert old is not None
+                weights = importance_weights(old, batch.sampling_logps, self.algo.importance_cap)
+            if self.algo.beta > 0:
+                ref = self._logps(work.agent, self.policy.reference(work.agent), batch)
+            frozen.add(batch, [len(work.samples[i].completion_ids) for i in batch.samples], _Logps(old, ref, weights))
+        return frozen
 
     @torch.no_grad()
     def _logps(self, agent: str, model: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
@@ -228,12 +273,41 @@ class _Work:
 
 
 @dataclass(frozen=True, slots=True)
-class _Frozen:
+class _Logps:
     """Log-probabilities and weights that no gradient flows through, for the tokens of one micro-batch."""
 
     old: Tensor | None
     ref: Tensor | None
     weights: Tensor | None
+
+
+class _Frozen:
+    """:class:`_Logps` by completion, so that later micro-batches may be others."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, dict[int, Tensor]] = {"old": {}, "ref": {}, "weights": {}}
+
+    def add(self, batch: Batch, lengths: Sequence[int], logps: _Logps) -> None:
+        for name, kept in self._kept.items():
+            values: Tensor | None = getattr(logps, name)
+            if values is not None:
+                kept.update(zip(batch.samples, torch.split(values, list(lengths)), strict=True))
+
+    def of(self, batch: Batch) -> _Logps:
+        parts = {name: [kept[i] for i in batch.samples] if kept else None for name, kept in self._kept.items()}
+        return _Logps(**{name: None if part is None else torch.cat(part) for name, part in parts.items()})
+
+
+class _Furthest:
+    """Tells progress in completions, each once, however often the work begins anew."""
+
+    def __init__(self, tell: Progress | None) -> None:
+        self._tell, self._told = tell, 0
+
+    def reach(self, done: int) -> None:
+        if self._tell and done > self._told:
+            self._tell(done - self._told)
+            self._told = done
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from transformers import GraniteConfig
 
+from magrpo.collate import plan
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig
 from magrpo.engines.decoding import decoding_model
 from magrpo.policy import Policy
@@ -196,6 +197,63 @@ def test_micro_batches_and_order_change_nothing_but_rounding(base: Path, dump: P
     (whole,) = gradients_used(make(base, dump), samples)
     (split,) = gradients_used(make(base, dump, micro_batch_tokens=budget), shuffled)
     assert_close(split, whole)
+
+
+@pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1, "importance_cap": 2.0}])
+@pytest.mark.parametrize("times", [1, 3])
+def test_memory_that_does_not_suffice_halves_the_micro_batches(
+    base: Path,
+    dump: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    algo: dict[str, Any],
+    times: int,
+) -> None:
+    """The fake runs out in the second micro-batch of the last epoch, with gradients of the first in place."""
+    samples, told = make_samples(groups=8), list[int]()
+    whole = make(base, dump, algo=algo, micro_batch_tokens=64)
+    expected = gradients_used(whole, samples)
+    updater = make(base, dump, algo=algo, micro_batch_tokens=64)
+    loss, calls, left = updater._loss, 0, times
+    first_epochs = (len(expected) - 1) * len(plan(samples, 64, True))
+
+    def short_of_memory(*arguments: Any) -> Any:
+        nonlocal calls, left
+        calls += 1
+        if left and calls >= first_epochs + 2:
+            left -= 1
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return loss(*arguments)
+
+    monkeypatch.setattr(updater, "_loss", short_of_memory)
+    steps: list[dict[str, Tensor]] = []
+    hook = updater._optimizers["main"].register_step_pre_hook(
+        lambda *_: steps.append({n: p.grad.clone() for n, p in updater.policy.parameters("main").items()})
+    )
+    metrics = updater.update({"main": samples}, told.append)
+    hook.remove()
+    assert left == 0
+    assert len(steps) == len(expected)
+    for ours, theirs in zip(steps, expected, strict=True):
+        assert_close(ours, theirs)
+    assert metrics["update/micro_batch_tokens"] == updater.micro_batch_tokens <= 64 / 2**times
+    assert sum(told) == len(samples)
+    assert sum("out of GPU memory" in record.message for record in caplog.records) == times
+
+
+def test_a_completion_that_does_not_fit_alone_ends_the_update(
+    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = make(base, dump)
+    before = weights_of(updater)
+
+    def never(*_: object) -> Any:
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(updater, "_loss", never)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        updater.update({"main": make_samples()})
+    assert_equal(weights_of(updater), before)
 
 
 def test_siblings_apart_are_siblings_in_one_row(base: Path, dump: Path) -> None:
