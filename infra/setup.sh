@@ -51,7 +51,7 @@ step() {
 
 # digest: what the environment was made from. A moved checkout is a new one: a virtual environment holds its own path.
 digest() {
-    { pwd && cat infra/setup.sh requirements/cpu.txt requirements/dev.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
+    { pwd && cat infra/setup.sh requirements/{cpu,services,dev}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
         sha256sum
 }
 
@@ -123,8 +123,8 @@ main() {
     step "torch, CPU build" \
         "Could not get the CPU build of torch. It comes from https://download.pytorch.org/whl/cpu; set TORCH_INDEX=<url> to take it from a mirror." \
         "${pip[@]}" --retries 0 --timeout 20 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/cpu.txt)"
-    step "$(cat requirements/cpu.txt requirements/dev.txt | grep -c ==) pinned packages" "$online" \
-        "${pip[@]}" -r requirements/cpu.txt -r requirements/dev.txt
+    step "$(cat requirements/{cpu,services,dev}.txt | grep -c ==) pinned packages" "$online" \
+        "${pip[@]}" -r requirements/cpu.txt -r requirements/services.txt -r requirements/dev.txt
     step "magrpo itself" "$online" "${pip[@]}" --no-build-isolation -e .
     step "check that everything loads" \
         "The packages are installed but do not load; delete .venv and run this again. If it stays: open an issue with $LOG." \

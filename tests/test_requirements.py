@@ -26,9 +26,10 @@ def _pins(name: str) -> dict[str, Version]:
     [
         (PROJECT["dependencies"], ["cpu.txt"]),
         (PROJECT["dependencies"] + PROJECT["optional-dependencies"]["vllm"], ["cuda.txt"]),
+        (PROJECT["optional-dependencies"]["services"], ["cpu.txt", "services.txt"]),
         (PROJECT["optional-dependencies"]["dev"], ["cpu.txt", "dev.txt"]),
     ],
-    ids=["cpu", "cuda", "dev"],
+    ids=["cpu", "cuda", "services", "dev"],
 )
 def test_direct_dependencies_are_pinned_as_the_project_wants_them(requirements: list[str], files: list[str]) -> None:
     pins = {package: number for name in files for package, number in _pins(name).items()}

@@ -1,0 +1,25 @@
+# A worker without a GPU: the project at its pinned versions, and a Prefect worker. Built from the root of the
+# repository.
+FROM python:3.11.14-slim-bookworm
+
+# bubblewrap is the sandbox, libnuma what vLLM's CPU build loads, git what Prefect pulls code with.
+RUN apt-get update \
+    && apt-get install -y --no-install-recommends bubblewrap git libnuma1 \
+    && rm -rf /var/lib/apt/lists/*
+
+WORKDIR /opt/magrpo
+COPY requirements/cpu.txt requirements/
+RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
+        -r requirements/cpu.txt
+COPY pyproject.toml README.md LICENSE ./
+COPY magrpo magrpo
+COPY magrpo_kernels magrpo_kernels
+COPY pipelines pipelines
+COPY infra infra
+RUN pip install --no-cache-dir --no-deps -e . \
+    && useradd --uid 1000 --create-home magrpo \
+    && install -d -o magrpo -g magrpo runs
+
+USER 1000
+ENV HF_HOME=/opt/magrpo/runs/huggingface
+CMD ["prefect", "worker", "start", "--type", "process", "--pool", "magrpo", "--limit", "1"]
