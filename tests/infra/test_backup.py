@@ -6,8 +6,6 @@ import os
 import shutil
 import sqlite3
 import subprocess
-import tempfile
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -113,31 +111,6 @@ def test_backups_beyond_keep_are_removed_oldest_first(runs: Path, tmp_path: Path
     assert result.returncode == 0, result.stderr
     names = sorted(path.name for path in folder.iterdir())
     assert (names[0], names[-1], len(names)) == ("2001-01-03T000000Z", "notes", 3)
-
-
-@pytest.fixture
-def postgres() -> Iterator[Path]:
-    """The folder of the socket of a PostgreSQL of its own, which listens on nothing else."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
-    if not programs:
-        pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
-
-    def call(*command: str | Path) -> None:
-        # PostgreSQL refuses to run as root.
-        as_user = ["setpriv", "--reuid=postgres", "--regid=postgres", "--clear-groups"] if os.geteuid() == 0 else []
-        subprocess.run([*as_user, programs[-1] / command[0], *command[1:]], check=True, stdout=subprocess.DEVNULL)
-
-    with tempfile.TemporaryDirectory(prefix="magrpo-pg-", dir="/tmp") as name:  # a path short enough for a socket
-        folder = Path(name)
-        if os.geteuid() == 0:
-            shutil.chown(folder, "postgres", "postgres")
-        call("initdb", "-D", folder / "data", "-U", "postgres", "--auth=trust", "--no-sync")
-        options = f"-k {folder} -c listen_addresses='' -c fsync=off"
-        call("pg_ctl", "-D", folder / "data", "-w", "-l", folder / "log", "-o", options, "start")
-        try:
-            yield folder
-        finally:
-            call("pg_ctl", "-D", folder / "data", "-w", "-m", "immediate", "stop")
 
 
 def test_postgresql_backup_comes_back_as_the_databases_own_user(
