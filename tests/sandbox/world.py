@@ -144,8 +144,11 @@ class World:
         return worker.process.pid
 
 
-def _objects(kind: str) -> int:
-    return len(Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+def _objects(kind: str) -> list[str]:
+    """System V objects of the user that jails run as; other programs of this machine may come and go."""
+    header, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
+    owner = str(os.geteuid() if UID is None else UID)
+    return [row[1] for row in rows if row[header.index("cuid")] == owner]
 
 
 def _lives(process: psutil.Process) -> bool:
