@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ class Server:
     login: str
     log: Path
 
-    def post(self, path: str, body: object, login: str = "", host: str = "") -> tuple[int, object]:
+    def post(self, path: str, body: object, login: str = "", host: str = "") -> tuple[int, Any]:
         """Status and answer of a POST of JSON, with this login and this Host header if given."""
         request = urllib.request.Request(f"{self.url}{path}", json.dumps(body).encode())
         request.add_header("Content-Type", "application/json")
@@ -58,17 +59,10 @@ def _free_port() -> int:
 @contextmanager
 def _started(unit: str, port: int, health: str, login: str, home: Path, env: dict[str, str]) -> Iterator[Server]:
     """The server of a unit, its folders in ``home``, with ``env`` as its EnvironmentFile, until the block ends."""
-    text = (INFRA / "systemd" / f"magrpo-{unit}.service").read_text().replace("\\\n", " ")
-    text = text.replace("/var/lib/magrpo", str(home)).replace("/etc/magrpo", str(home))
-    text = text.replace("/opt/magrpo/.venv/bin", str(Path(sys.executable).parent))
-    text = re.sub(r"\b(?:4200|5000)\b", str(port), text)
-    settings = dict(line.split("=", 1) for line in re.findall(r"^Environment=(.+)$", text, re.MULTILINE))
-    (command,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
+    command, settings = _unit(unit, port, home)
     log = home / f"{unit}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(
-            shlex.split(command), env=os.environ | settings | env, cwd=home, stdout=output, stderr=output
-        )
+        process = subprocess.Popen(command, env=os.environ | settings | env, cwd=home, stdout=output, stderr=output)
     server = Server(f"http://127.0.0.1:{port}", login, log)
     try:
         deadline = time.monotonic() + 240
@@ -84,6 +78,18 @@ def _started(unit: str, port: int, health: str, login: str, home: Path, env: dic
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+
+
+def _unit(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]]:
+    """Command line and settings of a unit, with its folders in ``home`` and its servers on ``port``."""
+    text = (INFRA / "systemd" / f"magrpo-{name}.service").read_text().replace("\\\n", " ")
+    text = text.replace("/var/lib/magrpo", str(home)).replace("/etc/magrpo", str(home))
+    text = text.replace("/opt/magrpo/.venv/bin", str(Path(sys.executable).parent))
+    text = re.sub(r"\b(?:4200|5000)\b", str(port), text)
+    (command,) = re.findall(r"^ExecStart=(.+)$", text, re.MULTILINE)
+    return shlex.split(command), dict(
+        line.split("=", 1) for line in re.findall(r"^Environment=(.+)$", text, re.MULTILINE)
+    )
 
 
 def _answers(url: str) -> bool:
@@ -134,6 +140,15 @@ def test_servers_of_one_box(
         assert prefect.post(*flow)[0] == 401
         assert prefect.post(*flow, login="magrpo:wrong")[0] == 401
         assert prefect.post(*flow, login=prefect.login)[0] in {200, 201}
+
+        command, settings = _unit("worker", int(prefect.url.rsplit(":", 1)[1]), tmp_path)
+        client = {"PREFECT_API_AUTH_STRING": env["PREFECT_API_AUTH_STRING"]}  # it gets no secret of a server
+        worker = subprocess.run(
+            [*command, "--run-once"], env=os.environ | settings | client, cwd=tmp_path, capture_output=True, text=True
+        )
+        assert worker.returncode == 0, worker.stderr
+        _, pools = prefect.post("/api/work_pools/filter", {}, login=prefect.login)
+        assert [(pool["name"], pool["type"]) for pool in pools] == [("magrpo", "process")]
 
         experiment = ("/api/2.0/mlflow/experiments/create", {"name": "kept"})
         assert mlflow.post(*experiment)[0] == 401
