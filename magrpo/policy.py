@@ -67,8 +67,8 @@ class Policy:
         Raises:
             ConfigError: a base, its tokenizer, trained weights, the device or a target module cannot be used.
         """
-        device = _device(model)
-        dtype = _dtype(model, device)
+        device = device_of(model)
+        dtype = dtype_of(model, device)
         policy = cls(device, dtype, model.chat_template)
         shared: dict[str, PeftModel] = {}
         for named in agents:
@@ -205,7 +205,12 @@ class Policy:
         return torch.autocast(self.device.type, dtype=self.dtype, enabled=masters)
 
 
-def _device(model: ModelConfig) -> torch.device:
+def device_of(model: ModelConfig) -> torch.device:
+    """The device the policies will live on.
+
+    Raises:
+        ConfigError: CUDA is asked for and there is none.
+    """
     if model.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError('model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"')
     if model.device == "auto":
@@ -213,7 +218,8 @@ def _device(model: ModelConfig) -> torch.device:
     return torch.device(model.device)
 
 
-def _dtype(model: ModelConfig, device: torch.device) -> torch.dtype:
+def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
+    """The dtype of frozen weights and of matrix products."""
     if model.dtype == "auto":
         return torch.bfloat16 if device.type == "cuda" else torch.float32
     return torch.float32 if model.dtype == "float32" else torch.bfloat16

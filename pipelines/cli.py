@@ -6,12 +6,16 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter, validators
 
 from magrpo.registry import ConfigError
 from pipelines.settings import prepare_environment
+
+if TYPE_CHECKING:
+    from magrpo.config import RunConfig
+    from magrpo.store import RunStore
 
 app = App(
     name="magrpo",
@@ -70,6 +74,7 @@ def train(
     local: bool = False,
     resume: str | None = None,
     from_stage: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
@@ -85,6 +90,8 @@ def train(
         Go on with this run where it stopped; takes the run's own configuration.
     from_stage
         With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to go on from, as if what follows it had not been done.
+    dry_run
+        Say what would be done, what it would take, and which values are not the defaults; do nothing.
     name
         Name of the run; a date and a random suffix by default.
     """
@@ -102,10 +109,21 @@ def train(
         raise ConfigError("train needs a configuration file, or --resume RUN_ID (see magrpo train --help)")
     else:
         extra = [f"root={root}"] if root else []
-        store = RunStore.create(load_config(config, [*overrides, *extra]), name)
+        resolved = load_config(config, [*overrides, *extra])
+        if dry_run:
+            return _show_plan(resolved)
+        store = RunStore.create(resolved, name)
+    if dry_run:
+        return _show_plan(store.config(), store, from_stage)
     if from_stage is not None:
         launch.rewind(store, from_stage)
     return launch.train(store, local=local)
+
+
+def _show_plan(config: RunConfig, store: RunStore | None = None, from_stage: str | None = None) -> int:
+    from pipelines.plan import show_plan
+
+    return show_plan(config, store, from_stage)
 
 
 @app.command(help_epilogue="")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
 from magrpo.registry import Plugin
 from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
@@ -37,6 +38,9 @@ class CodingReward(Plugin):
     Reports are named ``program`` (the combined program) and ``wrapper`` (main's body replaced by a bare call of
     ``aux``, run only where the thin-wrapper rule needs it). See ``docs/rewards.md`` for what each part demands.
     """
+
+    max_executions: ClassVar[int] = 2
+    """Programs of one joint action that run at most; the plan of a run counts with it."""
 
     kind: str = "coding"
     scale: float = 1.0

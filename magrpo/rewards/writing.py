@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from magrpo.registry import Plugin
 from magrpo.rewards.words import STOP_WORDS, num_transition_categories
@@ -62,6 +62,9 @@ class WritingReward(Plugin):
 
     See ``docs/rewards.md`` for the levels. Nothing runs in the sandbox and nothing is passed or failed.
     """
+
+    max_executions: ClassVar[int] = 0
+    """Programs of one joint action that run at most; the plan of a run counts with it."""
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"

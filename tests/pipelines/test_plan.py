@@ -1,0 +1,109 @@
+"""The plan of a run: its counts against a run that was made, its sizes against models that were loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.policy import Policy
+from magrpo.registry import ConfigError
+from magrpo.store import RunStore, read_records
+from magrpo.types import RolloutGroup, Turn
+from pipelines.estimate import measured, memory, work_of
+from pipelines.plan import show_plan
+from tests.pipelines.micro import command
+from tests.pipelines.test_resume import Runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("plan"))
+    assert runs.train("whole") == 0
+    return runs
+
+
+def config(runs: Runs, *overrides: str) -> RunConfig:
+    return load_config(runs.config, overrides)
+
+
+def files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path) -> None:
+    before = files(runs.root)
+    root = tmp_path / "runs"
+    assert command(["train", str(runs.config), f"root={root}", "--dry-run"], tmp_path / "log") == 0
+    said = (tmp_path / "log").read_text()
+    assert not root.exists()
+    assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
+    assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
+    assert "reused   none, a new run" in said
+    assert "engine   transformers, on " in said
+    assert f"unknown, no earlier run in {root}" in said
+    for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
+        assert f"\n  {line}\n" in said
+    assert "algo.gamma" not in said, "which has its default"
+    assert said.endswith("nothing was trained or written\n")
+
+    assert command(["train", "--resume", "whole", "--root", str(runs.root), "--dry-run"], tmp_path / "resume") == 0
+    assert "reused   13 of 13 stages; none is left to run" in (tmp_path / "resume").read_text()
+    assert files(runs.root) == before
+
+
+def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    store = RunStore.open(runs.root, "whole")
+    before = files(runs.root)
+    assert show_plan(store.config(), store, "update:2") == 0
+    said = capsys.readouterr().out
+    assert "4 committed stages, from update:1 on, would be set aside" in said
+    assert "reused   9 of 13 stages; the first to run is update:1" in said
+    assert "in stages, from the means of 1 earlier run in" in said
+    assert files(runs.root) == before
+
+
+def test_counts_are_those_of_a_run(runs: Runs) -> None:
+    store, work = RunStore.open(runs.root, "whole"), work_of(config(runs))
+    groups = read_records(store.path / "stages/00001/rollout.0/groups.jsonl.gz", RolloutGroup[Turn])
+    assert work.completions == sum(len(members) for group in groups for members in group.actions.values())
+    assert work.joint_actions == sum(len(group.turns) for group in groups)
+    assert work.tokens == work.completions * 6
+    assert work.programs is None, "a reward from elsewhere does not say"
+
+
+def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
+    two = work_of(config(runs, "env.num_turns=2", "rollout.branching=3", "rollout.joint_mode=crossed"))
+    # 2 problems; 4 completions of 2 agents and 16 joint actions a node; 3 of them go on
+    assert (two.completions, two.joint_actions) == ((2 + 6) * 4 * 2, (2 + 6) * 16)
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
+    resolved = config(runs, f"agents.0.weights={weights}", "model.device=cpu")
+    policy = Policy.open(resolved.agents, resolved.model, resolved.lora, 0)
+    trained = {name: sum(p.numel() for p in policy.parameters(name).values()) for name in policy.agents}
+    with policy.active("main") as model:
+        frozen = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
+    sizes = memory(resolved, 4, None)
+    assert sizes["optimizer"] == 8 * sum(trained.values())
+    assert sizes["gradients of one agent"] == 4 * max(trained.values())
+    assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.weights(name) == "lora")
+    assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
+    assert sizes["frozen parameters"] == 4 * frozen
+    assert "KV cache of completions" not in sizes
+    assert memory(resolved, 4, 256)["KV cache of completions"] > 0
+
+
+def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
+    seconds, number = measured(runs.root, config(runs))
+    assert number == 1
+    assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
+    assert measured(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
+    assert measured(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
+
+
+def test_a_model_that_is_not_there(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="agent 'helper': cannot read the configuration of"):
+        memory(config(runs, "agents.0.model=/nowhere/at-all"), 4, None)
