@@ -97,26 +97,52 @@ magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
 _FORKS.set_forkserver_preload(_HEAVY.split())
 
 
-def command(arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> int:
-    """Run ``magrpo ARGUMENTS`` in a process of its own; its exit code, negative for a signal.
+def magrpo(arguments: list[str]) -> int:
+    from pipelines.cli import main
+
+    return main(arguments)
+
+
+def prefect(arguments: list[str]) -> int:
+    from prefect.cli import app
+
+    sys.argv = ["prefect", *arguments]
+    app()
+    return 0
+
+
+def command(
+    arguments: Sequence[str],
+    log: Path,
+    before: Callable[[], None] | None = None,
+    program: Callable[[list[str]], int] = magrpo,
+) -> int:
+    """Run ``magrpo ARGUMENTS``, or another program, in a process of its own; its exit code, negative for a signal.
 
     The process is forked from one that has the libraries loaded, which saves seconds a command. ``log`` gets what it
     says. ``before`` is called in it first: a function of a module.
     """
-    process = start(arguments, log, before)
+    process = start(arguments, log, before, program)
     process.join()
     assert process.exitcode is not None
     return process.exitcode
 
 
-def start(arguments: Sequence[str], log: Path, before: Callable[[], None] | None = None) -> multiprocessing.Process:
+def start(
+    arguments: Sequence[str],
+    log: Path,
+    before: Callable[[], None] | None = None,
+    program: Callable[[list[str]], int] = magrpo,
+) -> multiprocessing.Process:
     """As :func:`command`, without waiting for it."""
-    process = _FORKS.Process(target=_main, args=(list(arguments), log, before))
+    process = _FORKS.Process(target=_main, args=(list(arguments), log, before, program))
     process.start()
     return process  # type: ignore[return-value]
 
 
-def _main(arguments: list[str], log: Path, before: Callable[[], None] | None) -> None:
+def _main(
+    arguments: list[str], log: Path, before: Callable[[], None] | None, program: Callable[[list[str]], int]
+) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
@@ -124,6 +150,4 @@ def _main(arguments: list[str], log: Path, before: Callable[[], None] | None) ->
     os.environ.pop("PREFECT_API_URL", None)  # of the moment in which the fork server started
     if before is not None:
         before()
-    from pipelines.cli import main
-
-    sys.exit(main(arguments))
+    sys.exit(program(arguments))

@@ -20,7 +20,7 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.registry import ConfigError
 from pipelines.server import LocalServer, ServerError
-from tests.pipelines.micro import command, start, write_config
+from tests.pipelines.micro import command, prefect, start, write_config
 from tests.pipelines.test_resume import die_at_work
 
 STAGES = [
@@ -70,6 +70,11 @@ class Flows:
         if (self.root / name).exists():
             return ["train", "--resume", name, "--root", str(self.root)]
         return ["train", str(self.config), "--name", name]
+
+    def retry(self, name: str, before: Callable[[], None] | None = None) -> int:
+        """``prefect flow-run retry`` for the newest flow run of a run."""
+        arguments = ["flow-run", "retry", str(self.seen(name)[-1].id), "--entrypoint", "pipelines/train.py:train"]
+        return command(arguments, self.log(name), partial(self.prepare, before), prefect)
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"
@@ -146,6 +151,29 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flo
     assert completed.state_name == "Completed"
     assert flows.tracked("broken")[0] == "FINISHED"
     assert "committed stages are reused" in flows.log("broken").read_text()
+
+
+def test_prefects_own_retry_goes_on_at_the_failed_stage(flows: Flows) -> None:
+    """The same flow run, the same MLflow run; a stage fails twice, those before it are not run again."""
+    before = partial(fail, "rollout", 1, ConfigError)
+    assert flows.train("retried", before) == 2
+    files = [path for path in (flows.root / "retried" / "stages").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"prepare", "evaluate"}
+    written = {path: path.stat().st_ino for path in files}
+    assert flows.retry("retried", before) != 0
+    [failed] = flows.seen("retried")
+    assert (failed.state_name, flows.tracked("retried")[0]) == ("Failed", "FAILED")
+    assert flows.tasks(failed)["00001/rollout.0"].state_name == "Failed"
+
+    assert flows.retry("retried") == 0
+    said = flows.log("retried").read_text()
+    assert "rollout is made to fail" in said
+    assert "committed stages are reused" in said
+    assert {path: path.stat().st_ino for path in files} == written, "a committed stage was run again"
+    [run] = flows.seen("retried")
+    assert (run.state_name, run.id, run.run_count) == ("Completed", failed.id, 3)
+    status, tags = flows.tracked("retried")
+    assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
 
 
 def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
