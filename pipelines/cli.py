@@ -155,6 +155,44 @@ def evaluate(
 
 
 @app.command(help_epilogue="")
+def serve(
+    config: Path,
+    /,
+    *overrides: Overrides,
+    cron: str | None = None,
+    interval: str | None = None,
+    rrule: str | None = None,
+    timezone: str = "UTC",
+    limit: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    name: str | None = None,
+) -> int:
+    """Train again and again, at the times of a schedule, until interrupted.
+
+    Example: magrpo serve pipelines/configs/embedded.toml --cron "0 2 * * *" --timezone Europe/Berlin
+
+    Parameters
+    ----------
+    config
+        TOML file; read anew for every run.
+    cron
+        Five fields: minute, hour, day, month, day of the week.
+    interval
+        Time from one start to the next: 90s, 30m, 6h, 1d.
+    rrule
+        Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
+    timezone
+        Time zone of the schedule.
+    limit
+        Runs at the same time, at most.
+    name
+        Name of the schedule, and what its runs' names begin with; the file's name by default.
+    """
+    from pipelines.launch import serve
+
+    return serve(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
+
+
+@app.command(help_epilogue="")
 def score(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
     """Run joint completions against their problems' tests in the sandbox and price them.
 

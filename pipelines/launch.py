@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import shutil
 import sys
+from asyncio import CancelledError
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from magrpo.config import load_config
 from magrpo.registry import ConfigError
 from magrpo.report import closing_table, start_title
 from magrpo.store import RunStore
@@ -42,7 +46,7 @@ def train(store: RunStore, *, local: bool) -> int:
             f"the run stopped; every committed stage is kept. When the cause is gone, go on with:\n  {again}"
         )
         raise
-    _conclude(result, console)
+    conclude(result, console)
     return 0
 
 
@@ -81,7 +85,7 @@ def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
         return flow(str(root), run_id)
 
 
-def _conclude(result: Result, console: Console) -> None:
+def conclude(result: Result, console: Console) -> None:
     """What was learned, where it lies, and what to type next."""
     store, config = result.store, result.store.config()
     pointers = [result.outcome.evaluations[iteration] for iteration in sorted(result.outcome.evaluations)]
@@ -109,6 +113,24 @@ def _conclude(result: Result, console: Console) -> None:
         console.print(f"next:    {_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
     else:
         console.print(f"next:    open {page}")
+
+
+def serve(
+    config: Path, overrides: Sequence[str], when: tuple[str | None, str | None, str | None, str], name: str, limit: int
+) -> int:
+    """Start runs by a schedule until interrupted; ``when`` is cron, interval, rrule, time zone."""
+    resolved = load_config(config, overrides)
+    with LocalServer(resolved.root / "prefect", schedules=True) as server:
+        print("starting Prefect (the first time in a folder takes up to half a minute)", flush=True)
+        from pipelines import schedule
+
+        timetable = schedule.Timetable(*when)
+        timetable.schedule()
+        server.wait()
+        with suppress(KeyboardInterrupt, CancelledError):
+            schedule.serve(config, overrides, timetable, name, limit)
+    print("ended; what is missed until this schedule is served again is made up for then, once")
+    return 0
 
 
 def _spent(result: Result) -> str:

@@ -2,7 +2,7 @@
 
 Prefect can start such a server by itself, but that one survives a killed run and writes its tracebacks between the
 run's own lines. This one is killed by the kernel when its parent dies, logs to a file, and starts while the run loads
-its libraries. ``python -m pipelines.server PORT PARENT_PID`` is the process itself.
+its libraries. ``python -m pipelines.server PORT PARENT_PID [schedules]`` is the process itself.
 """
 
 from __future__ import annotations
@@ -33,10 +33,12 @@ class LocalServer:
     """A Prefect server on this machine with its database in ``home``; nothing at all if the user has one already.
 
     Use as a context manager around the import of Prefect: entering sets ``PREFECT_HOME`` and ``PREFECT_API_URL``,
-    which Prefect reads when it is imported.
+    which Prefect reads when it is imported. ``schedules``: it also makes the runs that schedules ask for, and has
+    Prefect's page.
     """
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, *, schedules: bool = False) -> None:
+        self._more = ["schedules"] if schedules else []
         self.home = home.absolute()
         self.log = self.home / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
@@ -50,7 +52,7 @@ class LocalServer:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self._port = free.getsockname()[1]
-        command = [sys.executable, "-m", "pipelines.server", str(self._port), str(os.getpid())]
+        command = [sys.executable, "-m", "pipelines.server", str(self._port), str(os.getpid()), *self._more]
         with self.log.open("ab") as log:
             # Its own session: Ctrl-C ends the run, which then still has a server to tell.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
@@ -94,7 +96,7 @@ def healthy(url: str) -> bool:
         return False
 
 
-def serve(port: int, parent: int) -> None:
+def serve(port: int, parent: int, *, schedules: bool) -> None:
     """Serve Prefect's API until ``parent`` dies or a signal comes."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
@@ -102,9 +104,9 @@ def serve(port: int, parent: int) -> None:
     import uvicorn
     from prefect.server.api.server import create_app
 
-    app = create_app(ephemeral=True, final=True)
+    app = create_app(ephemeral=not schedules, final=True)
     uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
 
 
 if __name__ == "__main__":
-    serve(int(sys.argv[1]), int(sys.argv[2]))
+    serve(int(sys.argv[1]), int(sys.argv[2]), schedules="schedules" in sys.argv[3:])
