@@ -44,6 +44,7 @@ STYLE: dict[Any, Any] = {
 MODE = "sampled"
 TITLES = {"train": "Training problems", "test": "Held-out problems", "ood": "New compositions (ood)"}
 Point = tuple[float, float]
+Curve = Sequence[tuple[int, Interval]]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -67,8 +68,8 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
         right.set_title("Its parts, held-out problems")
         splits = [key.split("/")[0] for key in reports[-1].summary if key.endswith(f"/{MODE}")]
         returns = {"held-out" if split == "test" else split: (f"{split}/{MODE}", "return") for split in splits}
-        _draw_curves(left, reports, returns, (INK, GREY))
-        _draw_curves(right, reports, {part: (f"test/{MODE}", part) for part in maxima}, COLOURS)
+        _draw_curves(left, _curves(reports, returns), (INK, GREY))
+        _draw_curves(right, _curves(reports, {part: (f"test/{MODE}", part) for part in maxima}), COLOURS)
         for axes in (left, right):
             axes.set_xlabel("training iterations")
             axes.set_ylim(0, 103)
@@ -79,15 +80,19 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
     return figure
 
 
-def _draw_curves(
-    axes: Axes, reports: Sequence[EvalReport], quantities: Mapping[str, tuple[str, str]], colours: Sequence[str]
-) -> None:
+def _curves(reports: Sequence[EvalReport], quantities: Mapping[str, tuple[str, str]]) -> dict[str, Curve]:
+    return {
+        label: [(report.policy_version, report.summary[key][name]) for report in reports]
+        for label, (key, name) in quantities.items()
+    }
+
+
+def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
     """One line and band for each label, the label written at the line's end."""
-    iterations = [report.policy_version for report in reports]
     ends = {}
-    for (label, (key, name)), colour, marker in zip(quantities.items(), colours, MARKERS, strict=False):
-        values: list[Interval] = [report.summary[key][name] for report in reports]
-        mean, low, high = ([100 * getattr(value, field) for value in values] for field in ("mean", "low", "high"))
+    for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
+        iterations = [iteration for iteration, _ in curve]
+        mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
         axes.fill_between(iterations, low, high, color=colour, alpha=0.14, linewidth=0)
         axes.plot(iterations, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
         ends[label] = (mean[-1], colour)
@@ -112,6 +117,30 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
         placed[label] = min(heights[label], ceiling)
         ceiling = placed[label] - gap
     return placed
+
+
+def comparison_picture(runs: Mapping[str, Sequence[EvalReport]]) -> Figure:
+    """Held-out return of several runs over their training iterations, and that on new compositions where all have it.
+
+    ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
+    of its own run's maximum.
+    """
+    assert len(runs) <= len(COLOURS), "more runs than colours"
+    splits = [split for split in ("test", "ood") if all(f"{split}/{MODE}" in r[-1].summary for r in runs.values())]
+    with mpl.rc_context(STYLE):
+        figure, panels = _panels(len(splits), height=4.4)
+        for axes, split in zip(panels, splits, strict=True):
+            curves = {
+                label: [(report.policy_version, report.summary[f"{split}/{MODE}"]["return"]) for report in reports]
+                for label, reports in runs.items()
+            }
+            _draw_curves(axes, curves, COLOURS)
+            axes.set(title=f"Joint return, {TITLES[split].lower()}", xlabel="training iterations", ylim=(0, 103))
+            axes.grid(axis="y")
+        panels[0].set_ylabel("percent of the maximum")
+        note = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+        figure.supxlabel(note, fontsize=9.5, color=GREY)
+    return figure
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn

@@ -46,11 +46,11 @@ def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, floa
     lines = ["# Evaluation", "", "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."]
     for split, mode, key in _keys(rows[-1][1]):
         summary = rows[-1][1].summary[key]
-        columns = _columns(summary, maxima)
+        columns = columns_of(summary, maxima)
         lines += ["", f"## {SPLIT_TITLES[split]}, {mode}", ""]
-        lines += [f"| agents | {' | '.join(map(_title, columns))} |", "|---|" + "---:|" * len(columns)]
+        lines += [f"| agents | {' | '.join(map(column_title, columns))} |", "|---|" + "---:|" * len(columns)]
         for name, report in rows:
-            cells = (_cell(column, report.summary[key][column]) for column in columns)
+            cells = (cell(column, report.summary[key][column]) for column in columns)
             lines += [f"| {name} | {' | '.join(cells)} |"]
     return "\n".join(lines) + "\n"
 
@@ -81,9 +81,9 @@ def closing_table(
         if key_mode == mode:
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
-            for column in _columns(summary, maxima):
-                cells = (_cell(column, report.summary[key][column]) for _, report in rows)
-                table.add_row(f"  {_title(column)}", *cells, style="bold" if column == "return" else None)
+            for column in columns_of(summary, maxima):
+                cells = (cell(column, report.summary[key][column]) for _, report in rows)
+                table.add_row(f"  {column_title(column)}", *cells, style="bold" if column == "return" else None)
     return table
 
 
@@ -107,15 +107,18 @@ def _compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, Eval
     return before + after
 
 
-def _columns(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
+def columns_of(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
+    """The quantities of a summary that are shown, in the order in which they are."""
     pass_at = sorted((name for name in summary if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
     return [*maxima, "return", *dict.fromkeys([pass_at[0], pass_at[-1]]), "response_tokens"]
 
 
-def _title(column: str) -> str:
+def column_title(column: str) -> str:
+    """What a quantity is called in a table."""
     return column.replace("pass_at_", "pass@").replace("_", " ")
 
 
-def _cell(column: str, value: Interval) -> str:
+def cell(column: str, value: Interval) -> str:
+    """``mean [low, high]`` in percent, tokens as a count."""
     scale = 1.0 if column == "response_tokens" else 100.0
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"

@@ -14,6 +14,7 @@ name, configuration and inputs. A later call with the same key finds the output 
 
 from __future__ import annotations
 
+import difflib
 import gzip
 import hashlib
 import json
@@ -21,7 +22,7 @@ import os
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -73,13 +74,15 @@ class RunStore:
         """An existing run directory.
 
         Raises:
-            ConfigError: there is no such run; the message lists the newest ones.
+            ConfigError: there is no such run; the message names runs of similar names, else the newest ones.
         """
         store = cls(root, run_id)
         if not (store.path / "config.json").is_file():
             runs = sorted((p.parent for p in root.glob("*/config.json")), key=lambda p: p.stat().st_mtime)
-            known = ", ".join(p.name for p in runs[-5:]) or "none"
-            raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {known}")
+            near = difflib.get_close_matches(run_id, [p.name for p in runs], n=3)
+            known = ", ".join(near or [p.name for p in runs[-5:]]) or "none"
+            which = "did you mean" if near else "the newest runs there:"
+            raise ConfigError(f"no run {run_id!r} in {root}; {which} {known}{'?' * bool(near)}")
         return store
 
     def config(self) -> RunConfig:
@@ -135,6 +138,11 @@ class RunStore:
         """The metrics of a committed stage."""
         metrics: dict[str, float] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["metrics"]
         return metrics
+
+    def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
+        """Iteration, stage and metrics of everything committed, in no particular order."""
+        for path in self.path.glob(f"stages/*/[!.]*/{MANIFEST}"):
+            yield int(path.parts[-3]), path.parts[-2], json.loads(path.read_bytes())["metrics"]
 
     def folder(self, pointer: Pointer) -> Path:
         """The folder a pointer refers to."""

@@ -12,18 +12,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit, urlunsplit
 
 from magrpo.config import TrackingConfig
 from magrpo.spool import FINAL, Record, Refused, Spool, SpooledTracker, Unavailable, check_keys
 
 if TYPE_CHECKING:
-    from mlflow.entities import Metric
+    from mlflow import MlflowClient
+    from mlflow.entities import Metric, Run
 
 log = logging.getLogger(__name__)
 
@@ -195,11 +198,81 @@ class MlflowTracker(SpooledTracker):
 
     def how_to_look(self) -> tuple[str, str]:
         """The command that shows the run (empty for a server) and the address of its page."""
-        run = self._mlflow
-        page = f"/#/experiments/{run.experiment_id}/runs/{run.mlflow_run_id}" if run.mlflow_run_id else ""
-        if self.uri.startswith(("http://", "https://")):
-            return "", without_password(self.uri).rstrip("/") + page
-        return f"mlflow ui --backend-store-uri {without_password(self.uri)}", "http://127.0.0.1:5000" + page
+        return how_to_look(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A training run as its tracking store knows it. Times are milliseconds since 1970."""
+
+    run_id: str
+    status: str
+    started_ms: int
+    ended_ms: int | None
+    params: dict[str, str]
+    returns: tuple[float, ...]
+    """Held-out returns of its evaluations in their order, fractions of the maximum; sampled."""
+    iterations: int
+    look: tuple[str, str]
+    """As :meth:`MlflowTracker.how_to_look`."""
+
+
+def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
+    """The training runs in a tracking store, of every experiment; one request and two more for each run.
+
+    Args:
+        only: id of the one run that is wanted.
+        leave_out: ids of runs that are not.
+
+    Raises:
+        Unavailable: the store does not answer, or not as it should.
+    """
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return []  # which MLflow would create
+    quieten_mlflow()
+    from mlflow import MlflowClient
+
+    try:
+        with _translated(uri):
+            client = MlflowClient(uri)
+            experiments = [experiment.experiment_id for experiment in _pages(client.search_experiments)]
+            query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
+            runs = _pages(partial(client.search_runs, experiments, query))
+            return [_recorded(client, uri, run) for run in runs if run.data.tags[RUN_TAG] not in leave_out]
+    except Refused as error:
+        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
+
+
+def _pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """Everything that a paged search of MLflow finds."""
+    token = None
+    while token is None or token:
+        page = search(page_token=token)
+        yield from page
+        token = page.token or ""
+
+
+def _recorded(client: MlflowClient, uri: str, run: Run) -> RecordedRun:
+    evaluated = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "eval/return")}
+    updated = [m.step for m in client.get_metric_history(run.info.run_id, "update/lr")]
+    return RecordedRun(
+        run_id=run.data.tags[RUN_TAG],
+        status=run.info.status,
+        started_ms=run.info.start_time,
+        ended_ms=run.info.end_time,
+        params=dict(run.data.params),
+        returns=tuple(evaluated[step] for step in sorted(evaluated)),
+        iterations=max(updated, default=0),
+        look=how_to_look(uri, run.info.experiment_id, run.info.run_id),
+    )
+
+
+def how_to_look(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
+    """The command that shows a run of MLflow (empty for a server) and the address of its page."""
+    page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if mlflow_run_id else ""
+    if uri.startswith(("http://", "https://")):
+        return "", without_password(uri).rstrip("/") + page
+    return f"mlflow ui --backend-store-uri {without_password(uri)}", "http://127.0.0.1:5000" + page
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:

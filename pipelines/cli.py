@@ -25,6 +25,8 @@ app = App(
   magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
   magrpo evaluate seed-1 eval.num_samples=16
+  magrpo runs
+  magrpo compare seed-0 seed-1
   magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
   magrpo doctor
 
@@ -190,6 +192,30 @@ def serve(
     from pipelines.launch import serve
 
     return serve(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
+
+
+@app.command(help_epilogue="")
+def runs(*, root: Root = Path("runs")) -> int:
+    """List the runs of a folder and of the tracking store, newest first."""
+    from pipelines.runs import list_runs
+
+    return list_runs(root)
+
+
+@app.command(help_epilogue="")
+def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
+    """Set two runs or more side by side: configuration, learning curves, evaluations, cost.
+
+    Parameters
+    ----------
+    run
+        Ids of runs; differences are to the first.
+    output
+        Folder for compare.html, compare.md and curves; by default ROOT/comparisons/RUN-vs-RUN.
+    """
+    from pipelines.compare import compare
+
+    return compare(run, root, output)
 
 
 @app.command(help_epilogue="")

@@ -11,7 +11,7 @@ from statistics import fmean
 
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.registry import ConfigError
-from magrpo.store import MANIFEST, RunStore
+from magrpo.store import RunStore
 
 SAME = ("agents", "model", "lora", "problems", "env", "reward", "sandbox", "engine", "rollout", "algo", "optim", "eval")
 """Sections of the configuration that earlier runs must share for their seconds to count."""
@@ -143,7 +143,5 @@ def _shared(config: RunConfig) -> Mapping[str, object]:
 
 
 def _seconds(store: RunStore) -> Iterator[tuple[str, float]]:
-    for path in store.path.glob(f"stages/*/[!.]*/{MANIFEST}"):
-        manifest = json.loads(path.read_bytes())
-        stage = manifest["stage"].partition("/")[2]
-        yield stage, manifest["metrics"].get(f"time/{stage.partition('.')[0]}_s", 0.0)
+    for _, stage, metrics in store.stage_metrics():
+        yield stage, metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0)

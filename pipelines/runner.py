@@ -8,6 +8,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -120,6 +121,11 @@ def clocked(stages: chain.Stages, seconds: dict[str, float]) -> chain.Stages:
 
 def flatten(config: RunConfig) -> dict[str, object]:
     """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``."""
+    return flatten_tree(json.loads(config.resolved()))
+
+
+def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
+    """The values of nested tables by dotted key; a list of tables counts as a table with numbers for keys."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, dict):
@@ -131,7 +137,7 @@ def flatten(config: RunConfig) -> dict[str, object]:
         else:
             yield prefix, value
 
-    return dict(walk("", json.loads(config.resolved())))
+    return dict(walk("", tree))
 
 
 @contextmanager
@@ -151,3 +157,15 @@ def only_one(store: RunStore) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process works on the run in ``folder``; takes no lock itself."""
+    try:
+        with (folder / "lock").open("rb") as file:
+            # struct flock of Linux: type, whence, start, length, process
+            question = struct.pack("hhlli", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            answer = struct.unpack("hhlli", fcntl.fcntl(file, fcntl.F_GETLK, question))
+    except FileNotFoundError:
+        return False
+    return bool(answer[0] != fcntl.F_UNLCK)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import itertools
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.stats import bootstrap_interval, pass_at_k
+from magrpo.algo.stats import bootstrap_difference, bootstrap_interval, pass_at_k
 
 
 @pytest.mark.parametrize(
@@ -83,3 +84,14 @@ def test_the_seed_moves_the_interval_and_not_the_mean() -> None:
 def test_interval_refuses_nothing(values: list[list[float]]) -> None:
     with pytest.raises(AssertionError):
         bootstrap_interval(values, seed=0)
+
+
+def test_bootstrap_difference_is_that_of_independent_samples() -> None:
+    generator = np.random.default_rng(0)
+    a, b = generator.normal(1.0, 1.0, 400).tolist(), generator.normal(0.0, 2.0, 100).tolist()
+    value = bootstrap_difference(a, b, seed=0)
+    assert value.mean == pytest.approx(np.mean(a) - np.mean(b))
+    expected = 1.96 * np.sqrt(np.var(a) / 400 + np.var(b) / 100)
+    assert value.high - value.mean == pytest.approx(expected, rel=0.12)
+    assert value.mean - value.low == pytest.approx(expected, rel=0.12)
+    assert bootstrap_difference(a, b, seed=0) == value

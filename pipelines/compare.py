@@ -1,0 +1,214 @@
+"""``magrpo compare``: what two runs or more differ in, what they came to, and what they cost."""
+
+from __future__ import annotations
+
+import string
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
+from magrpo.config import RunConfig
+from magrpo.pictures import COLOURS, comparison_picture, save
+from magrpo.registry import ConfigError
+from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
+from magrpo.spool import Unavailable
+from magrpo.store import MANIFEST, RunStore, read_records
+from magrpo.tracking import recorded_runs, tracking_uri
+from magrpo.types import EvalReport, Interval, Problem
+from pipelines.runs import differing, duration, flat_config
+from pipelines.session import load_report
+from pipelines.tables import Section, markdown, page, show
+
+STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
+_SEED = 0
+"""Of the resampling, so that equal runs compare equal."""
+
+
+@dataclass
+class Compared:
+    """A run under the letter it goes by, and what is read of it."""
+
+    letter: str
+    store: RunStore
+    config: RunConfig
+    reports: list[EvalReport]
+    """Its evaluations in their order, at least one."""
+
+    @property
+    def last(self) -> EvalReport:
+        return self.reports[-1]
+
+    def problem_returns(self, key: str) -> dict[str, float]:
+        """The mean return on each problem in the last evaluation, ``key`` as ``test/sampled``; fractions."""
+        returns: dict[str, list[float]] = defaultdict(list)
+        for row in self.last.rows:
+            if f"{row.split}/{row.mode}" == key:
+                returns[row.task_id].append(row.returns[-1] / self.config.reward.max_total)
+        return {task_id: fmean(values) for task_id, values in returns.items()}
+
+    @cached_property
+    def problems(self) -> dict[str, Problem]:
+        """The problems never trained on, by id."""
+        files = sorted((self.store.path / "stages" / "00000" / "prepare").glob("*.jsonl.gz"))
+        held_out = [path for path in files if path.name != "train.jsonl.gz"]
+        return {problem.task_id: problem for path in held_out for problem in read_records(path, Problem)}
+
+
+def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
+    """Print the comparison of the runs and write it as Markdown, HTML and pictures; the exit code, 0.
+
+    Raises:
+        ConfigError: fewer than two runs or more than there are colours, one twice, one there is not or without an
+            evaluation, or one that this version cannot read.
+    """
+    if not 2 <= len(names) <= len(COLOURS):
+        raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"compare: run {twice} is named twice")
+    runs = [
+        _load(letter, RunStore.open(root, name)) for letter, name in zip(string.ascii_uppercase, names, strict=False)
+    ]
+    folder = output or root / "comparisons" / "-vs-".join(names)[:200]
+    title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
+    sections = [*_sections(runs, root)]
+    folder.mkdir(parents=True, exist_ok=True)
+    picture = save(comparison_picture({run.letter: run.reports for run in runs}), folder / "curves")[0]
+    (folder / "compare.md").write_text(markdown(title, sections, picture), encoding="utf-8")
+    (folder / "compare.html").write_text(page(title, sections, picture), encoding="utf-8")
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    show(sections, console)
+    console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
+    return 0
+
+
+def _load(letter: str, store: RunStore) -> Compared:
+    try:
+        config = store.config()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"run {store.run_id}: config.json is of another version ({error})") from error
+    folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
+    if not folders:
+        raise ConfigError(f"run {store.run_id} has no evaluation yet; magrpo train --resume {store.run_id} goes on")
+    pointers = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in folders]
+    return Compared(letter, store, config, [load_report(store, pointer) for pointer in pointers if pointer])
+
+
+def _sections(runs: Sequence[Compared], root: Path) -> Iterator[Section]:
+    yield _overview(runs, root)
+    yield _config_differences(runs)
+    keys = [key for key in runs[0].last.summary if all(key in run.last.summary for run in runs)]
+    order = list(SPLIT_TITLES)
+    keys.sort(key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
+    yield _differences(runs, keys)
+    for key in keys:
+        yield _evaluation(runs, key)
+    yield _cost(runs)
+
+
+def _overview(runs: Sequence[Compared], root: Path) -> Section:
+    looks, notes = [], []
+    for run in runs:
+        uri = tracking_uri(run.config.tracking, root)
+        try:
+            recorded = recorded_runs(uri, only=run.store.run_id)
+        except Unavailable as error:
+            looks.append("not known")
+            notes.append(f"{error}.")
+            continue
+        looks.append(recorded[0].look[1] if recorded else "not recorded")
+        if recorded and recorded[0].look[0]:
+            notes.append(f"Pages on 127.0.0.1:5000 are there while this runs: {recorded[0].look[0]}")
+    rows = [
+        (run.letter, run.store.run_id, f"{run.last.policy_version} of {run.config.train.num_iterations}", look)
+        for run, look in zip(runs, looks, strict=True)
+    ]
+    columns = ("", "run", "evaluated after iteration", "in MLflow")
+    return Section("Runs", columns, rows, " ".join(dict.fromkeys(notes)), text=True)
+
+
+def _config_differences(runs: Sequence[Compared]) -> Section:
+    configs = [flat_config(run.store.path) for run in runs]
+    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in differing(configs)]
+    note = "" if rows else "None: the configurations are equal."
+    return Section("Configuration, where it differs", ("key", *(run.letter for run in runs)), rows, note, text=True)
+
+
+def _evaluation(runs: Sequence[Compared], key: str) -> Section:
+    summaries = [run.last.summary[key] for run in runs]
+    shared = [name for name in summaries[0] if all(name in summary for summary in summaries)]
+    parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
+    rows = [
+        (column_title(column), *(cell(column, summary[column]) for summary in summaries))
+        for column in columns_of({name: summaries[0][name] for name in shared}, parts)
+    ]
+    rows.append(("problems", *(str(len(run.problem_returns(key))) for run in runs)))
+    note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
+    return Section(_title(key), ("", *(run.letter for run in runs)), rows, note)
+
+
+def _title(key: str) -> str:
+    split, mode = key.split("/")
+    title = SPLIT_TITLES[split]
+    return f"{title[0].upper()}{title[1:]}, {mode}"
+
+
+def _differences(runs: Sequence[Compared], keys: Sequence[str]) -> Section:
+    rows = []
+    for key in keys:
+        for run in runs[1:]:
+            value, how = difference(runs[0], run, key)
+            rows.append((_title(key), f"{run.letter} \u2212 {runs[0].letter}", signed(value), how))
+    note = (
+        "Points of percent of the maximum, bootstrap 95 % intervals over problems: what other problems of the kind "
+        "would change is in them, what another seed of the training would change is not."
+    )
+    return Section("Differences of return", ("", "runs", "difference", "problems"), rows, note)
+
+
+def difference(first: Compared, second: Compared, key: str) -> tuple[Interval, str]:
+    """The second run's mean return less the first's, a fraction, and a word on how it was formed.
+
+    Paired by problem where all problems of one evaluation are in the other, the same to the letter; else unpaired.
+    """
+    minuend, subtrahend = second.problem_returns(key), first.problem_returns(key)
+    same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
+    if same and len(same) == min(len(minuend), len(subtrahend)):
+        paired = [[minuend[task_id] - subtrahend[task_id]] for task_id in same]
+        return bootstrap_interval(paired, _SEED), f"{len(same)} the same, paired"
+    value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
+    return value, f"not the same, unpaired ({len(same)} in both)"
+
+
+def signed(value: Interval) -> str:
+    """``+3.2 [+1.0, +5.4]``, in percent."""
+    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
+
+
+def _cost(runs: Sequence[Compared]) -> Section:
+    columns = [_spent(run) for run in runs]
+    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
+    note = "Stages in seconds, all iterations together; tokens are those sampled."
+    return Section("Cost", ("", *(run.letter for run in runs)), rows, note)
+
+
+def _spent(run: Compared) -> dict[str, str]:
+    seconds: dict[str, float] = defaultdict(float)
+    trained = 0.0
+    for _, stage, metrics in run.store.stage_metrics():
+        name = stage.partition(".")[0]
+        seconds[name] += metrics.get(f"time/{name}_s", 0.0)
+        trained += metrics.get("rollout/tokens", 0.0)
+    evaluated = sum(row.response_tokens for report in run.reports for row in report.rows)
+    tokens = {"tokens, training": f"{trained:,.0f}", "tokens, evaluation": f"{evaluated:,}"}
+    return tokens | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(sum(seconds.values()))}
