@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from magrpo.config import TrackingConfig
 from magrpo.spool import FINAL, Unavailable
@@ -161,7 +161,7 @@ def _table(runs: Sequence[Summary]) -> Table:
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
             started,
             "" if run.seconds is None else duration(run.seconds),
-            os.linesep.join(values),
+            Text("\n".join(values)),
         )
     return table
 

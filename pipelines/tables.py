@@ -11,6 +11,7 @@ from pathlib import Path
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
@@ -46,7 +47,7 @@ def show(sections: Sequence[Section], console: Console) -> None:
         for index, column in enumerate(section.columns):
             table.add_column(column, justify="left" if section.text or index == 0 else "right", overflow="fold")
         for row in section.rows:
-            table.add_row(*row)
+            table.add_row(*map(Text, row))  # figures in brackets are no markup
         if section.rows:
             console.print(table)
         else:
