@@ -1,0 +1,18 @@
+"""Tracking with MLflow: one MLflow run for each training run. The only importer of mlflow, and lazily."""
+
+from magrpo.tracking.connection import reachable, tracking_uri, without_password
+from magrpo.tracking.memory import MemoryTracker
+from magrpo.tracking.provenance import provenance
+from magrpo.tracking.recorded import RecordedRun, recorded_runs
+from magrpo.tracking.sink import MlflowTracker
+
+__all__ = [
+    "MemoryTracker",
+    "MlflowTracker",
+    "RecordedRun",
+    "provenance",
+    "reachable",
+    "recorded_runs",
+    "tracking_uri",
+    "without_password",
+]

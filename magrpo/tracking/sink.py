@@ -1,0 +1,160 @@
+"""A run delivered to MLflow.
+
+The first import of MLflow and the first use of a fresh SQLite file take seconds; both happen in the thread that
+delivers (:mod:`magrpo.spool`), while the run starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from magrpo.config import TrackingConfig
+from magrpo.spool import FINAL, Record, Refused, Spool, SpooledTracker, Unavailable
+from magrpo.tracking.connection import how_to_look, quieten_mlflow, tracking_uri, translated, without_password
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+log = logging.getLogger(__name__)
+
+RUN_TAG = "magrpo.run_id"
+"""The MLflow tag by which a run is found again."""
+_PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
+_BATCH_METRICS = 1000
+_BATCH_STRINGS = 100
+_DIGEST_LENGTH = 36
+
+
+class MlflowSink:
+    """One MLflow run, found by its tag ``magrpo.run_id`` or created.
+
+    Args:
+        uri: tracking URI, without a file store (MLflow has given that up).
+        artifacts: folder for the artifacts of an experiment created here; None leaves it to the server.
+    """
+
+    def __init__(self, uri: str, experiment: str, run_id: str, run_name: str, artifacts: Path | None) -> None:
+        self.uri, self.experiment, self.run_id, self.run_name = uri, experiment, run_id, run_name
+        self._artifacts = artifacts
+        self.mlflow_run_id = ""
+        self.experiment_id = ""
+
+    def connect(self) -> None:
+        quieten_mlflow()
+        try:
+            self._connect()
+        except Refused as error:
+            raise Unavailable(f"MLflow at {without_password(self.uri)} cannot be used ({error})") from error
+
+    def _connect(self) -> None:
+        from mlflow import MlflowClient
+
+        with translated(self.uri):
+            self._client = MlflowClient(self.uri)
+            self.experiment_id = self._find_experiment()
+            query = f"tags.`{RUN_TAG}` = '{self.run_id}'"
+            found = self._client.search_runs([self.experiment_id], query, max_results=1)
+            if found:
+                self.mlflow_run_id = found[0].info.run_id
+            else:
+                tags = {RUN_TAG: self.run_id}
+                run = self._client.create_run(self.experiment_id, tags=tags, run_name=self.run_name)
+                self.mlflow_run_id = run.info.run_id
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        kind = records[0]["kind"]
+        with translated(self.uri):
+            getattr(self, f"_deliver_{kind}")(records)
+
+    def _find_experiment(self) -> str:
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is not None:
+            return str(found.experiment_id)
+        location = None if self._artifacts is None else (self._artifacts.absolute() / self.experiment).as_uri()
+        return str(self._client.create_experiment(self.experiment, artifact_location=location))
+
+    def _deliver_metrics(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Metric
+
+        points: list[Metric] = [
+            Metric(key, value, record["time_ms"], record["step"])
+            for record in records
+            for key, value in record["values"].items()
+        ]
+        for start in range(0, len(points), _BATCH_METRICS):
+            self._client.log_batch(self.mlflow_run_id, metrics=points[start : start + _BATCH_METRICS])
+
+    def _deliver_params(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Param
+
+        values: dict[str, str] = {}
+        for record in records:
+            values = {key: value[:_PARAM_LENGTH] for key, value in record["values"].items()} | values
+        known = self._client.get_run(self.mlflow_run_id).data.params
+        changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
+        if changed:
+            log.warning("tracking: the run was first recorded with other values of %s; those stay", ", ".join(changed))
+        fresh = [Param(key, value) for key, value in values.items() if key not in known]
+        for start in range(0, len(fresh), _BATCH_STRINGS):
+            self._client.log_batch(self.mlflow_run_id, params=fresh[start : start + _BATCH_STRINGS])
+
+    def _deliver_tags(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import RunTag
+
+        values: dict[str, str] = {}
+        for record in records:
+            values |= record["values"]
+        tags = [RunTag(key, value) for key, value in values.items()]
+        for start in range(0, len(tags), _BATCH_STRINGS):
+            self._client.log_batch(self.mlflow_run_id, tags=tags[start : start + _BATCH_STRINGS])
+
+    def _deliver_dataset(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag
+
+        inputs = [
+            DatasetInput(
+                Dataset(
+                    record["name"], record["digest"][:_DIGEST_LENGTH], "local", json.dumps({"uri": record["path"]})
+                ),
+                [InputTag("mlflow.data.context", record["context"])],
+            )
+            for record in records
+        ]
+        self._client.log_inputs(self.mlflow_run_id, datasets=inputs)
+
+    def _deliver_artifact(self, records: Sequence[Record]) -> None:
+        for record in records:
+            path = Path(record["path"])
+            if not path.exists():
+                log.warning("tracking: artifact %s is gone and left out", path)
+            elif path.is_dir():
+                self._client.log_artifacts(self.mlflow_run_id, str(path), f"{record['folder']}/{path.name}")
+            else:
+                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
+
+    def _deliver_status(self, records: Sequence[Record]) -> None:
+        status, time_ms = records[-1]["value"], records[-1]["time_ms"]
+        if status in FINAL:
+            self._client.set_terminated(self.mlflow_run_id, status, time_ms)
+        else:
+            self._client.update_run(self.mlflow_run_id, status=status)
+
+
+class MlflowTracker(SpooledTracker):
+    """Records a run in MLflow: see :class:`SpooledTracker` and :class:`MlflowSink`."""
+
+    def __init__(self, config: TrackingConfig, root: Path, run_id: str, run_name: str, folder: Path) -> None:
+        self.uri = tracking_uri(config, root)
+        local = self.uri.startswith("sqlite:")  # MLflow would put artifacts below the current folder
+        self._mlflow = MlflowSink(
+            self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None
+        )
+        super().__init__(Spool(folder), self._mlflow)
+
+    def how_to_look(self) -> tuple[str, str]:
+        """The command that shows the run (empty for a server) and the address of its page."""
+        return how_to_look(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
