@@ -120,5 +120,5 @@ def column_title(column: str) -> str:
 
 def cell(column: str, value: Interval) -> str:
     """``mean [low, high]`` in percent, tokens as a count."""
-    scale = 1.0 if column == "response_tokens" else 100.0
+    scale = 1.0 if column.endswith("_tokens") else 100.0
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"

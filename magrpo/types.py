@@ -247,7 +247,10 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units."""
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
+
+    ``response_tokens`` are those of the last turn, ``generated_tokens`` those of all turns (0: not known).
+    """
 
     task_id: str
     split: Split
@@ -258,6 +261,7 @@ class EvalRow:
     passed: tuple[bool, ...]
     texts: dict[str, str]
     response_tokens: int
+    generated_tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,36 +60,73 @@ def evaluate(
         for problem in splits[split][: config.max_problems]:
             origin += [(split, "sampled"), (split, "greedy")]
             nodes += [Node(problem, (), (), sampled, config.num_samples), Node(problem, (), (), greedy, 1)]
+    rows = play(
+        nodes,
+        origin,
+        agents=agents,
+        env=env,
+        reward=reward,
+        engine=engine,
+        sandbox=sandbox,
+        render=render,
+        rollout_config=rollout_config,
+        seed=config.seed,
+        cache=cache,
+        progress=progress,
+        stats=stats,
+    )
+    return EvalReport(policy_version, tuple(rows), summarise(rows, reward, config.seed))
+
+
+def play(
+    nodes: Sequence[Node],
+    origin: Sequence[tuple[Split, Mode]],
+    *,
+    agents: Sequence[AgentConfig],
+    env: Env,
+    reward: Reward,
+    engine: Engine,
+    sandbox: Sandbox,
+    render: Render,
+    rollout_config: RolloutConfig,
+    seed: int,
+    cache: Cache,
+    progress: Progress | None = None,
+    stats: ScoreStats | None = None,
+) -> list[EvalRow]:
+    """Play every trajectory that starts at ``nodes``, none of which has a past, to its end; in a fixed order.
+
+    ``origin`` names split and mode of each node. A trajectory on which the sandbox failed is left out.
+    """
     rows: list[EvalRow] = []
     aligned = rollout_config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
     roles = {agent.name: agent.role for agent in agents}
-    while nodes:
-        turn = len(nodes[0].path)
+    open_nodes = [(where, node, 0) for where, node in zip(origin, nodes, strict=True)]
+    while open_nodes:
+        turn = len(open_nodes[0][1].path)
         groups = rollout(
-            nodes,
+            [node for _, node, _ in open_nodes],
             agents=agents,
             env=env,
             render=render,
             engine=engine,
             config=aligned,
-            seed=config.seed,
+            seed=seed,
             progress=progress,
         )
         scored, turn_stats = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
         if stats is not None:
             stats.add(turn_stats)
-        next_origin: list[tuple[Split, Mode]] = []
-        next_nodes: list[Node] = []
-        for where, node, group in zip(origin, nodes, scored, strict=True):
+        following: list[tuple[tuple[Split, Mode], Node, int]] = []
+        for (where, node, spent), group in zip(open_nodes, scored, strict=True):
             for index, joint_action in enumerate(group.turns):
                 if turn + 1 < env.num_turns and _goes_on(joint_action, rollout_config.termination_threshold):
-                    next_origin.append(where)
-                    next_nodes.append(extend(group, index, node.sampling, 1))
+                    child = extend(group, index, node.sampling, 1)
+                    following.append((where, child, spent + _tokens(group, joint_action)))
                 elif not joint_action.masked:
-                    rows.append(_row(where, group, index, reward))
-        origin, nodes = next_origin, next_nodes
-    rows.sort(key=lambda row: (row.split, row.mode, row.task_id, row.index))
-    return EvalReport(policy_version, tuple(rows), summarise(rows, reward, config.seed))
+                    rows.append(_row(where, group, index, reward, spent))
+        open_nodes = following
+    return sorted(rows, key=lambda row: (row.split, row.mode, row.task_id, row.index))
 
 
 def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
@@ -103,6 +140,7 @@ def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, d
         quantities = {
             "return": [[row.returns[-1] / reward.max_total for row in members] for members in problems],
             "response_tokens": [[float(row.response_tokens) for row in members] for members in problems],
+            "generated_tokens": [[float(row.generated_tokens) for row in members] for members in problems],
         }
         for part, maximum in reward.maxima.items():
             quantities[part] = [[row.parts[-1].get(part, 0.0) / maximum for row in members] for members in problems]
@@ -120,7 +158,11 @@ def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
     return not turn.masked and (threshold is None or turn.reward.total <= threshold)
 
 
-def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int, reward: Reward) -> EvalRow:
+def _tokens(group: RolloutGroup[ScoredTurn], turn: ScoredTurn) -> int:
+    return sum(len(group.actions[agent][i].token_ids) for agent, i in turn.picks.items())
+
+
+def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int, reward: Reward, spent: int) -> EvalRow:
     last = group.turns[index]
     prices = [*(past.reward for past in group.history), last.reward]
     reports = [*(past.reports for past in group.history), last.reports]
@@ -133,5 +175,6 @@ def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int,
         parts=tuple(price.parts for price in prices),
         passed=tuple(reward.passed(turn_reports) for turn_reports in reports),
         texts=group.texts(last),
-        response_tokens=sum(len(group.actions[agent][i].token_ids) for agent, i in last.picks.items()),
+        response_tokens=_tokens(group, last),
+        generated_tokens=spent + _tokens(group, last),
     )

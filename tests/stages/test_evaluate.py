@@ -62,6 +62,7 @@ def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:
     hard = next(row for row in report.rows if row.task_id == "b" and row.mode == "sampled" and row.index == 2)
     assert hard.returns == (0.0, 2.0)
     assert hard.passed == (False, True)
+    assert (hard.response_tokens, hard.generated_tokens) == (8, 6 + 8)
 
 
 def test_a_trajectory_above_the_threshold_stops() -> None:
