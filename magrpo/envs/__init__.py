@@ -2,5 +2,6 @@
 
 TABLE = {
     "coding": "magrpo.envs.coding:CodingEnv",
+    "solo": "magrpo.envs.solo:SoloEnv",
     "writing": "magrpo.envs.writing:WritingEnv",
 }

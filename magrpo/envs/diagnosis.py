@@ -139,7 +139,7 @@ def _levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -
     if not diagnosis.has_entry:
         return [*lines, missing.format(whose=whose[role == "main"], name=entry_point)]
     if not diagnosis.compiles:
-        return [*lines, "The program put together from both answers does not compile: it has a syntax error."]
+        return [*lines, "The program put together from all answers does not compile: it has a syntax error."]
     lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
     lines.extend(f"- {_quote(case)}" for case in diagnosis.failures[:num_tests])
     if diagnosis.has_aux and diagnosis.cooperation != "unknown":

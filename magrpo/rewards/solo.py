@@ -1,0 +1,80 @@
+"""The reward of one programmer who writes the whole program: structure, syntax, tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import ClassVar
+
+from magrpo.registry import Plugin
+from magrpo.rewards.coding import trusted_test
+from magrpo.rewards.program import assemble, compiles, extract, preamble, returns_value
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+
+MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
+
+
+class SoloReward(Plugin):
+    """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
+
+    The parts are those of the reward ``coding`` without cooperation; the report is named ``program`` too.
+    """
+
+    max_executions: ClassVar[int] = 1
+    """Programs of one joint action that run at most; the plan of a run counts with it."""
+
+    kind: str = "solo"
+    scale: float = 1.0
+    """Factor on the sum of the parts."""
+    shift: float = 0.0
+    """Added to the scaled sum."""
+    refuse_forgeable: bool = False
+    """Count a report that did not go through the sandbox's trust split as no test passed."""
+
+    @property
+    def maxima(self) -> Mapping[str, float]:
+        """The largest value of every part, ``scale`` and ``shift`` aside."""
+        return MAXIMA
+
+    @property
+    def max_total(self) -> float:
+        """The largest joint reward, ``scale`` and ``shift`` included."""
+        return self.scale * sum(MAXIMA.values()) + self.shift
+
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
+        """Whether the program ran and passed every test."""
+        report = reports.get("program")
+        return report is not None and 0 < report.tests_total == self._num_passed(report)
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        """The program, if it defines the entry point and compiles."""
+        source, has_entry = combine(problem.prompt, problem.entry_point, texts["solo"])
+        if "program" in reports or not (has_entry and compiles(source)):
+            return {}
+        test = trusted_test(problem.prompt, problem.entry_point, problem.test)
+        return {"program": Execution(source, problem.entry_point, test)}
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
+        assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
+        source, has_entry = combine(problem.prompt, problem.entry_point, texts["solo"])
+        parts = dict.fromkeys(MAXIMA, 0.0)
+        if has_entry:
+            parts["structure"] = 1.0
+        if has_entry and compiles(source):
+            report = reports["program"]
+            parts["syntax"] = 0.5
+            parts["tests"] = self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+
+    def _num_passed(self, report: ExecutionReport) -> int:
+        return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
+
+
+@lru_cache(maxsize=4096)
+def combine(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
+    """The problem's preamble and the completion as one program, and whether it defines the entry point."""
+    module = extract(text, entry_point, prompt=prompt)
+    return assemble([preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)

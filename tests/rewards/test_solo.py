@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import pytest
+
+from magrpo.problems.coopcode import CoopCode
+from magrpo.rewards.solo import MAXIMA, SoloReward
+from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.score import score_texts
+from magrpo.types import Case, ExecutionReport, Problem
+
+PROBLEM = Problem("t/0", 'import math\n\ndef f(xs):\n    """Sum."""\n', "f", "def check(candidate): ...")
+REWARD = SoloReward()
+
+
+def parts(text: str, passed: int | None = None, forgeable: bool = False, reward: SoloReward = REWARD) -> list[float]:
+    """The parts under a report of four cases; ``passed`` None: nothing may be run."""
+    reports: dict[str, ExecutionReport] = {}
+    wanted = reward.executions(PROBLEM, {"solo": text}, reports)
+    assert list(wanted) == ([] if passed is None else ["program"])
+    if passed is not None:
+        cases = (Case("pass"),) * passed + (Case("wrong"),) * (4 - passed)
+        reports["program"] = ExecutionReport("pass" if passed == 4 else "wrong", cases, "none", forgeable=forgeable)
+        assert not reward.executions(PROBLEM, {"solo": text}, reports)
+        assert reward.passed(reports) == (passed == 4 and not (forgeable and reward.refuse_forgeable))
+    price = reward.price(PROBLEM, {"solo": text}, reports)
+    assert price.total == reward.scale * sum(price.parts.values()) + reward.shift
+    return [price.parts[name] for name in MAXIMA]
+
+
+def test_each_part_by_hand() -> None:
+    assert parts("no code") == [0.0, 0.0, 0.0]
+    assert parts("def g(xs):\n    return 1") == [0.0, 0.0, 0.0]
+    assert parts("def f(xs):\n    pass") == [0.0, 0.0, 0.0]
+    assert parts("def f(xs):\n    return 1\nbreak") == [1.0, 0.0, 0.0]
+    assert parts("def f(xs):\n    return 1", passed=0) == [1.0, 0.5, 0.0]
+    assert parts("def f(xs):\n    return 1", passed=3) == [1.0, 0.5, 0.75]
+    assert parts("def aux(xs):\n    return 1\ndef f(xs):\n    return aux(xs)", passed=4) == [1.0, 0.5, 1.0]
+    assert parts("    return sum(xs)", passed=4) == [1.0, 0.5, 1.0]
+
+
+def test_maxima_scale_and_forgeable_reports() -> None:
+    assert REWARD.max_total == 2.5
+    assert SoloReward(scale=2.0, shift=-1.0).max_total == 4.0
+    assert parts("def f(xs):\n    return 1", 4, reward=SoloReward(scale=2.0, shift=-1.0)) == [1.0, 0.5, 1.0]
+    assert parts("def f(xs):\n    return 1", 4, forgeable=True) == [1.0, 0.5, 1.0]
+    strict = SoloReward(refuse_forgeable=True)
+    assert parts("def f(xs):\n    return 1", 4, forgeable=True, reward=strict) == [1.0, 0.5, 0.0]
+
+
+def test_the_program_holds_the_preamble_and_the_helpers_of_the_text() -> None:
+    text = "def aux(xs):\n    return math.fsum(xs)\n\ndef f(xs):\n    return aux(xs)"
+    (program,) = REWARD.executions(PROBLEM, {"solo": text}, {}).values()
+    assert program.source.startswith("import math")
+    assert "def aux" in program.source
+    assert program.test.startswith("import math")
+    assert (program.entry_point, program.watch) == ("f", "")
+
+
+def test_a_failed_sandbox_has_no_price() -> None:
+    reports = {"program": ExecutionReport("infra_error", (), "none")}
+    with pytest.raises(AssertionError, match="mask the turn"):
+        REWARD.price(PROBLEM, {"solo": "def f(xs):\n    return 1"}, reports)
+
+
+def test_the_canonical_solution_gets_everything_in_the_sandbox() -> None:
+    problem = CoopCode(kind="coopcode", num_train=3, num_test=3, num_ood=3).load()["train"][0]
+    sandbox = PoolSandbox(kind="pool").open()
+    try:
+        (scored,), _ = score_texts(
+            [(problem, {"solo": problem.prompt + problem.canonical_solution})],
+            reward=REWARD,
+            sandbox=sandbox,
+            cache={},
+        )
+    finally:
+        sandbox.close()
+    assert scored.reward.parts == MAXIMA
