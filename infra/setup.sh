@@ -107,7 +107,7 @@ main() {
         return
     fi
     [[ $(uname -s) == Linux ]] || fail "Linux is needed: the sandbox and the kernels have no other platform. On macOS or Windows use a Linux container or WSL 2."
-    say "Setting up .venv (once; about 3 GB and some minutes, details in $LOG)"
+    say "Setting up .venv (once; about 4 GB and some minutes, details in $LOG)"
     mkdir -p .venv
     : >"$LOG"
     ensure_bubblewrap

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -29,7 +30,8 @@ from tests.benchmarks.workload import GROUP_SIZE, NEW_TOKENS, Completions, Gradi
 _CONFIG = RolloutConfig(
     problems_per_iteration=workload.NUM_PROMPTS, group_size=GROUP_SIZE, max_new_tokens=NEW_TOKENS, temperature=1.0
 )
-_OPTIM = OptimConfig(lr=workload.LEARNING_RATE, micro_batch_tokens=2048)  # as fast as the default, in less memory
+_MICRO_BATCH_TOKENS = {2048: 768, 32768: 1536}
+"""By vocabulary: about the most that takes no more memory than the peer."""
 
 
 class _Echo:
@@ -52,7 +54,11 @@ class Side:
         self._policy = Policy.open(self._agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
         self._engine = TransformersEngine().open(self._policy)
         self._folder = folder
-        self._updater = self._open_updater(_OPTIM)
+        vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
+        self._optim = OptimConfig(
+            lr=workload.LEARNING_RATE, micro_batch_tokens=_MICRO_BATCH_TOKENS.get(vocab_size, 1024)
+        )
+        self._updater = self._open_updater(self._optim)
 
     def iteration(self, prompts: Sequence[str]) -> tuple[float, float]:
         """One iteration; seconds of its rollout, rewards included, and of its update, credit included."""
@@ -89,7 +95,7 @@ class Side:
             ]
             for number, agent in enumerate(workload.AGENTS)
         }
-        updater = self._open_updater(_OPTIM.model_copy(update={"max_grad_norm": 1e9}))  # the peer never clips
+        updater = self._open_updater(self._optim.model_copy(update={"max_grad_norm": 1e9}))  # the peer never clips
         with workload.gradients() as found:
             updater.update(samples)
         return {
