@@ -119,11 +119,14 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
     return placed
 
 
-def comparison_picture(runs: Mapping[str, Sequence[EvalReport]]) -> Figure:
+OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+
+
+def comparison_picture(runs: Mapping[str, Sequence[EvalReport]], note: str = OVER_PROBLEMS) -> Figure:
     """Held-out return of several runs over their training iterations, and that on new compositions where all have it.
 
     ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
-    of its own run's maximum.
+    of its own run's maximum. ``note`` says below it what the bands are.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     splits = [split for split in ("test", "ood") if all(f"{split}/{MODE}" in r[-1].summary for r in runs.values())]
@@ -138,7 +141,6 @@ def comparison_picture(runs: Mapping[str, Sequence[EvalReport]]) -> Figure:
             axes.set(title=f"Joint return, {TITLES[split].lower()}", xlabel="training iterations", ylim=(0, 103))
             axes.grid(axis="y")
         panels[0].set_ylabel("percent of the maximum")
-        note = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
         figure.supxlabel(note, fontsize=9.5, color=GREY)
     return figure
 

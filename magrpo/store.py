@@ -66,7 +66,7 @@ class RunStore:
         if store.path.exists():
             raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
         store.path.mkdir(parents=True)
-        _write_durably(store.path / "config.json", config.resolved().encode())
+        write_durably(store.path / "config.json", config.resolved().encode())
         return store
 
     @classmethod
@@ -125,7 +125,7 @@ class RunStore:
         for file in files:
             _fsync(partial / file)
         manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
-        _write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         for folder in {partial, *(partial / Path(file).parent for file in files)}:
             _fsync(folder)
         if target.exists():
@@ -160,7 +160,7 @@ class RunStore:
             return
         manifest["files"][file]["pruned"] = True
         partial = folder / f".{MANIFEST}"
-        _write_durably(partial, json.dumps(manifest, indent=1).encode())
+        write_durably(partial, json.dumps(manifest, indent=1).encode())
         partial.rename(folder / MANIFEST)
         (folder / file).unlink()
 
@@ -222,7 +222,7 @@ def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
 
 
-def _write_durably(path: Path, data: bytes) -> None:
+def write_durably(path: Path, data: bytes) -> None:
     path.write_bytes(data)
     _fsync(path)
 

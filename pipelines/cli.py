@@ -25,6 +25,7 @@ app = App(
   magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
   magrpo evaluate seed-1 eval.num_samples=16
+  magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
   magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
@@ -126,6 +127,62 @@ def _show_plan(config: RunConfig, store: RunStore | None = None, from_stage: str
     from pipelines.plan import show_plan
 
     return show_plan(config, store, from_stage)
+
+
+@app.command(help_epilogue="")
+def sweep(
+    config: Path | None = None,
+    /,
+    *overrides: Overrides,
+    settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
+    seeds: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
+    local: bool = False,
+    resume: str | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    name: str | None = None,
+    root: Root | None = None,
+) -> int:
+    """Train every combination of some values, each with several seeds, one run after the other, and compare them.
+
+    Example: magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
+
+    Parameters
+    ----------
+    config
+        TOML file.
+    settings
+        section.key=value,value,...: the values to try of one key; may be given several times.
+    seeds
+        Runs of each combination, with seeds from train.seed on; 1 by default.
+    local
+        Run without Prefect.
+    resume
+        Go on with this sweep: runs that are finished are left alone.
+    dry_run
+        List the runs; do nothing.
+    name
+        Name of the sweep, and what its runs' names begin with; sweep- and the date by default.
+    """
+    from rich.console import Console
+
+    from pipelines import sweep as sweeps
+
+    if resume is not None:
+        if config or overrides or settings or seeds or name:
+            raise ConfigError("--resume takes the sweep's own runs: leave out everything but --local and --root")
+        chosen = sweeps.load(root or Path("runs"), resume)
+    elif config is None:
+        raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
+    else:
+        chosen = sweeps.plan(config, overrides, settings or [], seeds or 1, name, root)
+    if dry_run:
+        sweeps.show(chosen, Console(highlight=False, soft_wrap=True))
+        return 0
+    if resume is None:
+        sweeps.save(chosen)
+    from pipelines.sweep_run import launch
+
+    return launch(chosen, local=local)
 
 
 @app.command(help_epilogue="")

@@ -73,7 +73,8 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     if twice is not None:
         raise ConfigError(f"compare: run {twice} is named twice")
     runs = [
-        _load(letter, RunStore.open(root, name)) for letter, name in zip(string.ascii_uppercase, names, strict=False)
+        load_compared(letter, RunStore.open(root, name))
+        for letter, name in zip(string.ascii_uppercase, names, strict=False)
     ]
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
@@ -90,7 +91,12 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     return 0
 
 
-def _load(letter: str, store: RunStore) -> Compared:
+def load_compared(letter: str, store: RunStore) -> Compared:
+    """A run with its evaluations.
+
+    Raises:
+        ConfigError: it has none, or this version cannot read it.
+    """
     try:
         config = store.config()
     except ConfigError:
@@ -154,10 +160,11 @@ def _evaluation(runs: Sequence[Compared], key: str) -> Section:
     ]
     rows.append(("problems", *(str(len(run.problem_returns(key))) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
-    return Section(_title(key), ("", *(run.letter for run in runs)), rows, note)
+    return Section(evaluation_title(key), ("", *(run.letter for run in runs)), rows, note)
 
 
-def _title(key: str) -> str:
+def evaluation_title(key: str) -> str:
+    """``test/sampled`` in words."""
     split, mode = key.split("/")
     title = SPLIT_TITLES[split]
     return f"{title[0].upper()}{title[1:]}, {mode}"
@@ -168,7 +175,7 @@ def _differences(runs: Sequence[Compared], keys: Sequence[str]) -> Section:
     for key in keys:
         for run in runs[1:]:
             value, how = difference(runs[0], run, key)
-            rows.append((_title(key), f"{run.letter} \u2212 {runs[0].letter}", signed(value), how))
+            rows.append((evaluation_title(key), f"{run.letter} \u2212 {runs[0].letter}", signed(value), how))
     note = (
         "Points of percent of the maximum, bootstrap 95 % intervals over problems: what other problems of the kind "
         "would change is in them, what another seed of the training would change is not."

@@ -32,8 +32,8 @@ def train(store: RunStore, *, local: bool) -> int:
     """Run or go on with ``store``; returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
     root, run_id = store.path.parent, store.run_id
-    console.print(f"run {run_id} in {_near(store.path)}")
-    again = f"{_command('magrpo')} train --resume {run_id} --root {_near(root)}{' --local' if local else ''}"
+    console.print(f"run {run_id} in {near(store.path)}")
+    again = f"{tool('magrpo')} train --resume {run_id} --root {near(root)}{' --local' if local else ''}"
     try:
         result = run_stages(store, console, local=local)
     except KeyboardInterrupt:
@@ -60,7 +60,7 @@ def rewind(store: RunStore, name: str) -> None:
         again = rerun(store, store.config(), name)
         if again:
             folder = store.set_aside([step.folder for step in again])
-            print(f"{len(again)} committed stages from {again[0]} on are set aside in {_near(folder)}")
+            print(f"{len(again)} committed stages from {again[0]} on are set aside in {near(folder)}")
 
 
 def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
@@ -72,9 +72,10 @@ def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
 def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
     with LocalServer(root / "prefect") as server:
         with only_one(RunStore.open(root, run_id)):  # the flow run of a process that lives must not be marked
-            console.print(
-                "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
-            )
+            if server.starts:
+                console.print(
+                    "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
+                )
             # Loaded while the server starts.
             import magrpo.policy  # noqa: F401
             from pipelines.train import mark_killed
@@ -104,13 +105,13 @@ def conclude(result: Result, console: Console) -> None:
             f"[{last.low:.1%}, {last.high:.1%}] of the maximum in {config.train.num_iterations} iterations"
         )
     console.print(f"time:    {_spent(result)}")
-    console.print(f"report:  {_near(store.folder(result.outcome.report))}")
-    console.print(f"agents:  {_near(store.folder(result.outcome.checkpoint) / 'weights')}")
+    console.print(f"report:  {near(store.folder(result.outcome.report))}")
+    console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")
     command, page = result.look
     if result.undelivered:
-        console.print(f"waiting: {result.undelivered} records for MLflow; {_command('magrpo')} sync {store.run_id}")
+        console.print(f"waiting: {result.undelivered} records for MLflow; {tool('magrpo')} sync {store.run_id}")
     if command:
-        console.print(f"next:    {_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
+        console.print(f"next:    {tool('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
     else:
         console.print(f"next:    open {page}")
 
@@ -150,12 +151,12 @@ def sync(run_id: str, root: Path) -> int:
     return int(tracker.undelivered > 0)
 
 
-def _near(path: Path) -> str:
+def near(path: Path) -> str:
     """The path as a person here would type it."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def _command(name: str) -> str:
+def tool(name: str) -> str:
     """How to call a command of this environment from here."""
     beside = Path(sys.executable).parent / name
-    return name if shutil.which(name) or not beside.exists() else _near(beside)
+    return name if shutil.which(name) or not beside.exists() else near(beside)

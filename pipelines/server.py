@@ -59,6 +59,11 @@ class LocalServer:
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
         return self
 
+    @property
+    def starts(self) -> bool:
+        """Whether there was no server before: this one is being started."""
+        return self._process is not None
+
     def wait(self) -> None:
         """Return when the server answers.
 

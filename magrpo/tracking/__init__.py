@@ -4,9 +4,11 @@ from magrpo.tracking.connection import reachable, tracking_uri, without_password
 from magrpo.tracking.memory import MemoryTracker
 from magrpo.tracking.provenance import provenance
 from magrpo.tracking.recorded import RecordedRun, recorded_runs
-from magrpo.tracking.sink import MlflowTracker
+from magrpo.tracking.sink import PARENT_TAG, SWEEP_TAG, MlflowTracker
 
 __all__ = [
+    "PARENT_TAG",
+    "SWEEP_TAG",
     "MemoryTracker",
     "MlflowTracker",
     "RecordedRun",

@@ -23,6 +23,10 @@ log = logging.getLogger(__name__)
 
 RUN_TAG = "magrpo.run_id"
 """The MLflow tag by which a run is found again."""
+SWEEP_TAG = "magrpo.sweep"
+"""That of a run which stands for a whole sweep."""
+PARENT_TAG = "magrpo.parent"
+"""The name of the sweep that a run belongs to; MLflow shows the run below that of the sweep."""
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
 _BATCH_METRICS = 1000
 _BATCH_STRINGS = 100
@@ -35,11 +39,14 @@ class MlflowSink:
     Args:
         uri: tracking URI, without a file store (MLflow has given that up).
         artifacts: folder for the artifacts of an experiment created here; None leaves it to the server.
+        tag: the tag that holds ``run_id``.
     """
 
-    def __init__(self, uri: str, experiment: str, run_id: str, run_name: str, artifacts: Path | None) -> None:
+    def __init__(
+        self, uri: str, experiment: str, run_id: str, run_name: str, artifacts: Path | None, tag: str = RUN_TAG
+    ) -> None:
         self.uri, self.experiment, self.run_id, self.run_name = uri, experiment, run_id, run_name
-        self._artifacts = artifacts
+        self._artifacts, self._tag = artifacts, tag
         self.mlflow_run_id = ""
         self.experiment_id = ""
 
@@ -56,14 +63,7 @@ class MlflowSink:
         with translated(self.uri):
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
-            query = f"tags.`{RUN_TAG}` = '{self.run_id}'"
-            found = self._client.search_runs([self.experiment_id], query, max_results=1)
-            if found:
-                self.mlflow_run_id = found[0].info.run_id
-            else:
-                tags = {RUN_TAG: self.run_id}
-                run = self._client.create_run(self.experiment_id, tags=tags, run_name=self.run_name)
-                self.mlflow_run_id = run.info.run_id
+            self.mlflow_run_id = self._find_run(self._tag, self.run_id, self.run_name)
 
     def deliver(self, records: Sequence[Record]) -> None:
         kind = records[0]["kind"]
@@ -76,6 +76,12 @@ class MlflowSink:
             return str(found.experiment_id)
         location = None if self._artifacts is None else (self._artifacts.absolute() / self.experiment).as_uri()
         return str(self._client.create_experiment(self.experiment, artifact_location=location))
+
+    def _find_run(self, tag: str, value: str, name: str) -> str:
+        """The id of the run with this tag, made if there is none."""
+        found = self._client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1)
+        run = found[0] if found else self._client.create_run(self.experiment_id, tags={tag: value}, run_name=name)
+        return str(run.info.run_id)
 
     def _deliver_metrics(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Metric
@@ -108,6 +114,8 @@ class MlflowSink:
         values: dict[str, str] = {}
         for record in records:
             values |= record["values"]
+        if PARENT_TAG in values:
+            values["mlflow.parentRunId"] = self._find_run(SWEEP_TAG, values[PARENT_TAG], values[PARENT_TAG])
         tags = [RunTag(key, value) for key, value in values.items()]
         for start in range(0, len(tags), _BATCH_STRINGS):
             self._client.log_batch(self.mlflow_run_id, tags=tags[start : start + _BATCH_STRINGS])
@@ -147,11 +155,13 @@ class MlflowSink:
 class MlflowTracker(SpooledTracker):
     """Records a run in MLflow: see :class:`SpooledTracker` and :class:`MlflowSink`."""
 
-    def __init__(self, config: TrackingConfig, root: Path, run_id: str, run_name: str, folder: Path) -> None:
+    def __init__(
+        self, config: TrackingConfig, root: Path, run_id: str, run_name: str, folder: Path, tag: str = RUN_TAG
+    ) -> None:
         self.uri = tracking_uri(config, root)
         local = self.uri.startswith("sqlite:")  # MLflow would put artifacts below the current folder
         self._mlflow = MlflowSink(
-            self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None
+            self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None, tag
         )
         super().__init__(Spool(folder), self._mlflow)
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.stats import bootstrap_difference, bootstrap_interval, pass_at_k
+from magrpo.algo.stats import bootstrap_difference, bootstrap_interval, pass_at_k, seed_interval
 
 
 @pytest.mark.parametrize(
@@ -95,3 +95,21 @@ def test_bootstrap_difference_is_that_of_independent_samples() -> None:
     assert value.high - value.mean == pytest.approx(expected, rel=0.12)
     assert value.mean - value.low == pytest.approx(expected, rel=0.12)
     assert bootstrap_difference(a, b, seed=0) == value
+
+
+def test_seed_interval_is_students() -> None:
+    # 1, 2 and 3: deviation 1, so 4.303 / sqrt(3) around 2; the quantile with two degrees of freedom is 4.303.
+    value = seed_interval([1.0, 2.0, 3.0])
+    assert value.mean == 2.0
+    assert (value.low, value.high) == (pytest.approx(2 - 2.4843, abs=1e-4), pytest.approx(2 + 2.4843, abs=1e-4))
+    assert seed_interval([0.5, 0.5]).high == 0.5
+    with pytest.raises(AssertionError):
+        seed_interval([1.0])
+
+
+def test_seed_interval_holds_the_mean_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(0)
+    for number in (3, 5, 30):
+        intervals = [seed_interval(generator.normal(0.0, 1.0, number).tolist()) for _ in range(4000)]
+        held = sum(interval.low <= 0.0 <= interval.high for interval in intervals) / len(intervals)
+        assert held == pytest.approx(0.95, abs=0.012), number

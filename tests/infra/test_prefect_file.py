@@ -12,6 +12,8 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
+from pipelines.sweep import plan
+
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())
 
@@ -32,3 +34,12 @@ def test_a_deployment_fits_its_flow(deployment: dict, monkeypatch: pytest.Monkey
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     for schedule in deployment.get("schedules", []):
         CronSchedule(**schedule)
+
+
+def test_the_sweep_that_is_deployed_can_be_planned(tmp_path: Path) -> None:
+    [deployment] = [deployment for deployment in FILE["deployments"] if deployment["name"] == "sweep"]
+    given = deployment["parameters"]
+    config = ROOT / Path(given["config"]).relative_to("/opt/magrpo")
+    planned = plan(config, given["overrides"], given["settings"], given["seeds"], given["name"], tmp_path)
+    assert len(planned.children) == 2 * given["seeds"]
+    assert "schedules" not in deployment, "only a person starts it"

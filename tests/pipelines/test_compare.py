@@ -14,7 +14,7 @@ import pytest
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
-from pipelines.compare import Compared, _load, difference
+from pipelines.compare import Compared, difference, load_compared
 from pipelines.runner import is_held
 from pipelines.runs import duration, worked
 from tests.pipelines.micro import write_config
@@ -32,7 +32,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def load(root: Path, name: str) -> Compared:
-    return _load("A", RunStore.open(root, name))
+    return load_compared("A", RunStore.open(root, name))
 
 
 def listed(text: str) -> dict[str, str]:

@@ -250,3 +250,27 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def test_the_runs_of_a_sweep_are_flows_of_their_own(flows: Flows) -> None:
+    log = flows.log("sweep")
+    arguments = ["sweep", str(flows.config), "--name", "sweep"]
+    assert command(arguments, log, partial(flows.prepare, None)) == 0, log.read_text()
+    [run] = flows.seen("sweep-s0")
+    assert run.state_name == "Completed"
+    assert flows.tracked("sweep-s0")[1]["prefect.flow_run_id"] == str(run.id)
+    assert "starting Prefect" not in log.read_text()
+    deployed = partial(flows.prepare, partial(sweep_as_deployed, str(flows.config), str(flows.root)))
+    assert command(["runs", "--root", str(flows.root)], log, deployed) == 0, log.read_text()
+    [child] = [path.name for path in flows.root.glob("manual-*-s0")]
+    [run] = flows.seen("manual")
+    assert run.state_name == "Completed"
+    [below] = flows.seen(child)
+    assert below.parent_task_run_id is not None
+
+
+def sweep_as_deployed(config: str, root: str) -> None:
+    """The flow that a deployment runs, in this process."""
+    from pipelines.sweep_flow import swept
+
+    swept(config, [], 1, [], root, "manual")

@@ -1,0 +1,165 @@
+"""The comparison at the end of a sweep: each setting's mean over its seeds, with intervals, and what it took."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import fmean
+
+from rich.console import Console
+
+from magrpo.algo.stats import seed_interval
+from magrpo.ledger import UNITS, ledger
+from magrpo.pictures import COLOURS, comparison_picture, save
+from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
+from magrpo.types import EvalReport, Interval
+from pipelines.compare import Compared, evaluation_title, load_compared, signed
+from pipelines.runs import duration
+from pipelines.sweep import Sweep, finished
+from pipelines.tables import Section, markdown, page, show
+
+_NOTE = (
+    "Means over seeds, 95 % intervals over seeds (Student's t). A setting with one finished seed has the interval over "
+    "problems in its place, which says nothing about other seeds."
+)
+
+
+def write(sweep: Sweep, console: Console) -> list[Path]:
+    """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
+    done: dict[str, list[Compared]] = {}
+    for child in sweep.children:
+        if finished(sweep.store(child)):
+            done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
+    if not done:
+        return []
+    means = {title: averaged([run.reports for run in runs]) for title, runs in done.items()}
+    sections = list(_sections(sweep, done, means))
+    title = f"Sweep {sweep.name}"
+    best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
+    shown = {name: means[name] for name in means if name in best}
+    picture = comparison_picture(shown, "Sampled completions; means and 95 % intervals over seeds.")
+    pictures = save(picture, sweep.folder / "curves")
+    paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
+    paths[0].write_text(page(title, sections, pictures[0]), encoding="utf-8")
+    paths[1].write_text(markdown(title, sections, pictures[0]), encoding="utf-8")
+    _write_csv(paths[2], done, means)
+    wide = Console(highlight=False)
+    if not wide.is_terminal:
+        wide.width = 160
+    show(sections, wide)
+    console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    return [*paths, *pictures]
+
+
+def averaged(runs: Sequence[Sequence[EvalReport]]) -> list[EvalReport]:
+    """The evaluations of runs that differ in their seed, as those of one: means and intervals over seeds, no rows.
+
+    Evaluations after iterations that not all runs have are left out, so are quantities. A single run is given back.
+    """
+    if len(runs) == 1:
+        return list(runs[0])
+    by_iteration = [{report.policy_version: report for report in reports} for reports in runs]
+    shared = sorted(set.intersection(*(set(reports) for reports in by_iteration)))
+    return [_average([reports[iteration] for reports in by_iteration]) for iteration in shared]
+
+
+def _average(reports: Sequence[EvalReport]) -> EvalReport:
+    summary: dict[str, dict[str, Interval]] = {}
+    for key, quantities in reports[0].summary.items():
+        if all(key in report.summary for report in reports):
+            names = [name for name in quantities if all(name in report.summary[key] for report in reports)]
+            summary[key] = {name: seed_interval([r.summary[key][name].mean for r in reports]) for name in names}
+    return EvalReport(reports[0].policy_version, (), summary)
+
+
+def _return(report: EvalReport) -> Interval:
+    return report.summary["test/sampled"]["return"]
+
+
+def _sections(
+    sweep: Sweep, done: Mapping[str, Sequence[Compared]], means: Mapping[str, Sequence[EvalReport]]
+) -> Iterator[Section]:
+    last = {title: reports[-1].summary for title, reports in means.items()}
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    order = list(SPLIT_TITLES)
+    for key in sorted(
+        _shared(last.values()), key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy"))
+    ):
+        summaries = {title: summary[key] for title, summary in last.items()}
+        names = _shared(summaries.values())
+        some = next(iter(summaries.values()))
+        columns = columns_of(
+            {name: some[name] for name in names}, {part: parts[part] for part in parts if part in names}
+        )
+        rows = [
+            (title, str(len(done[title])), *(cell(column, summary[column]) for column in columns))
+            for title, summary in summaries.items()
+        ]
+        note = _NOTE if key == "test/sampled" else ""
+        yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
+    yield from _differences(done)
+    yield _cost(done)
+    yield _runs(sweep, done)
+
+
+def _shared(tables: Iterable[Mapping[str, object]]) -> list[str]:
+    """The keys that all have, in the order of the first."""
+    first, *others = tables
+    return [key for key in first if all(key in other for other in others)]
+
+
+def _differences(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
+    """Return of each setting less the first's, seed by seed."""
+    (first, base), *others = done.items()
+    rows = []
+    for title, runs in others:
+        of = {run.config.train.seed: _return(run.last).mean for run in runs}
+        pairs = [of[run.config.train.seed] - _return(run.last).mean for run in base if run.config.train.seed in of]
+        if len(pairs) > 1:
+            rows.append((title, signed(seed_interval(pairs)), str(len(pairs))))
+    if rows:
+        note = f"Points of percent, the same seeds of both subtracted from each other, less those of {first}."
+        yield Section(
+            "Held-out return, sampled, less the first setting's", ("setting", "difference", "seeds"), rows, note
+        )
+
+
+def _cost(done: Mapping[str, Sequence[Compared]]) -> Section:
+    rows = []
+    for title, runs in done.items():
+        spent = [ledger(run.store.stage_metrics())[-1] for run in runs]
+        counts = (f"{fmean(getattr(budget, unit) for budget in spent):,.0f}" for unit in UNITS)
+        rows.append((title, *counts, duration(fmean(budget.seconds for budget in spent))))
+    note = "Training only, a mean over the finished runs of each setting; programs known already are not run again."
+    return Section("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
+
+
+def _runs(sweep: Sweep, done: Mapping[str, Sequence[Compared]]) -> Section:
+    returns = {run.store.run_id: _return(run.last) for runs in done.values() for run in runs}
+    rows = [
+        (
+            child.run_id,
+            child.title,
+            str(child.seed),
+            cell("return", returns[child.run_id]) if child.run_id in returns else "not finished",
+        )
+        for child in sweep.children
+    ]
+    note = "Held-out return, sampled, percent of the maximum; intervals over problems."
+    return Section("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
+
+
+def _write_csv(path: Path, done: Mapping[str, Sequence[Compared]], means: Mapping[str, Sequence[EvalReport]]) -> None:
+    """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["setting", "seed", "policy_version", "split", "mode", "quantity", "mean", "low", "high"])
+        for title, runs in done.items():
+            series = [(str(run.config.train.seed), run.reports) for run in runs] + [("", means[title])]
+            for seed, reports in series:
+                for report in reports:
+                    for key, summary in report.summary.items():
+                        for name, value in summary.items():
+                            figures = (value.mean, value.low, value.high)
+                            writer.writerow([title, seed, report.policy_version, *key.split("/"), name, *figures])

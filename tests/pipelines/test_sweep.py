@@ -1,0 +1,166 @@
+"""``magrpo sweep``: which runs it makes, what it does about those that end badly, and what it says in the end."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+
+import pytest
+from mlflow import MlflowClient
+
+from magrpo.algo.stats import seed_interval
+from magrpo.config import load_resolved
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.interfaces import Engine
+from magrpo.policy import Policy
+from magrpo.registry import ConfigError, Plugin
+from magrpo.store import RunStore
+from magrpo.types import EvalReport, Interval
+from pipelines import sweep
+from pipelines.cli import main
+from pipelines.compare import load_compared
+from pipelines.sweep_report import averaged
+from tests.pipelines.micro import write_config
+
+MOODS: list[BaseException] = []
+
+
+class Moody(Plugin):
+    """The transformers engine, but each of ``MOODS`` keeps it from opening once."""
+
+    def open(self, policy: Policy) -> Engine:
+        if MOODS:
+            raise MOODS.pop(0)
+        return TransformersEngine(kind="transformers").open(policy)
+
+
+def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> sweep.Sweep:
+    return sweep.plan(write_config(folder), overrides, settings, seeds, "s", None)
+
+
+def test_every_combination_with_every_seed(tmp_path: Path) -> None:
+    settings = ("algo.estimator=magrpo,marloo", "optim.lr=1e-2,0.5")
+    plan = planned(tmp_path, *settings, seeds=2, overrides=["train.seed=5", "algo.gamma=0.5"])
+    names = [f"s-{estimator}-{lr}-s{s}" for estimator in ("magrpo", "marloo") for lr in ("1e-2", "0.5") for s in (5, 6)]
+    assert [child.run_id for child in plan.children] == names
+    configs = [load_resolved(child.config) for child in plan.children]
+    assert [c.algo.estimator for c in configs] == ["magrpo"] * 4 + ["marloo"] * 4
+    assert [c.optim.lr for c in configs] == [0.01, 0.01, 0.5, 0.5] * 2
+    assert [c.train.seed for c in configs] == [5, 6] * 4
+    assert {c.algo.gamma for c in configs} == {0.5}
+    assert plan.children[-1].title == "algo.estimator=marloo optim.lr=0.5"
+    assert not (tmp_path / "runs").exists(), "a plan writes nothing"
+
+
+def test_commas_in_brackets_separate_nothing_and_values_need_not_be_names(tmp_path: Path) -> None:
+    plan = planned(tmp_path, 'lora.target_modules=["q_proj", "v_proj"],["q_proj"]')
+    assert [load_resolved(c.config).lora.target_modules for c in plan.children] == [("q_proj", "v_proj"), ("q_proj",)]
+    assert [c.run_id for c in planned(tmp_path, "optim.lr=1e-3,1e-3,'1e-3'").children] == ["s-00-s0", "s-01-s0"]
+    assert [c.run_id for c in planned(tmp_path, seeds=2).children] == ["s-s0", "s-s1"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["algo.estimator"], "--set 'algo.estimator': is written section.key=value,value"),
+        (["algo.estimator="], "is written section.key=value,value"),
+        (["train.seed=1,2"], "--set train.seed: use --seeds"),
+        (["root=a,b"], "--set root: use --root"),
+        (["algo.gamma=1", "algo.gamma=0.5"], "a key is given twice"),
+        (["algo.estimator=magrpo,marlo"], "algo.estimator: .*got 'marlo'"),
+    ],
+)
+def test_each_mistake_is_told_before_anything_runs(tmp_path: Path, settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        planned(tmp_path, *settings)
+
+
+def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "s-s0").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="s-s0 exists: choose another --name, or --resume s"):
+        planned(tmp_path)
+    with pytest.raises(ConfigError, match=r"no sweep 's' in .*; there are none"):
+        sweep.load(tmp_path / "runs", "s")
+
+
+def test_means_and_intervals_are_over_seeds() -> None:
+    def report(iteration: int, *means: float) -> EvalReport:
+        names = ("return", "tests", "pass_at_1")
+        values = {name: Interval(mean, mean - 0.5, mean + 0.5) for name, mean in zip(names, means, strict=False)}
+        return EvalReport(iteration, (), {"test/sampled": values})
+
+    one = [report(0, 0.0, 0.5), report(2, 0.1), report(4, 0.2, 1.0, 1.0)]
+    two = [report(0, 0.2, 0.5), report(3, 0.9), report(4, 0.6, 0.0)]
+    first, last = averaged([one, two])
+    assert (first.policy_version, last.policy_version) == (0, 4)
+    assert first.summary["test/sampled"]["return"] == seed_interval([0.0, 0.2])
+    assert last.summary["test/sampled"] == {"return": seed_interval([0.2, 0.6]), "tests": seed_interval([1.0, 0.0])}
+    assert averaged([one]) == one
+
+
+def finished(root: Path) -> list[str]:
+    return sorted(path.parents[3].name for path in root.glob("s-*/stages/00001/report/_SUCCESS"))
+
+
+def test_a_sweep_survives_failures_and_interruptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
+    names = [f"s-{kind}-s{seed}" for kind in ("tests.pipelines.test_sweep-Moody", "transformers") for seed in (0, 1)]
+    grid = ["--set", "engine.kind=tests.pipelines.test_sweep:Moody,transformers", "--seeds", "2"]
+    resume = ["sweep", "--resume", "s", "--root", str(root)]
+    assert main(["sweep", config, *grid, "--name", "s", "--dry-run"]) == 0
+    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == names
+    assert not root.exists()
+
+    MOODS[:] = [RuntimeError("no luck"), KeyboardInterrupt()]
+    assert main(["sweep", config, *grid, "--name", "s", "--local"]) == 130
+    assert f"sweep --resume s --root {root} --local" in capsys.readouterr().out
+    assert finished(root) == []
+    assert [path.name for path in root.glob("s-*")] == [*sorted(names[:2])]
+    assert "no luck" in (root / "sweeps" / "s" / f"{names[0]}.error.txt").read_text()
+
+    MOODS[:] = [RuntimeError("still none")]
+    assert main([*resume, "--local"]) == 1
+    said = capsys.readouterr().out
+    assert f"failed: {names[0]}: RuntimeError: still none" in said
+    assert finished(root) == names[1:]
+    before = {name: (root / name / "tracking.jsonl").read_bytes() for name in names[1:]}
+
+    assert main([*resume, "--local"]) == 0
+    assert finished(root) == names
+    assert {name: (root / name / "tracking.jsonl").read_bytes() for name in before} == before, "done, so left alone"
+    assert main([*resume, "--dry-run"]) == 0
+    assert capsys.readouterr().out.count("finished") >= 4
+    check_report(root, names)
+    check_tracking(root, names)
+
+
+def check_report(root: Path, names: list[str]) -> None:
+    """The engines are the same, so are the settings' figures; each is the mean of its seeds'."""
+    folder = root / "sweeps" / "s"
+    ends = [load_compared("", RunStore.open(root, name)).last.summary["test/sampled"]["return"] for name in names]
+    assert ends[:2] == ends[2:]
+    with (folder / "sweep.csv").open() as file:
+        rows = [row for row in csv.DictReader(file) if row["quantity"] == "return" and row["policy_version"] == "1"]
+    means = [float(r["mean"]) for r in rows if (r["seed"], r["split"], r["mode"]) == ("", "test", "sampled")]
+    assert means == pytest.approx([fmean(end.mean for end in ends[:2])] * 2)
+    text = (folder / "sweep.md").read_text()
+    assert "| engine.kind=transformers | +0.0 [+0.0, +0.0] | 2 |" in text
+    assert "not finished" not in text
+    assert (folder / "sweep.html").read_text().count("data:image/png") == 1
+    assert len(json.loads((folder / "sweep.json").read_text())["children"]) == 4
+
+
+def check_tracking(root: Path, names: list[str]) -> None:
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    [parent] = client.search_runs(["1"], "tags.`magrpo.sweep` = 's'")
+    assert parent.info.status == "FINISHED"
+    assert parent.data.params["train.seed"] == "0,1"
+    children = client.search_runs(["1"], f"tags.`mlflow.parentRunId` = '{parent.info.run_id}'")
+    assert sorted(run.data.tags["magrpo.run_id"] for run in children) == names
+    assert {run.info.status for run in children} == {"FINISHED"}
+    logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "sweep")}
+    assert logged == {"sweep.html", "sweep.md", "sweep.csv", "curves.png", "curves.svg"}
+    assert len(client.search_runs(["1"])) == len(names) + 1
