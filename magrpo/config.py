@@ -17,6 +17,7 @@ from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, mo
 
 from magrpo import engines, envs, problems, rewards, sandboxes
 from magrpo.registry import ConfigError, Plugin, Section, Table, build, choices, resolve
+from magrpo.types import Estimator
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -48,6 +49,12 @@ class AgentConfig(Section):
     """``lora``: an adapter on the shared frozen base; ``full``: a copy of the base, all of it trained."""
     start_from: Path | None = None
     """Folder of trained weights to begin with: ``weights/<agent>`` of a checkpoint. None: untrained."""
+    trained: bool = True
+    """False: it acts and its weights stay as they are; it has no optimizer."""
+    lr: float | None = Field(None, gt=0)
+    """Its peak learning rate. None: ``optim.lr``. The schedule is that of ``optim``."""
+    estimator: Estimator | None = None
+    """Baseline of its advantages. None: ``algo.estimator``."""
 
 
 class ModelConfig(Section):
@@ -106,7 +113,7 @@ class RolloutConfig(Section):
 class AlgoConfig(Section):
     """The algorithm: return, advantage and loss."""
 
-    estimator: Literal["magrpo", "marloo", "maremax", "mareinforce"] = "magrpo"
+    estimator: Estimator = "magrpo"
     """Baseline of the group-relative advantage."""
     normalize: Literal["none", "std"] = "none"
     """``std`` divides advantages by the group's standard deviation."""
@@ -206,9 +213,17 @@ class RunConfig(Section):
         names = [agent.name for agent in self.agents]
         if len(set(names)) != len(names):
             raise ValueError(f"agents: names must differ, got {', '.join(names)}")
+        if not any(agent.trained for agent in self.agents):
+            raise ValueError("agents: none is trained; set trained = true for one at least")
         wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
         if wanted != given:
             raise ValueError(f"agents: env {self.env.kind!r} needs one agent for each role {wanted}, got {given}")
+        acting = {role for turn in range(self.env.num_turns) for role in self.env.acting(turn)}
+        if sorted(acting) != wanted:
+            raise ValueError(
+                f"env: {self.env.kind!r} has the roles {wanted}, but those that act in its {self.env.num_turns} "
+                f"turns are {sorted(acting)}; see acting() and num_turns"
+            )
         return self
 
     def resolved(self) -> str:

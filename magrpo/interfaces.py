@@ -52,6 +52,10 @@ class Env(Protocol):
         """The roles that must be filled, each by one agent."""
         ...
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        """The roles that act at a turn (from 0), at least one; the others wait. Usually all of them."""
+        ...
+
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent.
 
@@ -87,7 +91,10 @@ class Reward(Protocol):
         ...
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward. A pure function: equal arguments, equal reward. ``texts`` by role."""
+        """The joint reward. A pure function: equal arguments, equal reward.
+
+        ``texts``: what every role wrote last, in this turn or, if it did not act, in an earlier one.
+        """
         ...
 
 

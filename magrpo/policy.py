@@ -92,6 +92,10 @@ class Policy:
         """Names of the agents, in the order of the config."""
         return tuple(self._agents)
 
+    def config(self, agent: str) -> AgentConfig:
+        """The agent's section of the configuration, ``model`` located."""
+        return self._agents[agent].config
+
     def base(self, agent: str) -> str:
         """Folder or hub id of the agent's base model."""
         return self._agents[agent].config.model

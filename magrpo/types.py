@@ -14,6 +14,7 @@ from typing import Generic, Literal, TypeVar
 
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
+Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 FinishReason = Literal["stop", "length"]
 CaseStatus = Literal[
     "pass",
@@ -168,6 +169,10 @@ class JointReward:
     parts: dict[str, float]
 
 
+PENDING = JointReward(0.0, {})
+"""The reward of a joint action after which some role has not written anything yet: there is nothing to price."""
+
+
 # --------------------------------------------------------------------------------------------------------- rollouts
 @dataclass(frozen=True, slots=True)
 class PastTurn:
@@ -202,6 +207,7 @@ T = TypeVar("T", Turn, ScoredTurn)
 class RolloutGroup(Generic[T]):
     """One node of a problem's tree: one history, ``G`` completions per agent, and the joint actions made of them.
 
+    ``prompts``, ``actions`` and the joint actions hold the agents that act at this turn; the others wait.
     ``path`` holds the index of the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0.
     ``history`` has one entry per element of ``path``. Dicts are keyed by agent name, in the order of the config.
     """
@@ -216,6 +222,11 @@ class RolloutGroup(Generic[T]):
     def texts(self, turn: Turn | ScoredTurn) -> dict[str, str]:
         """The completions of one joint action by agent."""
         return {agent: self.actions[agent][i].text for agent, i in turn.picks.items()}
+
+    def latest(self, turn: Turn | ScoredTurn) -> dict[str, str]:
+        """What every agent that has acted so far wrote last, ``turn`` included."""
+        earlier = {agent: text for past in self.history for agent, text in past.texts.items()}
+        return earlier | self.texts(turn)
 
 
 # ---------------------------------------------------------------------------------------------- training, evaluation

@@ -30,16 +30,19 @@ class Work:
 
 def work_of(config: RunConfig) -> Work:
     """Count the nodes of all trees of an iteration, level by level."""
-    rollout, agents = config.rollout, len(config.agents)
-    joint = rollout.group_size
-    if rollout.joint_mode == "crossed":
-        joint = min(rollout.group_size**agents, rollout.crossed_pairs or rollout.group_size**agents)
-    children = min(joint, rollout.branching or joint)
-    nodes = sum(rollout.problems_per_iteration * children**turn for turn in range(config.env.num_turns))
-    completions = nodes * rollout.group_size * agents
+    rollout, nodes = config.rollout, config.rollout.problems_per_iteration
+    completions = joint_actions = 0
+    for turn in range(config.env.num_turns):
+        acting = len(config.env.acting(turn))
+        joint = rollout.group_size
+        if rollout.joint_mode == "crossed":
+            joint = min(rollout.group_size**acting, rollout.crossed_pairs or rollout.group_size**acting)
+        completions += nodes * rollout.group_size * acting
+        joint_actions += nodes * joint
+        nodes *= min(joint, rollout.branching or joint)
     each: int | None = getattr(config.reward, "max_executions", None)
-    programs = None if each is None else nodes * joint * each
-    return Work(completions, completions * rollout.max_new_tokens, nodes * joint, programs)
+    programs = None if each is None else joint_actions * each
+    return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
 
 # -------------------------------------------------------------------------------------------------------------- memory
@@ -68,7 +71,11 @@ def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[s
     lora = {agent.model for agent in config.agents if agent.weights == "lora"}
     full = [models[agent.model] for agent in config.agents if agent.weights == "full"]
     reference = {a.model for a in config.agents if a.weights == "full"} if config.algo.beta > 0 else set()
-    trained = [models[a.model].adapter if a.weights == "lora" else models[a.model].parameters for a in config.agents]
+    trained = [
+        models[agent.model].adapter if agent.weights == "lora" else models[agent.model].parameters
+        for agent in config.agents
+        if agent.trained
+    ]
     found = {
         "frozen parameters": sum(models[name].parameters for name in [*lora, *reference]) * dtype_bytes,
         "adapters": sum(models[a.model].adapter for a in config.agents if a.weights == "lora") * 4,

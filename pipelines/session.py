@@ -160,7 +160,9 @@ class Session:
             from magrpo.stages.credit import credit
 
             groups = [group for pointer in scored for group in self._scored(pointer)]
-            samples, metrics = credit(groups, self.config.algo, [agent.name for agent in self.config.agents])
+            agents = self.config.agents
+            own = {agent.name: agent.estimator for agent in agents if agent.estimator is not None}
+            samples, metrics = credit(groups, self.config.algo, [agent.name for agent in agents], own)
             for agent, members in samples.items():
                 write_records(folder / f"{agent}.jsonl.gz", members)
             return metrics
@@ -168,7 +170,7 @@ class Session:
         return self._stage("credit", iteration, ("algo", "agents"), scored, work)
 
     def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
-        """One MAGRPO update of every agent; the new weights and the optimizer's state."""
+        """One MAGRPO update of every agent that trains; the new weights and the optimizer's state."""
         computed = False
 
         def work(folder: Path) -> dict[str, float]:
@@ -176,6 +178,7 @@ class Session:
             batch = {
                 agent.name: read_records(self.store.folder(samples) / f"{agent.name}.jsonl.gz", Sample)
                 for agent in self.config.agents
+                if agent.trained
             }
             self._resume(checkpoint)
             if self._served is not None:

@@ -77,9 +77,23 @@ class LengthEnv:
     def roles(self) -> tuple[str, ...]:
         return ("helper", "main")
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return self.roles()
+
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         own = "".join(f"|{past.texts[agent]}" for past in history)
         return Observation((Message("user", f"{role}:{problem.prompt}{own}"),))
+
+
+class TurnsEnv(LengthEnv):
+    """The helper acts at even turns, main at odd ones; each observation tells the role and all that was written."""
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return (self.roles()[turn % 2],)
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        written = "".join(f"|{text}" for past in history for text in past.texts.values())
+        return Observation((Message("user", f"{role}:{problem.prompt}{written}"),))
 
 
 class PassReward:

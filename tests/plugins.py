@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from magrpo.registry import Plugin
 from magrpo.types import Problem, Split
-from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox
+from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv
 
 
 class ListedProblems(Plugin):
@@ -25,6 +25,12 @@ class Env(Plugin, LengthEnv):
     """See :class:`tests.fakes.LengthEnv`."""
 
     num_turns: int = 1
+
+
+class TakingTurns(Plugin, TurnsEnv):
+    """See :class:`tests.fakes.TurnsEnv`."""
+
+    num_turns: int = 2
 
 
 class Reward(Plugin, PassReward):

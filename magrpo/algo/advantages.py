@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 
 import magrpo_kernels
+from magrpo.types import Estimator
 
-Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -50,6 +50,9 @@ class CodingEnv(Plugin):
     mode ``discussion`` only; in mode ``expert_edits`` the expert reads both and may quote them.
     """
 
+    system: ClassVar[Mapping[str, str]] = _SYSTEM
+    """What each role is told first, with ``instruct``."""
+
     kind: str = "coding"
     num_turns: int = Field(1, ge=1)
     """Turns of one episode."""
@@ -75,6 +78,10 @@ class CodingEnv(Plugin):
         """``helper`` and ``main``."""
         return ("helper", "main")
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        """Both roles, at every turn."""
+        return self.roles()
+
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert role in self.roles(), role
@@ -82,7 +89,7 @@ class CodingEnv(Plugin):
             return Observation((Message("user", self._bare(problem, role, history, agent)),))
         names = {"entry_point": problem.entry_point}
         messages = [
-            Message("system", _SYSTEM[role].format(**names)),
+            Message("system", self.system[role].format(**names)),
             Message("user", _TASK[role].format(prompt=problem.prompt.rstrip("\n"), **names)),
         ]
         for turn in history:

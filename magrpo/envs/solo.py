@@ -42,6 +42,10 @@ class SoloEnv(Plugin):
         """``solo``."""
         return ("solo",)
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        """``solo``, at every turn."""
+        return self.roles()
+
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """What the agent sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert role in self.roles(), role

@@ -77,6 +77,10 @@ class WritingEnv(Plugin):
         """First and second author."""
         return ROLES[self.task]
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        """Both roles, at every turn."""
+        return self.roles()
+
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert role in self.roles(), role

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import ClassVar
 
 from magrpo.registry import Plugin
 from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
@@ -39,9 +38,6 @@ class CodingReward(Plugin):
     ``aux``, run only where the thin-wrapper rule needs it). See ``docs/rewards.md`` for what each part demands.
     """
 
-    max_executions: ClassVar[int] = 2
-    """Programs of one joint action that run at most; the plan of a run counts with it."""
-
     kind: str = "coding"
     scale: float = 1.0
     """Factor on the sum of the parts."""
@@ -49,6 +45,11 @@ class CodingReward(Plugin):
     """Added to the scaled sum."""
     refuse_forgeable: bool = False
     """Count a report that did not go through the sandbox's trust split as no test passed."""
+
+    @property
+    def max_executions(self) -> int:
+        """Programs of one joint action that run at most; the plan of a run counts with it."""
+        return 2
 
     @property
     def maxima(self) -> Mapping[str, float]:

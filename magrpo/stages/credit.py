@@ -10,7 +10,7 @@ from statistics import fmean, pstdev
 from magrpo.algo.advantages import group_advantages
 from magrpo.algo.returns import completion_returns, influence, tree_returns
 from magrpo.config import AlgoConfig
-from magrpo.types import RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Estimator, RolloutGroup, Sample, ScoredTurn
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,14 @@ class _Node:
 
 
 def credit(
-    groups: Sequence[RolloutGroup[ScoredTurn]], algo: AlgoConfig, agents: Sequence[str]
+    groups: Sequence[RolloutGroup[ScoredTurn]],
+    algo: AlgoConfig,
+    agents: Sequence[str],
+    estimators: Mapping[str, Estimator] | None = None,
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/`` and ``credit/``.
+
+    An agent has samples of the nodes at which it acts. ``estimators`` are those of agents with one of their own.
 
     ``groups`` are all tree levels of one iteration, in any order. A masked joint action counts for nothing: neither
     for its siblings' baseline nor for its parent's return, and a completion in no other joint action is dropped.
@@ -42,15 +47,16 @@ def credit(
     samples: dict[str, list[Sample]] = {}
     equal: list[bool] = []
     for agent in agents:
-        held = [completion_returns(n.returns, [t.picks[agent] for t in n.turns], _size(n, agent)) for n in nodes]
+        own = [node for node in nodes if agent in node.group.actions]
+        held = [completion_returns(n.returns, [t.picks[agent] for t in n.turns], _size(n, agent)) for n in own]
         known = [[value for value in node if value is not None] for node in held]
-        advantages = group_advantages(known, algo.estimator, algo.normalize)
-        samples[agent] = _samples(agent, nodes, held, advantages)
+        advantages = group_advantages(known, (estimators or {}).get(agent, algo.estimator), algo.normalize)
+        samples[agent] = _samples(agent, own, held, advantages)
         agent_equal = [max(values) == min(values) for values in known if values]
         equal += agent_equal
         metrics[f"credit/{agent}/frac_groups_equal"] = _mean(agent_equal)
         metrics[f"credit/{agent}/advantage_std"] = pstdev([sample.advantage for sample in samples[agent]] or [0.0])
-        metrics |= _influence(agent, nodes)
+        metrics |= _influence(agent, own)
     metrics["reward/frac_groups_equal"] = _mean(equal)
     return samples, metrics
 
@@ -96,12 +102,13 @@ def _samples(
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:
-    """Means over the joint actions that count, of all turns; with several turns also of each."""
+    """Means over the joint actions that count and are priced, of all turns; with several turns also of each."""
     turns = [(len(group.path), turn) for group in groups for turn in group.turns]
-    counted = [(depth, turn.reward) for depth, turn in turns if not turn.masked]
+    kept = [(depth, turn.reward) for depth, turn in turns if not turn.masked]
+    counted = [(depth, reward) for depth, reward in kept if reward != PENDING]
     metrics = {
         "reward/joint": _mean([reward.total for _, reward in counted]),
-        "reward/masked_frac": 1 - len(counted) / len(turns) if turns else 0.0,
+        "reward/masked_frac": 1 - len(kept) / len(turns) if turns else 0.0,
     }
     for part in dict.fromkeys(name for _, reward in counted for name in reward.parts):
         metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in counted])

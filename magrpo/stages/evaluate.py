@@ -1,7 +1,7 @@
 """Evaluate: the agents on problems never trained on, sampled with a fixed seed and greedy.
 
-Every trajectory is played on its own: at each turn every agent answers once. What counts is the joint action of the
-last turn. Quantities are fractions of their maximum, with bootstrap intervals over problems.
+Every trajectory is played on its own: at each turn the agents that act answer once. What counts is the joint action of
+the last turn. Quantities are fractions of their maximum, with bootstrap intervals over problems.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
 from magrpo.stages.rollout import Node, Render, extend, rollout, sampling_params
 from magrpo.stages.score import Cache, ScoreStats, score
 from magrpo.types import (
+    PENDING,
     EvalReport,
     EvalRow,
     Interval,
@@ -155,7 +156,8 @@ def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, d
 
 
 def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
-    return not turn.masked and (threshold is None or turn.reward.total <= threshold)
+    ends = threshold is not None and turn.reward.total > threshold and turn.reward != PENDING
+    return not turn.masked and not ends
 
 
 def _tokens(group: RolloutGroup[ScoredTurn], turn: ScoredTurn) -> int:
@@ -174,7 +176,7 @@ def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int,
         returns=tuple(price.total for price in prices),
         parts=tuple(price.parts for price in prices),
         passed=tuple(reward.passed(turn_reports) for turn_reports in reports),
-        texts=group.texts(last),
+        texts=group.latest(last),
         response_tokens=_tokens(group, last),
         generated_tokens=spent + _tokens(group, last),
     )

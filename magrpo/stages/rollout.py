@@ -1,6 +1,6 @@
-"""Joint rollout: every agent answers at every node of one tree level, in one engine batch.
+"""Joint rollout: the agents whose turn it is answer at every node of one tree level, in one engine batch.
 
-A node is one history shared by its group; each agent samples ``G`` completions there, independently of the others
+A node is one history shared by its group; each of them samples ``G`` completions there, independently of the others
 (section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
 (``crossed``); those that go on to the next turn open one child node each.
 """
@@ -17,6 +17,7 @@ from magrpo.config import AgentConfig, RolloutConfig
 from magrpo.interfaces import Engine, Env, Progress
 from magrpo.seeds import derive_seed
 from magrpo.types import (
+    PENDING,
     Observation,
     PastTurn,
     Problem,
@@ -35,7 +36,7 @@ Render = Callable[[str, Observation], tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place in a problem's tree where all agents act, ``group_size`` times each."""
+    """A place in a problem's tree where agents act, ``group_size`` times each."""
 
     problem: Problem
     path: tuple[int, ...]
@@ -53,7 +54,8 @@ def children(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, 
     """The next level: a node for each joint action that goes on.
 
     A node whose mean reward exceeds ``termination_threshold`` is not continued; of the others ``branching`` joint
-    actions are, drawn at random (all, when it is None). Masked joint actions never are.
+    actions are, drawn at random (all, when it is None). Masked joint actions never are. A node whose joint actions are
+    not priced yet always is.
     """
     nodes = []
     for group in groups:
@@ -106,7 +108,7 @@ def rollout(
     for node, node_prompts in zip(nodes, prompts, strict=True):
         actions = {name: tuple(itertools.islice(answers, node.group_size)) for name in node_prompts}
         picks = joint_actions(
-            len(agents),
+            len(node_prompts),
             node.group_size,
             config.joint_mode,
             config.crossed_pairs,
@@ -144,14 +146,19 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
 
 
 def _terminated(group: RolloutGroup[ScoredTurn], alive: Sequence[int], threshold: float | None) -> bool:
-    mean = sum(group.turns[j].reward.total for j in alive) / len(alive)
-    return threshold is not None and mean > threshold
+    rewards = [group.turns[j].reward for j in alive]
+    mean = sum(reward.total for reward in rewards) / len(rewards)
+    return threshold is not None and mean > threshold and PENDING not in rewards
 
 
 def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, render: Render) -> list[dict[str, Prompt]]:
-    """Every agent's prompt at every node. Observed side by side: an environment may wait for something outside."""
-    asked = [(n.problem, agent.role, n.history, agent.name) for n in nodes for agent in agents]
+    """The prompts at every node, of the agents that act there.
+
+    Observed side by side: an environment may wait for something outside.
+    """
+    acting = [[agent for agent in agents if agent.role in env.acting(len(n.path))] for n in nodes]
+    asked = [(n.problem, a.role, n.history, a.name) for n, members in zip(nodes, acting, strict=True) for a in members]
     with ThreadPoolExecutor(_OBSERVERS) as pool:
         observations = pool.map(lambda arguments: env.observe(*arguments), asked)
         prompts = iter([Prompt(seen, render(name, seen)) for seen, (*_, name) in zip(observations, asked, strict=True)])
-    return [{agent.name: next(prompts) for agent in agents} for _ in nodes]
+    return [{agent.name: next(prompts) for agent in members} for members in acting]

@@ -11,7 +11,7 @@ from time import perf_counter
 
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.sandboxes import STRENGTH
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+from magrpo.types import PENDING, Execution, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
 Cache = MutableMapping[Execution, ExecutionReport]
 """Reports of the run so far: identical programs are executed once."""
@@ -24,6 +24,9 @@ class Scored:
     reward: JointReward
     reports: dict[str, ExecutionReport]
     masked: bool
+
+
+_PENDING = Scored(PENDING, {}, masked=False)
 
 
 @dataclass(slots=True)
@@ -65,14 +68,20 @@ def score(
     cache: Cache,
     progress: Progress | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
-    """Price every joint action of every group; ``roles`` maps agent names to roles."""
+    """Price every joint action of every group; ``roles`` maps agent names to roles.
+
+    The reward sees what every role wrote last, in this turn or an earlier one. A joint action after which a role has
+    not written anything yet is :data:`~magrpo.types.PENDING`.
+    """
+    latest = [(group.problem, group.latest(turn)) for group in groups for turn in group.turns]
     items = [
-        (group.problem, {roles[agent]: text for agent, text in group.texts(turn).items()})
-        for group in groups
-        for turn in group.turns
+        (problem, {roles[agent]: text for agent, text in texts.items()})
+        for problem, texts in latest
+        if texts.keys() == roles.keys()
     ]
     priced, stats = score_texts(items, reward=reward, sandbox=sandbox, cache=cache, progress=progress)
-    results = iter(priced)
+    prices = iter(priced)
+    results = iter([next(prices) if texts.keys() == roles.keys() else _PENDING for _, texts in latest])
     scored = [
         RolloutGroup(
             group.problem,

@@ -1,8 +1,9 @@
 """Update: one step of AdamW for every agent (one per epoch) on the loss of one iteration's samples.
 
-Every agent has its own optimizer and its own batch; nothing but the joint returns connects them. Samples without
-advantage (degenerate groups) are left out before the forward pass when no KL term needs them. Micro-batches that do
-not fit the GPU's memory are halved, for this update and those after it; gradients stay what they were, up to rounding.
+Every agent that trains has its own optimizer and its own batch; nothing but the joint returns connects them. Samples
+without advantage (degenerate groups) are left out before the forward pass when no KL term needs them. Micro-batches
+that do not fit the GPU's memory are halved, for this update and those after it; gradients stay what they were, up to
+rounding.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Updater:
         num_iterations: int,
         dump: Path,
     ) -> None:
-        """Open an optimizer for each agent."""
+        """Open an optimizer for each agent that trains."""
         self.policy = policy
         self.algo = algo
         self.optim = optim
@@ -66,28 +67,34 @@ class Updater:
         self.dump = dump
         self.micro_batch_tokens = optim.micro_batch_tokens  # less once memory did not suffice
         self._optimizers: dict[str, torch.optim.AdamW] = {}
+        self._optims: dict[str, OptimConfig] = {}
         self._shares: dict[str, bool] = {}
         self._linear: dict[str, bool] = {}
-        for agent in policy.agents:
+        for agent in filter(lambda name: policy.config(name).trained, policy.agents):
+            own = policy.config(agent).lr
+            self._optims[agent] = optim if own is None else optim.model_copy(update={"lr": own})
             parameters = policy.parameters(agent).values()
             self._optimizers[agent] = torch.optim.AdamW(
-                parameters, lr=optim.lr, weight_decay=optim.weight_decay, fused=True
+                parameters, lr=self._optims[agent].lr, weight_decay=optim.weight_decay, fused=True
             )
             with policy.active(agent) as model:
                 self._linear[agent] = has_linear_head(model)
                 self._shares[agent] = shares_prompts(model)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
-        """Train every agent on its samples; returns the metrics of ``update/``. ``progress`` counts completions.
+        """Train every agent that trains on its samples; returns the metrics of ``update/``.
+
+        ``samples`` are theirs alone. ``progress`` counts completions.
 
         Raises:
             NonFiniteLoss: nothing was changed by the step that would have used it.
             torch.cuda.OutOfMemoryError: one completion alone does not fit; the same holds.
         """
-        lr = learning_rate(self.optim, self.policy.version + 1, self.num_iterations)
-        metrics = {"update/lr": lr}
+        metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         stats = []
         for agent, members in samples.items():
+            lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
+            metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
             result = self._update_agent(agent, members, progress)

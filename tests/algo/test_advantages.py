@@ -7,8 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.advantages import Estimator, group_advantages
+from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig
+from magrpo.types import Estimator
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 returns = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=1, max_size=8)

@@ -39,6 +39,9 @@ class _Echo:
 
     num_turns = 1
 
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return self.roles()
+
     def roles(self) -> tuple[str, ...]:
         return workload.AGENTS
 

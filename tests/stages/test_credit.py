@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from magrpo.config import AlgoConfig
 from magrpo.stages.credit import credit
-from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
 
 AGENTS = ("helper", "main")
 ALGO = AlgoConfig()
@@ -151,10 +152,60 @@ def test_one_agent_is_grpo() -> None:
     assert advantages(samples["solo"]) == [-2.0, -1.0, 3.0]
 
 
+def test_an_agent_may_have_an_estimator_of_its_own() -> None:
+    samples, _ = credit([group("a", aligned(1.0, 3.0))], ALGO, AGENTS, {"main": "mareinforce"})
+    assert advantages(samples["helper"]) == [-1.0, 1.0]
+    assert advantages(samples["main"]) == [1.0, 3.0]
+
+
 def test_dividing_by_the_deviation_is_warned_about() -> None:
     with pytest.warns(UserWarning, match="normalize"):
         samples, _ = credit([group("a", aligned(1.0, 3.0))], AlgoConfig(normalize="std"), AGENTS)
     assert advantages(samples["main"]) == pytest.approx([-1.0, 1.0], rel=1e-5)
+
+
+def pending(task: str, size: int = 2) -> RolloutGroup[ScoredTurn]:
+    """A node at which the helper alone has acted: nothing is priced yet."""
+    node = group(task, [((i,), 0.0) for i in range(size)], size=size, agents=("helper",))
+    return replace(node, turns=tuple(replace(turn, reward=PENDING) for turn in node.turns))
+
+
+def test_an_agent_has_samples_of_the_turns_in_which_it_acts() -> None:
+    # Helper's completion 0 is followed by main's worth 1 and 3, its completion 1 by main's worth 4 and 8.
+    levels = [pending("a")]
+    levels += [group("a", [((0,), 1.0), ((1,), 3.0)], path=(0,), agents=("main",))]
+    levels += [group("a", [((0,), 4.0), ((1,), 8.0)], path=(1,), agents=("main",))]
+    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS)
+    assert [sample.returns for sample in samples["helper"]] == [1.0, 3.0]
+    assert advantages(samples["helper"]) == [-1.0, 1.0]
+    assert [sample.returns for sample in samples["main"]] == [1.0, 3.0, 4.0, 8.0]
+    assert advantages(samples["main"]) == [-1.0, 1.0, -2.0, 2.0]
+    assert [sample.group for sample in samples["main"]] == [0, 0, 1, 1]
+    assert metrics["reward/joint"] == metrics["reward/tests"] * 2 == 4.0  # the helper's turn has no price of its own
+    assert metrics["reward/return"] == 2.0
+    assert metrics["reward/masked_frac"] == 0.0
+
+
+def test_two_of_three_act_and_then_the_third() -> None:
+    # Crossed: four pairs of the first two, one completion of the third after each; worth 0, 1, 2 and 5.
+    first = group("a", [((i, j), 0.0) for i in range(2) for j in range(2)], agents=("x", "y"))
+    levels = [replace(first, turns=tuple(replace(turn, reward=PENDING) for turn in first.turns))]
+    for pair, reward in enumerate((0.0, 1.0, 2.0, 5.0)):
+        levels.append(group("a", [((0,), reward)], size=1, path=(pair,), agents=("z",)))
+    samples, metrics = credit(levels, ALGO, ("x", "y", "z"))
+    assert [sample.returns for sample in samples["x"]] == [0.5, 3.5]
+    assert [sample.returns for sample in samples["y"]] == [1.0, 3.0]
+    assert advantages(samples["y"]) == [-1.0, 1.0]
+    assert advantages(samples["z"]) == [0.0] * 4  # each is alone in its group
+    assert metrics["credit/x/influence"] == pytest.approx(9 / 14)
+    assert metrics["credit/y/influence"] == pytest.approx(4 / 14)
+    assert "credit/z/influence" not in metrics
+
+
+def test_an_agent_whose_turn_never_came_has_no_samples() -> None:
+    samples, metrics = credit([pending("a")], ALGO, AGENTS)
+    assert (advantages(samples["helper"]), samples["main"]) == ([0.0, 0.0], [])
+    assert metrics["credit/main/advantage_std"] == metrics["reward/joint"] == 0.0
 
 
 rewards = st.floats(-4, 4, allow_nan=False, width=32)

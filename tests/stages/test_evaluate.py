@@ -5,7 +5,7 @@ import pytest
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
 from magrpo.stages.evaluate import evaluate
 from magrpo.types import EvalReport, Problem
-from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, render
+from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="helper", role="helper", model="m"), AgentConfig(name="main", role="main", model="m"))
 SPLITS = {
@@ -15,12 +15,14 @@ SPLITS = {
 }
 
 
-def run(engine: ScriptedEngine, num_turns: int, **rollout_options: float) -> EvalReport:
+def run(
+    engine: ScriptedEngine, num_turns: int, env: type[LengthEnv] = LengthEnv, **rollout_options: float
+) -> EvalReport:
     return evaluate(
         SPLITS,
         policy_version=3,
         agents=AGENTS,
-        env=LengthEnv(num_turns),
+        env=env(num_turns),
         reward=PassReward(),
         engine=engine,
         sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
@@ -70,3 +72,12 @@ def test_a_trajectory_above_the_threshold_stops() -> None:
     report = run(engine, 2, termination_threshold=1.5)
     assert [len(batch) for batch in engine.batches] == [30, 10]
     assert {len(row.returns) for row in report.rows if row.task_id == "a"} == {1}
+
+
+def test_agents_that_take_turns() -> None:
+    engine = ScriptedEngine(answer)
+    report = run(engine, 2, TurnsEnv, termination_threshold=-1.0)
+    assert [{request.agent for request in batch} for batch in engine.batches] == [{"helper"}, {"main"}]
+    row = next(row for row in report.rows if row.task_id == "b" and row.mode == "greedy")
+    assert row.texts == {"helper": "bad", "main": "good"}
+    assert (row.returns, row.passed) == ((0.0, 2.0), (False, True))

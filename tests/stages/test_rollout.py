@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -8,15 +9,15 @@ from hypothesis import strategies as st
 
 from magrpo.config import AgentConfig, RolloutConfig
 from magrpo.stages.rollout import children, joint_actions, rollout, roots
-from magrpo.types import JointReward, Problem, RolloutGroup, ScoredTurn
-from tests.fakes import LengthEnv, ScriptedEngine, render
+from magrpo.types import PENDING, JointReward, Problem, RolloutGroup, ScoredTurn
+from tests.fakes import LengthEnv, ScriptedEngine, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
 PROBLEMS = [Problem("t/0", "zero"), Problem("t/1", "one")]
 
 
-def sample(engine: ScriptedEngine, nodes, config: RolloutConfig, seed: int = 0):
-    return rollout(nodes, agents=AGENTS, env=LengthEnv(2), render=render, engine=engine, config=config, seed=seed)
+def sample(engine: ScriptedEngine, nodes, config: RolloutConfig, seed: int = 0, env: LengthEnv = LengthEnv(2)):  # noqa: B008
+    return rollout(nodes, agents=AGENTS, env=env, render=render, engine=engine, config=config, seed=seed)
 
 
 def scored(groups, rewards, masked=()):
@@ -104,3 +105,23 @@ def test_a_subset_of_pairs_is_balanced(num_agents: int, group_size: int, rounds:
 def test_unbalanced_pairs_are_refused() -> None:
     with pytest.raises(ValueError, match="multiple of group_size"):
         RolloutConfig(group_size=4, crossed_pairs=6)
+
+
+def test_only_those_whose_turn_it_is_are_asked() -> None:
+    config = RolloutConfig(group_size=2, joint_mode="crossed", termination_threshold=-1.0)
+    engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
+    first = sample(engine, roots(PROBLEMS, config), config, env=TurnsEnv(2))
+    assert {request.agent for request in engine.batches[0]} == {"h"}
+    assert [turn.picks for turn in first[0].turns] == [{"h": 0}, {"h": 1}]
+    assert first[0].prompts.keys() == first[0].actions.keys() == {"h"}
+    waiting = [
+        replace(group, turns=tuple(ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns)) for group in first
+    ]
+    nodes = children(waiting, config, seed=0)
+    assert len(nodes) == 4, "what is not priced yet is not above any threshold"
+    second = sample(engine, nodes, config, env=TurnsEnv(2))
+    assert {request.agent for request in engine.batches[1]} == {"m"}
+    seen = second[1].prompts["m"].observation.messages[0].content
+    assert seen == f"main:zero|{first[0].actions['h'][1].text}"
+    last = second[1].turns[0]
+    assert second[1].latest(last) == {"h": first[0].actions["h"][1].text, "m": second[1].actions["m"][0].text}

@@ -3,7 +3,18 @@ from __future__ import annotations
 import pytest
 
 from magrpo.stages.score import Cache, ScoreStats, score, score_texts
-from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, Problem, RolloutGroup, Turn
+from magrpo.types import (
+    PENDING,
+    Action,
+    Case,
+    CaseStatus,
+    Execution,
+    ExecutionReport,
+    PastTurn,
+    Problem,
+    RolloutGroup,
+    Turn,
+)
 from tests.fakes import PassReward, ScriptedSandbox
 
 PROBLEM = Problem("t/0", "p", "f", "test")
@@ -82,3 +93,19 @@ def test_groups_keep_their_order_and_texts_go_by_role() -> None:
     (out,), _ = score([group], roles={"alice": "helper", "bob": "main"}, reward=PassReward(), sandbox=sandbox, cache={})
     assert [turn.reward.parts["first"] for turn in out.turns] == [1.0, 0.0]
     assert [turn.picks for turn in out.turns] == [turn.picks for turn in group.turns]
+
+
+def test_the_reward_sees_what_every_role_wrote_last_and_nothing_before_all_have() -> None:
+    roles = {"alice": "helper", "bob": "main"}
+    sandbox = ScriptedSandbox(lambda execution: "pass" if execution.source in ("h1m0", "m0") else "wrong")
+
+    def node(agent: str, texts: tuple[str, ...], *history: PastTurn) -> RolloutGroup[Turn]:
+        actions = {agent: tuple(Action(agent, text, (1,), (0.0,), "stop", 0) for text in texts)}
+        turns = tuple(Turn({agent: i}) for i in range(len(texts)))
+        return RolloutGroup(PROBLEM, (0,) * len(history), history, {}, actions, turns)
+
+    groups = [node("alice", ("h0", "h1")), node("bob", ("m0", "m1"), PastTurn({"alice": "h1"}, PENDING, {}))]
+    (waiting, whole), stats = score(groups, roles=roles, reward=PassReward(), sandbox=sandbox, cache={})
+    assert [(turn.reward, turn.reports, turn.masked) for turn in waiting.turns] == [(PENDING, {}, False)] * 2
+    assert [turn.reward.total for turn in whole.turns] == [2.0, 0.0]
+    assert stats.wanted == 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +53,12 @@ def make(
     agents: Sequence[str] = ("main",),
     num_iterations: int = 10,
     lora: LoraConfig | None = None,
+    own: Mapping[str, dict[str, Any]] | None = None,
     **optim: Any,
 ) -> Updater:
+    common = {"model": str(base), "weights": weights}
     configs = [
-        AgentConfig.model_validate({"name": name, "role": name, "model": str(base), "weights": weights})
+        AgentConfig.model_validate({"name": name, "role": name, **common, **(own or {}).get(name, {})})
         for name in agents
     ]
     model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype})
@@ -305,6 +307,41 @@ def test_agents_train_apart(base: Path, dump: Path) -> None:
     alone = make(base, dump)
     alone.update({"main": make_samples()})
     assert_equal(weights_of(updater, "main"), weights_of(alone))
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_a_frozen_agent_has_no_optimizer_and_keeps_its_weights(
+    base: Path, dump: Path, tmp_path: Path, weights: str
+) -> None:
+    frozen: dict[str, dict[str, Any]] = {"helper": {"trained": False}}
+    updater = make(base, dump, weights, agents=("helper", "main"), own=frozen)
+    before = weights_of(updater, "helper")
+    metrics = updater.update({"main": make_samples()})
+    assert_equal(weights_of(updater, "helper"), before)
+    assert not [key for key in metrics if "helper" in key]
+    updater.save(tmp_path)
+    stored = torch.load(tmp_path / "optimizer.pt", weights_only=True)
+    assert stored["optimizers"].keys() == {"main"}
+    again = make(base, dump, weights, agents=("helper", "main"), own=frozen)
+    again.load(tmp_path)
+    assert_equal(weights_of(again, "helper"), before)
+    for one in (updater, again):
+        one.update({"main": make_samples(1)})
+    assert_equal(weights_of(again, "main"), weights_of(updater, "main"))
+    alone = make(base, dump, weights)
+    alone.update({"main": make_samples()})
+    alone.update({"main": make_samples(1)})
+    assert_equal(weights_of(updater, "main"), weights_of(alone))
+
+
+def test_an_agent_may_have_a_learning_rate_of_its_own(base: Path, dump: Path) -> None:
+    updater = make(base, dump, agents=("helper", "main"), own={"helper": {"lr": 5e-4}}, warmup_iterations=4)
+    metrics = updater.update({"helper": make_samples(), "main": make_samples()})
+    assert (metrics["update/helper/lr"], metrics["update/main/lr"]) == (5e-4 / 4, 1e-3 / 4)
+    assert metrics["update/lr"] == metrics["update/main/lr"]
+    slower = make(base, dump, agents=("helper",), lr=5e-4, warmup_iterations=4)
+    slower.update({"helper": make_samples()})
+    assert_equal(weights_of(updater, "helper"), weights_of(slower, "helper"))
 
 
 # ----------------------------------------------------------------------------------------------------------- options

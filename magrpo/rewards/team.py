@@ -1,0 +1,67 @@
+"""The reward of several helpers who each propose ``aux``, and a main: that of main with the helper it fits best."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from pydantic import Field
+
+from magrpo.registry import ConfigError
+from magrpo.rewards.coding import CodingReward
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+
+Texts = Mapping[str, str]
+Reports = Mapping[str, ExecutionReport]
+
+
+class TeamReward(CodingReward):
+    """The largest coding reward of ``main`` paired with one of ``helper1``, ``helper2``, ...; the first one if equal.
+
+    So the team is paid for proposals that differ where main may want either. Reports have the helper's role added to
+    their names, as in ``program:helper2``.
+    """
+
+    kind: str = "team"
+    num_helpers: int = Field(2, ge=1)
+    """Number of helpers; the same as the environment's."""
+
+    @property
+    def max_executions(self) -> int:
+        """Programs of one joint action that run at most."""
+        return 2 * self.num_helpers
+
+    def passed(self, reports: Reports) -> bool:
+        """Whether the program with one of the proposals passed every test."""
+        return any(super(TeamReward, self).passed(own) for _, own in self._by_helper(reports))
+
+    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+        """What the coding reward wants of each pair.
+
+        Raises:
+            ConfigError: the environment has other helpers.
+        """
+        given = sum(role != "main" for role in texts)
+        if given != self.num_helpers:
+            raise ConfigError(f"reward.num_helpers = {self.num_helpers}, but env has {given} helpers; make them equal")
+        wanted: dict[str, Execution] = {}
+        for role, own in self._by_helper(reports):
+            for name, execution in super().executions(problem, _pair(texts, role), own).items():
+                wanted[f"{name}:{role}"] = execution
+        return wanted
+
+    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+        """The joint reward of the best pair, parts as in the coding reward. ``texts`` by role."""
+        prices = [
+            super(TeamReward, self).price(problem, _pair(texts, role), own) for role, own in self._by_helper(reports)
+        ]
+        return max(prices, key=lambda price: price.total)
+
+    def _by_helper(self, reports: Reports) -> Iterator[tuple[str, Reports]]:
+        """Each helper's role with its own reports, under the names that the coding reward gave them."""
+        for i in range(1, self.num_helpers + 1):
+            role = f"helper{i}"
+            yield role, {name.removesuffix(f":{role}"): r for name, r in reports.items() if name.endswith(f":{role}")}
+
+
+def _pair(texts: Texts, role: str) -> Texts:
+    return {"helper": texts[role], "main": texts["main"]}

@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from magrpo.registry import ConfigError
+from magrpo.rewards.coding import MAXIMA
+from magrpo.rewards.team import TeamReward
+from magrpo.types import ExecutionReport
+from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
+
+REWARD = TeamReward()
+OTHER = "def aux(xs):\n    return xs[0]"
+
+
+def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
+    texts = {"helper1": OTHER, "helper2": AUX, "main": MAIN}
+    wanted = REWARD.executions(PROBLEM, texts, {})
+    assert wanted.keys() == {"program:helper1", "program:helper2"}
+    assert OTHER in wanted["program:helper1"].source
+    assert AUX in wanted["program:helper2"].source
+    reports = {"program:helper1": report(1, calls=4, used=True), "program:helper2": report(4, calls=4, used=True)}
+    wrappers = REWARD.executions(PROBLEM, texts, reports)
+    assert wrappers.keys() == {"wrapper:helper1", "wrapper:helper2"}
+    reports |= dict.fromkeys(wrappers, report(0))
+    assert REWARD.executions(PROBLEM, texts, reports) == {}
+    price = REWARD.price(PROBLEM, texts, reports)
+    assert (price.total, price.parts) == (4.0, dict(MAXIMA))
+    assert len(reports) == REWARD.max_executions
+    assert REWARD.passed(reports)
+
+
+def test_a_proposal_that_fails_costs_nothing_if_another_fits() -> None:
+    broken = {"helper1": "no code", "helper2": AUX, "main": MAIN}
+    reports: dict[str, ExecutionReport] = {"program:helper1": report(0), "program:helper2": report(4)}
+    assert REWARD.price(PROBLEM, broken, reports).parts["structure"] == 1.0
+    alone = {"helper1": "no code", "helper2": "neither", "main": MAIN}
+    both = dict.fromkeys(reports, report(0))
+    assert REWARD.price(PROBLEM, alone, both).parts == {
+        "structure": 0.6,
+        "syntax": 0.5,
+        "tests": 0.0,
+        "cooperation": 0.0,
+    }
+    assert not REWARD.passed(both)
+
+
+def test_names_of_many_helpers_do_not_mix() -> None:
+    reward = TeamReward(num_helpers=11)
+    texts = {**{f"helper{i}": OTHER for i in range(1, 12)}, "main": MAIN}
+    reports = {f"program:helper{i}": report(4 if i == 11 else 0) for i in range(1, 12)}
+    assert reward.passed(reports)
+    assert reward.price(PROBLEM, texts, reports).parts["tests"] == 1.0
+    assert not reward.passed({"program:helper11": report(0), "program:helper1": report(0)})
+
+
+def test_another_number_of_helpers_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.num_helpers = 2, but env has 1"):
+        REWARD.executions(PROBLEM, {"helper1": AUX, "main": MAIN}, {})

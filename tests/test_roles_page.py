@@ -1,0 +1,58 @@
+"""The worked example of docs/roles.md does what the page says: a plan is written, then a program after it."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.stages.credit import credit
+from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.score import score
+from magrpo.types import PENDING, Problem, Request
+from tests.fakes import ScriptedEngine, ScriptedSandbox, render
+
+PAGE = (Path(__file__).parents[1] / "docs" / "roles.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RunConfig:
+    """The configuration of the page, with the classes of the page on the path."""
+    own = PAGE[PAGE.index("## A role of your own") :]
+    for name, language in (("my_roles.py", "python"), ("run.toml", "toml")):
+        [block] = re.findall(rf"```{language}\n(.*?)```", own, re.DOTALL)
+        (tmp_path / name).write_text(block)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_roles", raising=False)
+    return load_config(tmp_path / "run.toml", ["rollout.group_size=2"])
+
+
+def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
+    plans = iter(["add one", "think hard"])
+
+    def write(request: Request) -> str:
+        prompt = bytes(request.prompt_ids).decode()
+        if request.agent == "ada":
+            return next(plans)
+        return "def f(x):\n    return x + 1" if "add one" in prompt else "I cannot."
+
+    def play(nodes):
+        sampled = rollout(
+            nodes, agents=config.agents, env=config.env, render=render, engine=engine, config=config.rollout, seed=0
+        )
+        roles = {agent.name: agent.role for agent in config.agents}
+        return score(sampled, roles=roles, reward=config.reward, sandbox=sandbox, cache={})[0]
+
+    engine, sandbox = ScriptedEngine(write), ScriptedSandbox(lambda _: "pass")
+    problem = Problem("t", 'def f(x):\n    """One more."""\n', "f", "def check(candidate): ...")
+    first = play(roots([problem], config.rollout))
+    assert [turn.reward for turn in first[0].turns] == [PENDING, PENDING]
+    second = play(children(first, config.rollout, 0))
+    assert [[turn.reward.total for turn in group.turns] for group in second] == [[2.5, 2.5], [0.0, 0.0]]
+    assert config.reward.max_total == 2.5
+    samples, _ = credit([*first, *second], config.algo, ["ada", "bob"])
+    assert [sample.advantage for sample in samples["ada"]] == pytest.approx([1.25, -1.25])
+    assert [sample.advantage for sample in samples["bob"]] == [0.0] * 4
