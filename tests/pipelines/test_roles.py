@@ -13,6 +13,7 @@ from magrpo.tracking import MemoryTracker
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
 from pipelines import chain
 from pipelines.console import RunConsole
+from pipelines.estimate import memory, work_of
 from pipelines.session import Session
 from tests.pipelines.micro import write_config
 from tests.tiny import tiny_base, tiny_config
@@ -79,6 +80,16 @@ def test_a_run_of_each_example(tmp_path: Path, name: str, num_turns: int) -> Non
     for agent in config.agents:
         assert adapter(store, 0, agent.name) != adapter(store, 1, agent.name)
     assert 0 < tracker.history[1][1]["eval/return"] <= 1
+
+
+def test_the_plan_counts_those_who_act_and_those_who_train(tmp_path: Path) -> None:
+    path = write_config(tmp_path)
+    work = work_of(load_config(path, [TURNS]))
+    # 2 problems, 4 completions of the helper each; after each of them 4 of main
+    assert (work.completions, work.joint_actions) == (2 * 4 + 8 * 4, 2 * 4 + 8 * 4)
+    both, one = (memory(load_config(path, extra), 4, None) for extra in ((), ["agents.0.trained=false"]))
+    assert both["optimizer"] == 2 * one["optimizer"]
+    assert both["adapters"] == one["adapters"]
 
 
 def test_mistakes_are_named(tmp_path: Path) -> None:
