@@ -44,7 +44,7 @@ STYLE: dict[Any, Any] = {
 MODE = "sampled"
 TITLES = {"train": "Training problems", "test": "Held-out problems", "ood": "New compositions (ood)"}
 Point = tuple[float, float]
-Curve = Sequence[tuple[int, Interval]]
+Curve = Sequence[tuple[float, Interval]]
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -122,27 +122,39 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 
 
-def comparison_picture(runs: Mapping[str, Sequence[EvalReport]], note: str = OVER_PROBLEMS) -> Figure:
+def comparison_picture(
+    runs: Mapping[str, Sequence[EvalReport]],
+    note: str = OVER_PROBLEMS,
+    tokens: Mapping[str, Mapping[int, float]] | None = None,
+) -> Figure:
     """Held-out return of several runs over their training iterations, and that on new compositions where all have it.
 
     ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
-    of its own run's maximum. ``note`` says below it what the bands are.
+    of its own run's maximum. ``note`` says below it what the bands are. ``tokens``: those generated for training up to
+    each iteration that was evaluated; a second row of panels has them in place of the iterations.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     splits = [split for split in ("test", "ood") if all(f"{split}/{MODE}" in r[-1].summary for r in runs.values())]
     with mpl.rc_context(STYLE):
-        figure, panels = _panels(len(splits), height=4.4)
-        for axes, split in zip(panels, splits, strict=True):
-            curves = {
-                label: [(report.policy_version, report.summary[f"{split}/{MODE}"]["return"]) for report in reports]
-                for label, reports in runs.items()
-            }
+        rows = 1 if tokens is None else 2
+        figure, panels = _panels(len(splits), height=4.4 * rows, rows=rows)
+        for number, axes in enumerate(panels):
+            split, over_tokens = splits[number % len(splits)], number >= len(splits)
+            curves = {label: _returns(reports, split) for label, reports in runs.items()}
+            if tokens is not None and over_tokens:
+                curves = {label: [(tokens[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
             _draw_curves(axes, curves, COLOURS)
-            axes.set(title=f"Joint return, {TITLES[split].lower()}", xlabel="training iterations", ylim=(0, 103))
+            axes.set(title=f"Joint return, {TITLES[split].lower()}", ylim=(0, 103))
+            axes.set_xlabel("thousands of tokens generated in training" if over_tokens else "training iterations")
             axes.grid(axis="y")
-        panels[0].set_ylabel("percent of the maximum")
+            if number % len(splits) == 0:
+                axes.set_ylabel("percent of the maximum")
         figure.supxlabel(note, fontsize=9.5, color=GREY)
     return figure
+
+
+def _returns(reports: Sequence[EvalReport], split: str) -> Curve:
+    return [(report.policy_version, report.summary[f"{split}/{MODE}"]["return"]) for report in reports]
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
@@ -209,8 +221,8 @@ def _finish_scatter(axes: Axes, title: str, x: str, y: str) -> None:
     axes.legend(loc="lower right", frameon=False, borderpad=0, handletextpad=0.2, fontsize=9.5)
 
 
-def _panels(number: int, height: float) -> tuple[Figure, list[Axes]]:
-    """A figure 9 inches wide with ``number`` panels side by side."""
+def _panels(number: int, height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
+    """A figure 9 inches wide with ``rows`` rows of ``number`` panels side by side, row by row."""
     figure = Figure(figsize=(9, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(1, number, squeeze=False)[0])
+    return figure, list(figure.subplots(rows, number, squeeze=False).flat)

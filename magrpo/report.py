@@ -15,6 +15,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config import AgentConfig
+from magrpo.ledger import UNITS, Budget
 from magrpo.pictures import learning_picture, save, turns_picture
 from magrpo.types import EvalReport, Interval
 
@@ -23,9 +24,15 @@ SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood"
 
 
 def write_report(
-    folder: Path, reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED
+    folder: Path,
+    reports: Sequence[EvalReport],
+    maxima: Mapping[str, float],
+    start: str = UNTRAINED,
+    budgets: Sequence[Budget] = (Budget(),),
 ) -> list[Path]:
     """Write the evaluation table (Markdown, CSV) and, given two evaluations or more, the two pictures (PNG, SVG).
+
+    ``budgets`` is the run's ledger; if something was trained it is written too (CSV).
 
     ``reports`` are the evaluations of one run in the order they were made; ``maxima`` the largest value of every part
     of the reward; ``start`` what the agents are called before training. Returns the paths written.
@@ -34,10 +41,14 @@ def write_report(
     markdown, tidy = folder / "evaluation.md", folder / "evaluation.csv"
     markdown.write_text(evaluation_markdown(reports, maxima, start), encoding="utf-8")
     tidy.write_text(evaluation_csv(reports), encoding="utf-8")
+    written = [markdown, tidy]
+    if budgets[-1].updates:
+        written.append(folder / "budget.csv")
+        written[-1].write_text(budget_csv(budgets), encoding="utf-8")
     if len(reports) == 1:
-        return [markdown, tidy]
+        return written
     pictures = {"learning": learning_picture(reports, maxima), "turns": turns_picture(reports, maxima)}
-    return [markdown, tidy, *(path for name, figure in pictures.items() for path in save(figure, folder / name))]
+    return [*written, *(path for name, figure in pictures.items() for path in save(figure, folder / name))]
 
 
 def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED) -> str:
@@ -65,6 +76,21 @@ def evaluation_csv(reports: Sequence[EvalReport]) -> str:
             for name, value in summary.items():
                 writer.writerow([report.policy_version, *key.split("/"), name, value.mean, value.low, value.high])
     return text.getvalue()
+
+
+def budget_csv(budgets: Sequence[Budget]) -> str:
+    """A run's ledger, one line for each iteration: what it had taken by then. Programs run depend on interruptions."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["iteration", *UNITS, "seconds"])
+    for budget in budgets:
+        writer.writerow([budget.iteration, *(getattr(budget, unit) for unit in UNITS), f"{budget.seconds:.3f}"])
+    return text.getvalue()
+
+
+def spent(budget: Budget) -> str:
+    """``1,234 tokens generated, 40 joint actions scored, 12 programs run, 2 updates``."""
+    return ", ".join(f"{getattr(budget, unit):,} {title}" for unit, title in UNITS.items())
 
 
 def closing_table(

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
 from magrpo.config import RunConfig
+from magrpo.ledger import UNITS, Budget, at, ledger
 from magrpo.pictures import COLOURS, comparison_picture, save
 from magrpo.registry import ConfigError
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
@@ -53,6 +54,11 @@ class Compared:
         return {task_id: fmean(values) for task_id, values in returns.items()}
 
     @cached_property
+    def budgets(self) -> list[Budget]:
+        """What its training had taken, by iteration."""
+        return ledger(self.store.stage_metrics())
+
+    @cached_property
     def problems(self) -> dict[str, Problem]:
         """The problems never trained on, by id."""
         files = sorted((self.store.path / "stages" / "00000" / "prepare").glob("*.jsonl.gz"))
@@ -80,7 +86,9 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
     sections = [*_sections(runs, root)]
     folder.mkdir(parents=True, exist_ok=True)
-    picture = save(comparison_picture({run.letter: run.reports for run in runs}), folder / "curves")[0]
+    tokens = {run.letter: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
+    drawn = comparison_picture({run.letter: run.reports for run in runs}, tokens=tokens)
+    picture = save(drawn, folder / "curves")[0]
     (folder / "compare.md").write_text(markdown(title, sections, picture), encoding="utf-8")
     (folder / "compare.html").write_text(page(title, sections, picture), encoding="utf-8")
     console = Console(highlight=False)
@@ -119,6 +127,7 @@ def _sections(runs: Sequence[Compared], root: Path) -> Iterator[Section]:
     yield _differences(runs, keys)
     for key in keys:
         yield _evaluation(runs, key)
+    yield from _equal_budget(runs, keys)
     yield _cost(runs)
 
 
@@ -202,6 +211,27 @@ def signed(value: Interval) -> str:
     return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
 
 
+def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Section]:
+    """The newest evaluation of each run that the tokens of the cheapest one reach to; nothing if only one trained."""
+    trained = [run for run in runs if run.budgets[-1].updates]
+    if len(trained) < 2:
+        return
+    budget = min(run.budgets[-1].tokens for run in trained)
+    rows = []
+    for run in trained:
+        within = [(report, at(run.budgets, report.policy_version)) for report in run.reports]
+        report, taken = [(report, taken) for report, taken in within if taken.tokens <= budget][-1]
+        returns = (cell("return", report.summary[key]["return"]) for key in keys)
+        counts = (f"{getattr(taken, unit):,}" for unit in UNITS)
+        rows.append((run.letter, str(taken.iteration), *counts, *returns))
+    note = (
+        f"The last evaluation of each run made with at most {budget:,} tokens generated in training, "
+        "all that the cheapest run took, and what it had taken by then. Return in percent of the run's own maximum."
+    )
+    columns = ("run", "iteration", *UNITS.values(), *map(evaluation_title, keys))
+    yield Section("At an equal budget of tokens", columns, rows, note)
+
+
 def _cost(runs: Sequence[Compared]) -> Section:
     columns = [_spent(run) for run in runs]
     rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
@@ -211,11 +241,10 @@ def _cost(runs: Sequence[Compared]) -> Section:
 
 def _spent(run: Compared) -> dict[str, str]:
     seconds: dict[str, float] = defaultdict(float)
-    trained = 0.0
     for _, stage, metrics in run.store.stage_metrics():
         name = stage.partition(".")[0]
         seconds[name] += metrics.get(f"time/{name}_s", 0.0)
-        trained += metrics.get("rollout/tokens", 0.0)
     evaluated = sum(row.response_tokens for report in run.reports for row in report.rows)
-    tokens = {"tokens, training": f"{trained:,.0f}", "tokens, evaluation": f"{evaluated:,}"}
-    return tokens | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(sum(seconds.values()))}
+    counts = {f"{title}, training": f"{getattr(run.budgets[-1], unit):,}" for unit, title in UNITS.items()}
+    counts["tokens generated, evaluation"] = f"{evaluated:,}"
+    return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(sum(seconds.values()))}

@@ -15,8 +15,9 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import load_config
+from magrpo.ledger import ledger
 from magrpo.registry import ConfigError
-from magrpo.report import closing_table, start_title
+from magrpo.report import closing_table, spent, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
 from pipelines.order import rerun
@@ -104,6 +105,9 @@ def conclude(result: Result, console: Console) -> None:
             f"learned: the joint return on held-out problems went from {first.mean:.1%} to {last.mean:.1%} "
             f"[{last.low:.1%}, {last.high:.1%}] of the maximum in {config.train.num_iterations} iterations"
         )
+    budget = ledger(store.stage_metrics())[-1]
+    if budget.updates:
+        console.print(f"budget:  {spent(budget)}")
     console.print(f"time:    {_spent(result)}")
     console.print(f"report:  {near(store.folder(result.outcome.report))}")
     console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")

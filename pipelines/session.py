@@ -237,10 +237,12 @@ class Session:
         """The closing table and pictures."""
 
         def work(folder: Path) -> dict[str, float]:
+            from magrpo.ledger import ledger
             from magrpo.report import start_title, write_report
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
-            write_report(folder, reports, self.config.reward.maxima, start_title(self.config.agents))
+            budgets = ledger(self.store.stage_metrics())
+            write_report(folder, reports, self.config.reward.maxima, start_title(self.config.agents), budgets)
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
 

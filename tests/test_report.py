@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from magrpo.ledger import Budget
 from magrpo.pictures import _spread, learning_picture, turns_picture
-from magrpo.report import closing_table, evaluation_csv, evaluation_markdown, write_report
+from magrpo.report import closing_table, evaluation_csv, evaluation_markdown, spent, write_report
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
@@ -139,6 +140,18 @@ def test_files_written(tmp_path: Path) -> None:
 
 def test_one_evaluation_has_nothing_to_draw(tmp_path: Path) -> None:
     assert [path.name for path in write_report(tmp_path, ONE_TURN[:1], MAXIMA)] == ["evaluation.md", "evaluation.csv"]
+
+
+def test_the_ledger_is_written_where_something_was_trained(tmp_path: Path) -> None:
+    budgets = [Budget(), Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)]
+    assert "budget.csv" in {path.name for path in write_report(tmp_path, ONE_TURN, MAXIMA, budgets=budgets)}
+    lines = (tmp_path / "budget.csv").read_text().splitlines()
+    assert lines == [
+        "iteration,tokens,joint_actions,executions,updates,seconds",
+        "0,0,0,0,0,0.000",
+        "1,1200,8,3,1,1.500",
+    ]
+    assert spent(budgets[1]) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))

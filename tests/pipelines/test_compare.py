@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.ledger import Budget
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
-from pipelines.compare import Compared, difference, load_compared
+from pipelines.compare import Compared, _equal_budget, difference, load_compared
 from pipelines.runner import is_held
 from pipelines.runs import duration, worked
 from tests.pipelines.micro import write_config
@@ -137,7 +138,8 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         for _, stage, metrics in RunStore.open(root, "one").stage_metrics()
         if stage == "rollout.0"
     )
-    assert f"| tokens, training | {tokens:,.0f} |" in text
+    assert f"| tokens generated, training | {tokens:,.0f} |" in text
+    assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.svg").read_text()
     page = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
     sources = Sources()
     sources.feed(page)
@@ -149,6 +151,20 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         "curves.png",
         "curves.svg",
     }
+
+
+def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    two.letter, two.budgets = "B", [Budget(), Budget(1, tokens=one.budgets[-1].tokens + 1, updates=1)]
+    [section] = _equal_budget([one, two], ["test/sampled"])
+    assert [(row[0], row[1], row[2]) for row in section.rows] == [
+        ("A", "1", f"{one.budgets[1].tokens}"),
+        ("B", "0", "0"),
+    ]
+    ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[0])]
+    assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
+    two.budgets = [Budget()]
+    assert list(_equal_budget([one, two], ["test/sampled"])) == [], "a run that was not trained has no budget to equal"
 
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:

@@ -26,6 +26,9 @@ from tests.pipelines.micro import command, write_config
 TIMED = ("time/", "sandbox/", "eval/sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
 
+BUDGET = "budget.csv"
+"""The report's ledger, which holds both."""
+
 
 def die(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -88,9 +91,11 @@ class Runs:
         """All that must not depend on how often a run was killed: keys, digests, metrics and the files themselves."""
         stages = self.root / name / "stages"
         files = {str(p.relative_to(stages)): p for p in stages.rglob("*") if p.is_file() and p.name != MANIFEST}
+        files = {path: file for path, file in files.items() if file.name != BUDGET}
         manifests = self._manifests(name)
         for manifest in manifests.values():
             manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
+            manifest["files"].pop(BUDGET, None)
         return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}
 
     @property
