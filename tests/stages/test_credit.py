@@ -150,6 +150,10 @@ def test_one_agent_is_grpo() -> None:
     alone = group("a", [((i,), reward) for i, reward in enumerate((0.0, 1.0, 5.0))], size=3, agents=("solo",))
     samples, _ = credit([alone], ALGO, ("solo",))
     assert advantages(samples["solo"]) == [-2.0, -1.0, 3.0]
+    # Equation 1 of GRPO, arXiv 2402.03300: the mean subtracted and the deviation, sqrt(14 / 3), divided by.
+    with pytest.warns(UserWarning, match="normalize"):
+        samples, _ = credit([alone], AlgoConfig(normalize="std"), ("solo",))
+    assert advantages(samples["solo"]) == pytest.approx([r / (14 / 3) ** 0.5 for r in (-2.0, -1.0, 3.0)], rel=1e-5)
 
 
 def test_an_agent_may_have_an_estimator_of_its_own() -> None:
