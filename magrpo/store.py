@@ -63,10 +63,13 @@ class RunStore:
             raise ConfigError(f"run name {name!r}: use letters, digits, '-', '_' and '.' only")
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         store = cls(config.root, run_id)
-        if store.path.exists():
+        if store.exists():
             raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
-        store.path.mkdir(parents=True)
-        write_durably(store.path / "config.json", config.resolved().encode())
+        store.path.mkdir(parents=True, exist_ok=True)  # it is there if a kill came before the line after next
+        draft = store.path / ".config.json"
+        write_durably(draft, config.resolved().encode())
+        draft.rename(store.path / "config.json")
+        _fsync(store.path)
         return store
 
     @classmethod
@@ -77,13 +80,17 @@ class RunStore:
             ConfigError: there is no such run; the message names runs of similar names, else the newest ones.
         """
         store = cls(root, run_id)
-        if not (store.path / "config.json").is_file():
+        if not store.exists():
             runs = sorted((p.parent for p in root.glob("*/config.json")), key=lambda p: p.stat().st_mtime)
             near = difflib.get_close_matches(run_id, [p.name for p in runs], n=3)
             known = ", ".join(near or [p.name for p in runs[-5:]]) or "none"
             which = "did you mean" if near else "the newest runs there:"
             raise ConfigError(f"no run {run_id!r} in {root}; {which} {known}{'?' * bool(near)}")
         return store
+
+    def exists(self) -> bool:
+        """Whether there is such a run, with its configuration."""
+        return (self.path / "config.json").is_file()
 
     def config(self) -> RunConfig:
         """The configuration the run was created with."""
@@ -156,13 +163,12 @@ class RunStore:
         """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
         folder = self.folder(pointer)
         manifest = json.loads((folder / MANIFEST).read_bytes())
-        if manifest["files"].get(file, {}).get("pruned"):
-            return
-        manifest["files"][file]["pruned"] = True
-        partial = folder / f".{MANIFEST}"
-        write_durably(partial, json.dumps(manifest, indent=1).encode())
-        partial.rename(folder / MANIFEST)
-        (folder / file).unlink()
+        if not manifest["files"].get(file, {}).get("pruned"):
+            manifest["files"][file]["pruned"] = True
+            partial = folder / f".{MANIFEST}"
+            write_durably(partial, json.dumps(manifest, indent=1).encode())
+            partial.rename(folder / MANIFEST)
+        (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
 
     def pruned(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""

@@ -105,7 +105,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
                 other.id, Cancelled(message=f"left out: {name} of {due} serves for it"), force=True
             )
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
-    if not (Path(root) / run_id).exists():
+    if not RunStore(Path(root), run_id).exists():
         RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")

@@ -7,6 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.config import load_config
+from magrpo.registry import ConfigError
 from magrpo.store import RunStore, digest, read_records, write_records
 from magrpo.types import (
     Action,
@@ -22,6 +24,7 @@ from magrpo.types import (
     ScoredTurn,
     Turn,
 )
+from tests.plugins import CONFIG
 
 
 @pytest.fixture
@@ -80,6 +83,34 @@ def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(stor
     store.prune(pointer, "sub/a.txt")
     assert not (store.folder(pointer) / "sub" / "a.txt").exists()
     assert store.find("s", "k") == pointer
+
+
+def test_a_file_that_a_kill_left_while_it_was_pruned_goes(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    file = store.folder(pointer) / "sub" / "a.txt"
+    store.prune(pointer, "sub/a.txt")
+    file.write_text("one")
+    store.prune(pointer, "sub/a.txt")
+    assert not file.exists()
+
+
+def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: Path) -> None:
+    config = load_config(_config(tmp_path))
+    (tmp_path / "runs" / "r").mkdir(parents=True)
+    (tmp_path / "runs" / "r" / ".config.json").write_text("{")
+    with pytest.raises(ConfigError, match="no run 'r'"):
+        RunStore.open(tmp_path / "runs", "r")
+    RunStore.create(config, "r")
+    assert RunStore.open(tmp_path / "runs", "r").config() == config
+    assert [path.name for path in (tmp_path / "runs" / "r").iterdir()] == ["config.json"]
+    with pytest.raises(ConfigError, match="run r exists"):
+        RunStore.create(config, "r")
+
+
+def _config(folder: Path) -> Path:
+    path = folder / "run.toml"
+    path.write_text(f'root = "{folder / "runs"}"\n{CONFIG}')
+    return path
 
 
 def test_records_round_trip_with_their_types(tmp_path: Path) -> None:
