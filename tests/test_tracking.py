@@ -16,7 +16,15 @@ import pytest
 
 from magrpo.config import TrackingConfig
 from magrpo.spool import Record, Refused, Spool, SpooledTracker, Unavailable
-from magrpo.tracking import MemoryTracker, MlflowTracker, provenance, tracking_uri, without_password
+from magrpo.tracking import (
+    MemoryTracker,
+    MlflowTracker,
+    provenance,
+    reachable,
+    tracking_uri,
+    without_password,
+)
+from magrpo.tracking.connection import make_database
 
 
 class ListSink:
@@ -245,6 +253,17 @@ def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = client.search_runs(["1"])
     assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
+
+
+def test_a_database_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None:
+    for stale in (".mlflow.db.draft", ".mlflow.db.draft-journal"):
+        (tmp_path / stale).write_text("torn")
+    make_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    made = (tmp_path / "mlflow.db").stat()
+    make_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert (tmp_path / "mlflow.db").stat() == made
+    reachable(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
 def test_a_changed_param_is_reported_and_the_first_value_stays(

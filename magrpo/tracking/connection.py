@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 from collections.abc import Iterator
@@ -42,6 +43,31 @@ def reachable(uri: str) -> None:
         raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
 
 
+def make_database(uri: str) -> None:
+    """Make the SQLite file of a URI if it is missing; nothing for other URIs.
+
+    MLflow cannot use a file whose making was cut short by a kill. So it is made under another name and put in place by
+    a rename; the kernel's lock on the folder sees to it that one process does that.
+    """
+    path = Path(uri.removeprefix("sqlite:///"))
+    if not uri.startswith("sqlite:///") or path.exists():
+        return
+    from mlflow import MlflowClient
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        if not path.exists():
+            draft = path.with_name(f".{path.name}.draft")
+            for stale in path.parent.glob(f"{draft.name}*"):  # its journal, too
+                stale.unlink()
+            MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
+            draft.rename(path)
+    finally:
+        os.close(folder)
+
+
 def without_password(uri: str) -> str:
     """The URI fit to be printed."""
     parts = urlsplit(uri)
@@ -57,6 +83,7 @@ def quieten_mlflow() -> None:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 

@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING
 
 from magrpo.config import TrackingConfig
 from magrpo.spool import FINAL, Record, Refused, Spool, SpooledTracker, Unavailable
-from magrpo.tracking.connection import how_to_look, quieten_mlflow, tracking_uri, translated, without_password
+from magrpo.tracking.connection import (
+    how_to_look,
+    make_database,
+    quieten_mlflow,
+    tracking_uri,
+    translated,
+    without_password,
+)
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -61,6 +68,7 @@ class MlflowSink:
         from mlflow import MlflowClient
 
         with translated(self.uri):
+            make_database(self.uri)
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
             self.mlflow_run_id = self._find_run(self._tag, self.run_id, self.run_name)
