@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import logging
 import os
+import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -19,6 +21,7 @@ from magrpo.types import Execution
 LADDER = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 CANARY_S = 30.0
+PREFIX = "magrpo-canary-"
 log = logging.getLogger(__name__)
 
 CANARY = """
@@ -140,12 +143,11 @@ def _run(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
 def _bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
     """Things that everybody on this machine may read, write and connect to."""
     with (
-        tempfile.TemporaryDirectory(prefix="magrpo-canary-") as name,
+        _folder() as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
     ):
-        folder = Path(name)
         folder.chmod(0o755)
         for file, text, mode in (("secret", "secret", 0o644), ("target", "untouched", 0o666)):
             (folder / file).write_text(text)
@@ -157,6 +159,30 @@ def _bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]
         for item in (tcp, unix, udp):
             item.setblocking(False)
         yield folder, tcp, unix, udp
+
+
+@contextlib.contextmanager
+def _folder() -> Iterator[Path]:
+    """A temporary folder. Those of processes that were killed are deleted; a lock tells that its process lives."""
+    common = Path(tempfile.gettempdir())
+    with contextlib.ExitStack() as held:
+        with _lock(common, fcntl.LOCK_EX):
+            for stale in common.glob(f"{PREFIX}*"):
+                with contextlib.suppress(OSError), _lock(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(stale)
+            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
+            held.enter_context(_lock(folder, fcntl.LOCK_EX))
+        yield folder
+
+
+@contextlib.contextmanager
+def _lock(folder: Path, how: int) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, how)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _touched(item: socket.socket) -> bool:

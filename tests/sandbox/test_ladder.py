@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,14 @@ def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
     assert rung.level == "landlock"
     assert set(rung.refused) == {"namespaces", "namespaces-flat"}
     assert "apt-get install bubblewrap" in caplog.text
+
+
+def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    (tmp_path / "magrpo-canary-killed").mkdir()
+    with ladder._bait() as (first, *_), ladder._bait() as (second, *_):
+        assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
