@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -70,29 +70,35 @@ def die_at_work(stage: str) -> None:
 
 
 class Runs:
-    """Runs of one configuration under one root, by name."""
+    """Runs of one configuration under one root, by name. ``flags`` are added to every command."""
 
-    def __init__(self, folder: Path) -> None:
-        self.config = write_config(folder, iterations=2)
-        self.root = folder / "runs"
+    def __init__(self, folder: Path, config: Sequence[str] = (), flags: Sequence[str] = ("--local",)) -> None:
+        self.config = [*(config or [str(write_config(folder, iterations=2))]), f"root={folder / 'runs'}"]
+        self.root, self.flags = folder / "runs", flags
 
     def train(self, name: str, before: Callable[[], None] | None = None) -> int:
         """Start or resume a run."""
-        new = ["train", str(self.config), "--name", name]
+        return command(self.arguments(name), self.log(name), before)
+
+    def arguments(self, name: str) -> list[str]:
+        """To start or resume a run."""
+        new = ["train", *self.config, "--name", name]
         again = ["train", "--resume", name, "--root", str(self.root)]
-        arguments = again if (self.root / name).exists() else new
-        return command([*arguments, "--local"], self.root.parent / f"{name}.log", before)
+        return [*(again if (self.root / name / "config.json").exists() else new), *self.flags]
+
+    def log(self, name: str) -> Path:
+        return self.root.parent / f"{name}.log"
 
     def metrics(self, name: str) -> dict[str, dict[str, float]]:
         """The metrics in the manifests of all committed stages."""
-        return {stage: manifest["metrics"] for stage, manifest in self._manifests(name).items()}
+        return {stage: manifest["metrics"] for stage, manifest in self.manifests(name).items()}
 
     def outcome(self, name: str) -> dict[str, object]:
         """All that must not depend on how often a run was killed: keys, digests, metrics and the files themselves."""
         stages = self.root / name / "stages"
         files = {str(p.relative_to(stages)): p for p in stages.rglob("*") if p.is_file() and p.name != MANIFEST}
         files = {path: file for path, file in files.items() if file.name != BUDGET}
-        manifests = self._manifests(name)
+        manifests = self.manifests(name)
         for manifest in manifests.values():
             manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
             manifest["files"].pop(BUDGET, None)
@@ -126,7 +132,8 @@ class Runs:
             "artifacts": sorted(_artifacts(client, run.info.run_id, "")),
         }
 
-    def _manifests(self, name: str) -> dict[str, dict[str, dict[str, float]]]:
+    def manifests(self, name: str) -> dict[str, dict[str, Any]]:
+        """The manifests of all committed stages."""
         stages = self.root / name / "stages"
         found = stages.glob(f"*/[!.]*/{MANIFEST}")
         return {str(path.parent.relative_to(stages)): json.loads(path.read_text()) for path in found}
