@@ -24,6 +24,8 @@ QUIET = {
     # A fresh database takes 10-30 s; the default of 20 s fails on a busy machine.
     "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
     "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "true",
+    # A server that is gone is asked again for 8.5 minutes; the default of 5 ends after one, too soon for a restart.
+    "PREFECT_CLIENT_MAX_RETRIES": "8",
     # The console shows progress; Prefect adds what went wrong. Log lines stay on this machine: one request less a task.
     "PREFECT_LOGGING_LEVEL": "WARNING",
     # What ends a run is raised and told once, by the command; these would put its traceback before that, up to twice.
