@@ -25,6 +25,7 @@ FINAL = ("FINISHED", "FAILED", "KILLED")
 Record = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
+_KEYED = ("params", "tags", "metrics")  # records of several values, each of which is new or known by itself
 _RETRY_S = (1.0, 5.0, 15.0, 60.0)
 
 
@@ -87,15 +88,16 @@ class Spool:
 class SpooledTracker:
     """A Tracker that writes to a spool at once and to a sink in the background.
 
-    A metric that the spool already holds for a step is not recorded again, nor is an unchanged parameter, dataset or
-    artifact: a resumed run may repeat what it said. Seconds spent in calls are in ``blocked_s``.
+    What the spool says already is not recorded again: a resumed run may repeat what it said. A metric with another
+    value for its step is: the step was done again, and its newest value counts. Seconds spent in calls are in
+    ``blocked_s``. Calls may come from several threads.
     """
 
     def __init__(self, spool: Spool, sink: Sink) -> None:
         self._spool, self._sink = spool, sink
         self._changed = threading.Condition()
         self._closing = self._connected = False
-        self._seen = {key for record in spool.records for key in _identities(record)}
+        self._known = {fact: value for record in spool.records for fact, value in _facts(record)}
         self.blocked_s = 0.0
         self._worker = threading.Thread(target=self._work, name="magrpo-tracking", daemon=True)
         self._worker.start()
@@ -146,15 +148,15 @@ class SpooledTracker:
 
     def _record(self, record: Record) -> None:
         start = time.perf_counter()
-        if record["kind"] in {"params", "metrics"}:
-            record["values"] = {k: v for k, v in record["values"].items() if _identity(record, k, v) not in self._seen}
-        fresh = set(_identities(record)) - self._seen
-        if fresh:
-            self._seen |= fresh
-            with self._changed:
+        with self._changed:
+            fresh = {fact: value for fact, value in _facts(record) if self._known.get(fact) != value}
+            if record["kind"] in _KEYED:
+                record["values"] = {k: v for k, v in record["values"].items() if _fact(record, k) in fresh}
+            if fresh:
+                self._known |= fresh
                 self._spool.append(record)
                 self._changed.notify()
-        self.blocked_s += time.perf_counter() - start
+            self.blocked_s += time.perf_counter() - start
 
     def _work(self) -> None:
         failures = 0
@@ -210,15 +212,15 @@ def _leading(records: Sequence[Record]) -> list[Record]:
     return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
 
 
-def _identity(record: Record, key: str, value: object) -> tuple[object, ...]:
-    return (key, record["step"]) if record["kind"] == "metrics" else ("param", key, value)
+def _fact(record: Record, key: str) -> tuple[object, ...]:
+    return (record["kind"], key, record.get("step"))
 
 
-def _identities(record: Record) -> Iterator[tuple[object, ...]]:
-    """What makes a record a repetition of an earlier one."""
-    if record["kind"] in {"params", "metrics"}:
-        yield from (_identity(record, key, value) for key, value in record["values"].items())
+def _facts(record: Record) -> Iterator[tuple[tuple[object, ...], str]]:
+    """What a record says: names and their values, as text. Said before with the same value, it is a repetition."""
+    if record["kind"] in _KEYED:
+        yield from ((_fact(record, key), str(value)) for key, value in record["values"].items())
     elif record["kind"] == "status":
-        yield ("status", record["time_ms"], record["value"])
+        yield ("status", record["time_ms"]), record["value"]
     else:
-        yield tuple(json.dumps(record[key]) for key in sorted(record))
+        yield tuple(json.dumps(record[key]) for key in sorted(record)), ""

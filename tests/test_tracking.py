@@ -25,6 +25,7 @@ from magrpo.tracking import (
     without_password,
 )
 from magrpo.tracking.connection import make_database
+from magrpo.tracking.recorded import newest
 
 
 class ListSink:
@@ -87,13 +88,26 @@ def test_a_reopened_run_repeats_nothing(tmp_path: Path) -> None:
     assert kinds == ["params", "tags", "dataset", "artifact", "metrics", "status", "status"]
 
 
-def test_new_keys_at_a_known_step_are_recorded(tmp_path: Path) -> None:
+def test_what_is_new_at_a_known_step_is_recorded(tmp_path: Path) -> None:
     sink = ListSink()
     tracker = SpooledTracker(Spool(tmp_path), sink)
-    tracker.metrics({"reward/joint": 1.0}, 1)
-    tracker.metrics({"reward/joint": 2.0, "eval/return": 0.5}, 1)
+    tracker.metrics({"reward/joint": 1.0, "update/loss": float("nan"), "time/rollout_s": 3.0}, 1)
+    tracker.close("FAILED")
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    again = {"reward/joint": 1.0, "update/loss": float("nan"), "time/rollout_s": 4.0, "eval/return": 0.5}
+    tracker.metrics(again, 1)
     tracker.close("FINISHED")
-    assert sink.points() == [(1, "reward/joint", 1.0), (1, "eval/return", 0.5)]
+    assert sink.points()[3:] == [(1, "time/rollout_s", 4.0), (1, "eval/return", 0.5)]
+
+
+def test_a_tag_that_returns_to_an_old_value_is_recorded(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for mood in ("calm", "calm", "cross", "calm"):
+        tracker.tags({"mood": mood})
+    tracker.close("FINISHED")
+    tags = [record["values"] for batch in sink.batches for record in batch if record["kind"] == "tags"]
+    assert tags == [{"mood": "calm"}, {"mood": "cross"}, {"mood": "calm"}]
 
 
 def test_an_absent_sink_stalls_nothing_and_the_next_run_delivers(
@@ -226,7 +240,9 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     assert run.data.tags["colour"] == "blue"
     assert run.data.tags["magrpo.run_id"] == "run-1"
     history = client.get_metric_history(run.info.run_id, "reward/joint")
-    assert sorted((point.step, point.value) for point in history) == [(0, 0.0), (1, 1.0), (2, 2.0), (3, 3.0)]
+    assert sorted((p.step, p.value) for p in history) == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 9.0), (3, 3.0)]
+    assert newest(reversed(history)) == {0: 0.0, 1: 1.0, 2: 9.0, 3: 3.0}
+    assert run.data.metrics["reward/joint"] == 3.0
     (dataset,) = run.inputs.dataset_inputs
     assert (dataset.dataset.name, dataset.dataset.digest) == ("coopcode", "f" * 36)
     assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "train")]

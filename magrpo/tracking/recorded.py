@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,7 @@ from magrpo.tracking.sink import RUN_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
-    from mlflow.entities import Run
+    from mlflow.entities import Metric, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +68,14 @@ def _pages(search: Callable[..., Any]) -> Iterator[Any]:
         token = page.token or ""
 
 
+def newest(history: Iterable[Metric]) -> dict[int, float]:
+    """A metric's value for each step: the one recorded last, where a stage was done again."""
+    return {metric.step: metric.value for metric in sorted(history, key=lambda metric: metric.timestamp)}
+
+
 def _recorded(client: MlflowClient, uri: str, run: Run) -> RecordedRun:
-    evaluated = {m.step: m.value for m in client.get_metric_history(run.info.run_id, "eval/return")}
-    updated = [m.step for m in client.get_metric_history(run.info.run_id, "update/lr")]
+    evaluated = newest(client.get_metric_history(run.info.run_id, "eval/return"))
+    updated = newest(client.get_metric_history(run.info.run_id, "update/lr"))
     return RecordedRun(
         run_id=run.data.tags[RUN_TAG],
         status=run.info.status,
