@@ -181,6 +181,12 @@ class TrackingConfig(Section):
     """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else sqlite in the run root."""
     experiment: str = "magrpo"
     """MLflow experiment."""
+    traces: int = Field(3, ge=0)
+    """Trajectories of each evaluation and of every ``trace_every``-th iteration that become traces. 0: none."""
+    trace_every: int = Field(10, ge=1)
+    """Iterations between those of which trajectories become traces."""
+    system_metrics: bool = True
+    """Whether use of processors, memory and GPUs is recorded while the run goes on, every ten seconds."""
 
 
 class RunConfig(Section):

@@ -19,6 +19,8 @@ from magrpo.types import (
     Problem,
     Request,
     Split,
+    Trajectory,
+    TurnTimes,
 )
 
 if TYPE_CHECKING:
@@ -177,6 +179,10 @@ class Tracker(Protocol):
 
     def artifact(self, path: Path, folder: str) -> None:
         """Store a file or a folder of a stage under ``folder``."""
+        ...
+
+    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
+        """Record what agents saw, wrote and got for it at an iteration; ``times`` has an entry for each turn."""
         ...
 
     def close(self, status: str) -> None:

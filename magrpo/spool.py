@@ -8,12 +8,13 @@ costs only time.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any, Protocol
@@ -103,33 +104,33 @@ class SpooledTracker:
         self._worker.start()
 
     def params(self, params: Mapping[str, object]) -> None:
-        self._record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
+        self.record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        self._record({"kind": "tags", "values": dict(tags)})
+        self.record({"kind": "tags", "values": dict(tags)})
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
-        self._record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
+        self.record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         check_keys(metrics)
         values = {key: float(value) for key, value in metrics.items()}
-        self._record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
+        self.record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
 
     def artifact(self, path: Path, folder: str) -> None:
         if not path.exists():
             raise FileNotFoundError(f"artifact {path} does not exist")
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
-        self._record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
+        self.record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
 
     def begin(self) -> None:
         """Say that the run is under way, again if it had ended."""
-        self._record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
+        self.record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
 
     def close(self, status: str) -> None:
         """Say how the run ended, and :meth:`flush`."""
         assert status in FINAL, status
-        self._record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
+        self.record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
         self.flush()
 
     def flush(self) -> None:
@@ -142,11 +143,17 @@ class SpooledTracker:
             log.warning("tracking: %d records could not be delivered; they are kept", len(self._spool.pending))
         self._spool.close()
 
+    def next_step(self, prefix: str) -> int:
+        """The step after the last one at which a metric that starts with ``prefix`` was recorded; 0 at first."""
+        steps = [r["step"] for r in self._spool.records if r["kind"] == "metrics" and _starts(r["values"], prefix)]
+        return 1 + max(steps, default=-1)
+
     @property
     def undelivered(self) -> int:
         return len(self._spool.pending)
 
-    def _record(self, record: Record) -> None:
+    def record(self, record: Record) -> None:
+        """Append a record, less what the spool says already; ``kind`` names the way in which the sink delivers it."""
         start = time.perf_counter()
         with self._changed:
             fresh = {fact: value for fact, value in _facts(record) if self._known.get(fact) != value}
@@ -201,6 +208,10 @@ class SpooledTracker:
         self._spool.mark_sent(1)
 
 
+def _starts(keys: Iterable[str], prefix: str) -> bool:
+    return any(key.startswith(prefix) for key in keys)
+
+
 def check_keys(metrics: Mapping[str, float]) -> None:
     """Assert that MLflow would take these keys."""
     for key in metrics:
@@ -223,4 +234,5 @@ def _facts(record: Record) -> Iterator[tuple[tuple[object, ...], str]]:
     elif record["kind"] == "status":
         yield ("status", record["time_ms"]), record["value"]
     else:
-        yield tuple(json.dumps(record[key]) for key in sorted(record)), ""
+        whole = json.dumps(record, sort_keys=True).encode()
+        yield (record["kind"], hashlib.sha256(whole).digest()), ""

@@ -146,6 +146,12 @@ class RunStore:
         metrics: dict[str, float] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["metrics"]
         return metrics
 
+    def interval(self, pointer: Pointer) -> tuple[float, float]:
+        """When the work of a stage began and ended, in seconds since 1970."""
+        ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
+        stage = Path(pointer["dir"]).name.partition(".")[0]
+        return ended - self.metrics(pointer)[f"time/{stage}_s"], ended
+
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Iteration, stage and metrics of everything committed, in no particular order."""
         for path in self.path.glob(f"stages/*/[!.]*/{MANIFEST}"):

@@ -229,6 +229,45 @@ class RolloutGroup(Generic[T]):
         return earlier | self.texts(turn)
 
 
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One turn of a trajectory: what each agent saw and wrote, and what the joint action was worth."""
+
+    prompts: dict[str, Prompt]
+    actions: dict[str, Action]
+    turn: ScoredTurn
+
+    @classmethod
+    def of(cls, group: RolloutGroup[ScoredTurn], index: int) -> Step:
+        """The joint action ``index`` of a node."""
+        turn = group.turns[index]
+        return cls(group.prompts, {agent: group.actions[agent][i] for agent, i in turn.picks.items()}, turn)
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One way through a problem's tree. ``path`` holds the index of the joint action taken at each turn."""
+
+    problem: Problem
+    split: Split
+    mode: Mode
+    path: tuple[int, ...]
+    steps: tuple[Step, ...]
+
+    @property
+    def texts(self) -> dict[str, str]:
+        """What every agent wrote last."""
+        return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class TurnTimes:
+    """When the stages that made a turn began and ended, in seconds since 1970. A stage works on a batch of turns."""
+
+    rollout: tuple[float, float]
+    score: tuple[float, float]
+
+
 # ---------------------------------------------------------------------------------------------- training, evaluation
 @dataclass(frozen=True, slots=True)
 class Sample:

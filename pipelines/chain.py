@@ -6,13 +6,14 @@ committed outputs. Imports no prefect.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.store import Pointer, RunStore
+from pipelines.traces import trace_evaluation, trace_training
 
 
 class Stages(Protocol):
@@ -46,8 +47,18 @@ class Outcome:
     report: Pointer
 
 
-def run(config: RunConfig, stages: Stages, store: RunStore, tracker: Tracker) -> Outcome:
-    """Train from the first uncommitted stage to the end and record every stage with ``tracker``."""
+def run(
+    config: RunConfig,
+    stages: Stages,
+    store: RunStore,
+    tracker: Tracker,
+    evaluated: Callable[[], None] = lambda: None,
+) -> Outcome:
+    """Train from the first uncommitted stage to the end and record every stage with ``tracker``.
+
+    ``evaluated`` is called after each evaluation.
+    """
+    traces = config.tracking.traces
     problems = stages.prepare()
     for split in sorted(store.folder(problems).glob("*.jsonl.gz")):
         tracker.dataset(split.name.removesuffix(".jsonl.gz"), split, problems["sha"], split.name.split(".")[0])
@@ -57,12 +68,18 @@ def run(config: RunConfig, stages: Stages, store: RunStore, tracker: Tracker) ->
     for iteration in range(config.train.num_iterations + 1):
         done: list[Pointer] = []
         if iteration > 0:
-            done = _train(iteration, config, stages, store, problems, checkpoint)
+            rollouts, scored, rest = _train(iteration, config, stages, store, problems, checkpoint)
+            done = [*rollouts, *scored, *rest]
             checkpoint = done[-1]
+            if traces and iteration % config.tracking.trace_every == 0:
+                trace_training(iteration, rollouts, scored, traces, store, tracker)
         if iteration % config.eval.every == 0 or iteration == config.train.num_iterations:
             evaluations[iteration] = stages.evaluate(iteration, problems, checkpoint)
             done.append(evaluations[iteration])
             tracker.artifact(store.folder(checkpoint) / "weights", f"checkpoints/{iteration:05d}")
+            if traces:
+                trace_evaluation(iteration, evaluations[iteration], traces, store, tracker)
+            evaluated()
         _record(iteration, done, checkpoint, store, tracker)
     report = stages.report([evaluations[iteration] for iteration in sorted(evaluations)])
     tracker.metrics(store.metrics(report), config.train.num_iterations)
@@ -72,8 +89,8 @@ def run(config: RunConfig, stages: Stages, store: RunStore, tracker: Tracker) ->
 
 def _train(
     iteration: int, config: RunConfig, stages: Stages, store: RunStore, problems: Pointer, checkpoint: Pointer
-) -> list[Pointer]:
-    """One iteration; the pointers of its stages, the new checkpoint last."""
+) -> tuple[list[Pointer], list[Pointer], list[Pointer]]:
+    """One iteration; the pointers of its rollouts, of their scores, and of what follows, the new checkpoint last."""
     scored: list[Pointer] = []
     rollouts: list[Pointer] = []
     for turn in range(config.env.num_turns):
@@ -83,7 +100,7 @@ def _train(
             break  # every node terminated
         scored.append(stages.score(iteration, turn, rollouts[-1]))
     samples = stages.credit(iteration, scored)
-    return [*rollouts, *scored, samples, stages.update(iteration, samples, checkpoint)]
+    return rollouts, scored, [samples, stages.update(iteration, samples, checkpoint)]
 
 
 def _record(iteration: int, done: Sequence[Pointer], checkpoint: Pointer, store: RunStore, tracker: Tracker) -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import wraps
 from pathlib import Path
@@ -24,6 +24,7 @@ from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, provenance
 from pipelines import chain
 from pipelines.console import RunConsole
+from pipelines.describe import FLOW_RUN_URL, description
 from pipelines.session import Session
 
 STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "report")
@@ -80,15 +81,21 @@ def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str
     timing = Timing()
     with only_one(store), RunConsole(config.train.num_iterations, config.reward.max_total) as console:
         tracker = MlflowTracker(config.tracking, root, run_id, run_id, store.path)
+
+        def describe(status: str) -> None:
+            tracker.tags(description(store, status, tags.get(FLOW_RUN_URL)))
+
         status = "FAILED"
         try:
             tracker.begin()
             tracker.params(flatten(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
-            with Session(config, store, console, tracker.tags) as session:
+            describe("RUNNING")
+            watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
+            with watched, Session(config, store, console, tracker.tags) as session:
                 stages = clocked(as_stages(clocked(session, timing.stages)), timing.wrapped)
                 started = perf_counter()
-                outcome = chain.run(config, stages, store, tracker)
+                outcome = chain.run(config, stages, store, tracker, lambda: describe("RUNNING"))
                 timing.wall = perf_counter() - started
             status = "FINISHED"
         except KeyboardInterrupt:
@@ -96,6 +103,7 @@ def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str
             raise
         finally:
             timing.tracking = tracker.blocked_s
+            describe(status)
             tracker.close(status)
     return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered)
 

@@ -22,7 +22,18 @@ from magrpo.engines import EngineError
 from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, ScoredTurn, Split, Turn
+from magrpo.types import (
+    EvalReport,
+    Execution,
+    ExecutionReport,
+    Problem,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+    Split,
+    Trajectory,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from magrpo.interfaces import Engine, Progress, Sandbox
@@ -205,6 +216,7 @@ class Session:
             from magrpo.stages.score import ScoreStats
 
             stats = ScoreStats()
+            kept: list[Trajectory] = []
             report = evaluate(
                 self._load_problems(problems),
                 policy_version=iteration,
@@ -219,8 +231,10 @@ class Session:
                 cache=self._reports,
                 progress=self._progress,
                 stats=stats,
+                kept=kept,
             )
             write_remarkable(folder / "remarkable.json", stats.ran)
+            write_records(folder / "trajectories.jsonl.gz", kept)
             (folder / "report.json").write_bytes(msgspec.json.encode(report))
             headline = report.summary["test/sampled"]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}

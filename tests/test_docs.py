@@ -25,6 +25,7 @@ from pipelines.console import RunConsole
 from pipelines.session import Session
 from pipelines.settings import QUIET
 from tests.pipelines.micro import write_config
+from tests.test_tracking_system import GPU, MACHINE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("infra/**/*.md")])
@@ -110,11 +111,18 @@ def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
         "k": ["1", "3", "5", "10"],
         "quantity": [key.removeprefix("sandbox/") for key in committed if key.startswith("sandbox/")],
     }
-    listed = re.findall(r"^\| `([^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    everything = re.findall(r"^\| `([^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    listed = [key for key in everything if not key.startswith("system/")]
     assert len(listed) == len(set(listed)), "a key is listed twice"
     patterns = {key: re.sub(r"<(\w+)>", lambda name: f"({'|'.join(values[name[1]])})", key) for key in listed}
     assert [key for key in committed if not any(re.fullmatch(p, key) for p in patterns.values())] == []
     assert [key for key, p in patterns.items() if not any(re.fullmatch(p, k) for k in committed)] == []
+
+
+def test_metrics_page_lists_the_samples_of_the_machine() -> None:
+    listed = re.findall(r"^\| `(system/[^`]+)`", METRICS.read_text(encoding="utf-8"), re.MULTILINE)
+    assert set(MACHINE) == {key for key in listed if "gpu" not in key}
+    assert {f"system/gpu_<i>_{key}" for key in GPU} == {key for key in listed if "gpu" in key}
 
 
 CLI = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")

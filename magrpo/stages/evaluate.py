@@ -21,10 +21,11 @@ from magrpo.types import (
     Interval,
     Mode,
     Problem,
-    RolloutGroup,
     SamplingParams,
     ScoredTurn,
     Split,
+    Step,
+    Trajectory,
 )
 
 PASS_AT = (1, 3, 5, 10)
@@ -45,11 +46,13 @@ def evaluate(
     cache: Cache,
     progress: Progress | None = None,
     stats: ScoreStats | None = None,
+    kept: list[Trajectory] | None = None,
 ) -> EvalReport:
     """Evaluate the weights the engine holds on every split but ``train``.
 
     All splits and both modes share one engine batch a turn. The sampled mode draws ``config.num_samples``
-    trajectories a problem at the training temperature. ``stats`` takes up what the sandbox did.
+    trajectories a problem at the training temperature. ``stats`` takes up what the sandbox did, ``kept`` the first
+    trajectory of each problem and mode.
     """
     sampled = sampling_params(rollout_config)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
@@ -75,6 +78,7 @@ def evaluate(
         cache=cache,
         progress=progress,
         stats=stats,
+        kept=kept,
     )
     return EvalReport(policy_version, tuple(rows), summarise(rows, reward, config.seed))
 
@@ -94,15 +98,18 @@ def play(
     cache: Cache,
     progress: Progress | None = None,
     stats: ScoreStats | None = None,
+    kept: list[Trajectory] | None = None,
 ) -> list[EvalRow]:
     """Play every trajectory that starts at ``nodes``, none of which has a past, to its end; in a fixed order.
 
-    ``origin`` names split and mode of each node. A trajectory on which the sandbox failed is left out.
+    ``origin`` names split and mode of each node. A trajectory on which the sandbox failed is left out. ``kept`` takes
+    up the first trajectory of each node, failed ones included.
     """
     rows: list[EvalRow] = []
     aligned = rollout_config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
     roles = {agent.name: agent.role for agent in agents}
-    open_nodes = [(where, node, 0) for where, node in zip(origin, nodes, strict=True)]
+    open_nodes: list[tuple[tuple[Split, Mode], Node, tuple[Step, ...]]]
+    open_nodes = [(where, node, ()) for where, node in zip(origin, nodes, strict=True)]
     while open_nodes:
         turn = len(open_nodes[0][1].path)
         groups = rollout(
@@ -118,14 +125,18 @@ def play(
         scored, turn_stats = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
         if stats is not None:
             stats.add(turn_stats)
-        following: list[tuple[tuple[Split, Mode], Node, int]] = []
-        for (where, node, spent), group in zip(open_nodes, scored, strict=True):
+        following: list[tuple[tuple[Split, Mode], Node, tuple[Step, ...]]] = []
+        for (where, node, before), group in zip(open_nodes, scored, strict=True):
             for index, joint_action in enumerate(group.turns):
+                steps = (*before, Step.of(group, index))
                 if turn + 1 < env.num_turns and _goes_on(joint_action, rollout_config.termination_threshold):
-                    child = extend(group, index, node.sampling, 1)
-                    following.append((where, child, spent + _tokens(group, joint_action)))
-                elif not joint_action.masked:
-                    rows.append(_row(where, group, index, reward, spent))
+                    following.append((where, extend(group, index, node.sampling, 1), steps))
+                    continue
+                trajectory = Trajectory(group.problem, *where, (*group.path, index), steps)
+                if kept is not None and trajectory.path[0] == 0:
+                    kept.append(trajectory)
+                if not joint_action.masked:
+                    rows.append(_row(trajectory, reward))
         open_nodes = following
     return sorted(rows, key=lambda row: (row.split, row.mode, row.task_id, row.index))
 
@@ -160,23 +171,21 @@ def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
     return not turn.masked and not ends
 
 
-def _tokens(group: RolloutGroup[ScoredTurn], turn: ScoredTurn) -> int:
-    return sum(len(group.actions[agent][i].token_ids) for agent, i in turn.picks.items())
+def _tokens(step: Step) -> int:
+    return sum(len(action.token_ids) for action in step.actions.values())
 
 
-def _row(where: tuple[Split, Mode], group: RolloutGroup[ScoredTurn], index: int, reward: Reward, spent: int) -> EvalRow:
-    last = group.turns[index]
-    prices = [*(past.reward for past in group.history), last.reward]
-    reports = [*(past.reports for past in group.history), last.reports]
+def _row(trajectory: Trajectory, reward: Reward) -> EvalRow:
+    steps = trajectory.steps
     return EvalRow(
-        task_id=group.problem.task_id,
-        split=where[0],
-        mode=where[1],
-        index=group.path[0] if group.path else index,
-        returns=tuple(price.total for price in prices),
-        parts=tuple(price.parts for price in prices),
-        passed=tuple(reward.passed(turn_reports) for turn_reports in reports),
-        texts=group.latest(last),
-        response_tokens=_tokens(group, last),
-        generated_tokens=spent + _tokens(group, last),
+        task_id=trajectory.problem.task_id,
+        split=trajectory.split,
+        mode=trajectory.mode,
+        index=trajectory.path[0],
+        returns=tuple(step.turn.reward.total for step in steps),
+        parts=tuple(step.turn.reward.parts for step in steps),
+        passed=tuple(reward.passed(step.turn.reports) for step in steps),
+        texts=trajectory.texts,
+        response_tokens=_tokens(steps[-1]),
+        generated_tokens=sum(map(_tokens, steps)),
     )

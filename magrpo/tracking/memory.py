@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from magrpo.spool import FINAL, check_keys
+from magrpo.types import Trajectory, TurnTimes
 
 
 class MemoryTracker:
@@ -17,6 +18,7 @@ class MemoryTracker:
         self.datasets: list[tuple[str, Path, str, str]] = []
         self.history: list[tuple[int, dict[str, float]]] = []
         self.artifacts: list[tuple[Path, str]] = []
+        self.traces: list[tuple[int, Trajectory]] = []
         self.status = "RUNNING"
 
     def params(self, params: Mapping[str, object]) -> None:
@@ -34,6 +36,10 @@ class MemoryTracker:
 
     def artifact(self, path: Path, folder: str) -> None:
         self.artifacts.append((path, folder))
+
+    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
+        assert len(times) == len(trajectory.steps)
+        self.traces.append((step, trajectory))
 
     def close(self, status: str) -> None:
         assert status in FINAL, status

@@ -22,6 +22,9 @@ from magrpo.tracking.connection import (
     translated,
     without_password,
 )
+from magrpo.tracking.records import trace_record
+from magrpo.tracking.system import PREFIX, SystemMonitor
+from magrpo.types import Trajectory, TurnTimes
 
 if TYPE_CHECKING:
     from mlflow.entities import Metric
@@ -152,6 +155,11 @@ class MlflowSink:
             else:
                 self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
 
+    def _deliver_trace(self, records: Sequence[Record]) -> None:
+        from magrpo.tracking.traces import deliver_traces
+
+        deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
+
     def _deliver_status(self, records: Sequence[Record]) -> None:
         status, time_ms = records[-1]["value"], records[-1]["time_ms"]
         if status in FINAL:
@@ -172,6 +180,14 @@ class MlflowTracker(SpooledTracker):
             self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None, tag
         )
         super().__init__(Spool(folder), self._mlflow)
+
+    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
+        """Record a trajectory, to become an MLflow trace of the run; see :mod:`magrpo.tracking.traces`."""
+        self.record(trace_record(trajectory, step, times))
+
+    def watch_system(self) -> SystemMonitor:
+        """Records the use of processors, memory and GPUs while the block lasts, after what earlier processes did."""
+        return SystemMonitor(self.metrics, self.next_step(PREFIX))
 
     def how_to_look(self) -> tuple[str, str]:
         """The command that shows the run (empty for a server) and the address of its page."""

@@ -9,17 +9,20 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from mlflow import MlflowClient
-from mlflow.entities import Run
+from mlflow.entities import Run, RunInfo
 
 from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking import provenance
+from magrpo.tracking.recorded import newest
+from magrpo.tracking.system import PREFIX
 from pipelines.runner import flatten
 from tests.pipelines.micro import command, write_config
 
@@ -116,19 +119,20 @@ class Runs:
         return run
 
     def tracked(self, name: str) -> dict[str, Any]:
-        """What MLflow holds of a run, with no point twice."""
+        """What MLflow holds of a run, with no value twice; of a step done again, the later one."""
         client, run = self.mlflow, self.mlflow_run(name)
         histories: dict[str, list[tuple[int, float]]] = {}
-        for key in run.data.metrics:
+        for key in (key for key in run.data.metrics if not key.startswith(PREFIX)):
             points = client.get_metric_history(run.info.run_id, key)
-            steps = [point.step for point in points]
-            assert len(set(steps)) == len(steps), f"{key} at steps {steps}"
-            histories[key] = sorted((p.step, 0.0 if key.startswith(TIMED) else p.value) for p in points)
+            values = [(p.step, p.value) for p in sorted(points, key=lambda p: (p.step, p.timestamp))]
+            assert all(one != other for one, other in pairwise(values)), f"{key}: {values}"
+            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest(points).items())
         return {
             "status": run.info.status,
             "params": run.data.params,
             "metrics": histories,
             "datasets": sorted((d.dataset.name, d.dataset.digest) for d in run.inputs.dataset_inputs),
+            "traces": sorted(_traces(client, run.info)),
             "artifacts": sorted(_artifacts(client, run.info.run_id, "")),
         }
 
@@ -137,6 +141,14 @@ class Runs:
         stages = self.root / name / "stages"
         found = stages.glob(f"*/[!.]*/{MANIFEST}")
         return {str(path.parent.relative_to(stages)): json.loads(path.read_text()) for path in found}
+
+
+def _traces(client: MlflowClient, run: RunInfo) -> Iterator[tuple[str, str | None, list[tuple[str, Any]]]]:
+    """Iteration, problem and feedback of the traces of a run."""
+    query = f"metadata.`mlflow.sourceRun` = '{run.run_id}'"
+    for trace in client.search_traces(locations=[run.experiment_id], filter_string=query, include_spans=False):
+        feedback = sorted((found.name, found.value) for found in trace.info.assessments)
+        yield trace.info.tags["magrpo.iteration"], trace.info.request_preview, feedback
 
 
 def _artifacts(client: MlflowClient, run_id: str, folder: str) -> list[str]:
@@ -165,6 +177,10 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert run.data.params == {key: str(value) for key, value in flatten(store.config()).items()}
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
+    assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
+    assert "Finished. Return on held-out problems" in tags["mlflow.note.content"]
+    assert "magrpo.rewound" not in tags
+    assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
     assert {key: tags.get(key) for key in provenance()} == provenance()
     prepared = store.path / "stages" / "00000" / "prepare"

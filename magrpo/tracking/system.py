@@ -1,0 +1,88 @@
+"""Use of processors, memory and GPUs while a run goes on, under MLflow's own keys below ``system/``.
+
+MLflow's monitor ends for good when its server does not answer once; here its collectors fill our spool instead.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+from magrpo.tracking.connection import quieten_mlflow
+
+PREFIX = "system/"
+INTERVAL_S = 10.0
+"""Between two samples, as with MLflow's monitor."""
+
+
+class SystemMonitor:
+    """A thread that takes a sample every ``interval_s`` seconds (None: ``INTERVAL_S``), as long as the block lasts.
+
+    Args:
+        record: called with the metrics and the number of the sample.
+        first: number of the first sample.
+    """
+
+    def __init__(
+        self, record: Callable[[Mapping[str, float], int], None], first: int, interval_s: float | None = None
+    ) -> None:
+        self._record, self._next = record, first
+        self._interval_s = INTERVAL_S if interval_s is None else interval_s
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="magrpo-system-metrics", daemon=True)
+
+    def __enter__(self) -> SystemMonitor:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._ending.set()
+        self._thread.join()
+
+    def _work(self) -> None:
+        psutil.cpu_percent()  # says what happened since the call before
+        if self._ending.wait(self._interval_s):
+            return  # before MLflow is imported for nothing
+        sample = _sampler()
+        while True:
+            self._record(sample(), self._next)
+            self._next += 1
+            if self._ending.wait(self._interval_s):
+                return
+
+
+def _sampler() -> Callable[[], dict[str, float]]:
+    """A function that takes a sample: of processors and memory, and of every GPU where NVML finds one."""
+    quieten_mlflow()
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
+
+    monitors: list[Any] = [CPUMonitor()]  # type: ignore[no-untyped-call]
+    with suppress(ImportError, RuntimeError):  # without nvidia-ml-py; without an NVIDIA GPU
+        monitors.append(GPUMonitor())  # type: ignore[no-untyped-call]
+
+    def sample() -> dict[str, float]:
+        values = {"run_memory_megabytes": _run_memory() / 1e6}
+        for monitor in monitors:
+            monitor.collect_metrics()
+            values |= monitor.aggregate_metrics()
+            monitor.clear_metrics()
+        return {PREFIX + key: float(value) for key, value in values.items()}
+
+    return sample
+
+
+def _run_memory() -> int:
+    """Bytes that this process and all below it hold in memory; what they share counts for each."""
+    used = 0
+    for process in (root := psutil.Process(), *root.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):  # it ended in between
+            used += process.memory_info().rss
+    return used
