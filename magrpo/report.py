@@ -14,7 +14,7 @@ from pathlib import Path
 from rich import box
 from rich.table import Table
 
-from magrpo.config import AgentConfig
+from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget
 from magrpo.pictures import learning_picture, save, turns_picture
 from magrpo.types import EvalReport, Interval
@@ -113,9 +113,11 @@ def closing_table(
     return table
 
 
-def start_title(agents: Sequence[AgentConfig]) -> str:
-    """What to call these agents before training."""
-    return UNTRAINED if all(agent.start_from is None for agent in agents) else "loaded (start_from)"
+def start_title(config: RunConfig) -> str:
+    """What to call the agents of a run before training: a naive concatenation only where several act side by side."""
+    if any(agent.start_from is not None for agent in config.agents):
+        return "loaded (start_from)"
+    return UNTRAINED if len(config.env.acting(0)) == len(config.agents) > 1 else "untrained"
 
 
 def _keys(report: EvalReport) -> list[tuple[str, str, str]]:

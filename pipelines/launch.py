@@ -93,7 +93,7 @@ def conclude(result: Result, console: Console) -> None:
     pointers = [result.outcome.evaluations[iteration] for iteration in sorted(result.outcome.evaluations)]
     reports = [load_report(store, pointer) for pointer in pointers]
     console.print()
-    console.print(closing_table(reports, config.reward.maxima, start_title(config.agents)))
+    console.print(closing_table(reports, config.reward.maxima, start_title(config)))
     first, last = (report.summary["test/sampled"]["return"] for report in (reports[0], reports[-1]))
     if len(reports) == 1:
         console.print(

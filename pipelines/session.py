@@ -256,7 +256,7 @@ class Session:
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
             budgets = ledger(self.store.stage_metrics())
-            write_report(folder, reports, self.config.reward.maxima, start_title(self.config.agents), budgets)
+            write_report(folder, reports, self.config.reward.maxima, start_title(self.config), budgets)
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
 
