@@ -189,6 +189,24 @@ class TrackingConfig(Section):
     """Whether use of processors, memory and GPUs is recorded while the run goes on, every ten seconds."""
 
 
+class RegistryConfig(Section):
+    """The trained team as a registered model of MLflow, and its champion."""
+
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*$")
+    """Registered model that every finished run adds a version to, all agents together. None: nothing is registered."""
+    continue_from_champion: bool = False
+    """Start every agent from the champion's weights; while there is no champion, untrained."""
+    promote: bool = False
+    """Make the run's team the champion if it is better on held-out problems: by an interval above 0."""
+
+    @model_validator(mode="after")
+    def _needs_a_model(self) -> RegistryConfig:
+        for key in ("continue_from_champion", "promote"):
+            if self.model is None and getattr(self, key):
+                raise ValueError(f"{key} needs the name of a registered model: set registry.model")
+        return self
+
+
 class RunConfig(Section):
     """A whole training run."""
 
@@ -211,6 +229,7 @@ class RunConfig(Section):
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
     tracking: TrackingConfig = TrackingConfig()
+    registry: RegistryConfig = RegistryConfig()
     root: Path = Path("runs")
     """Folder of run directories."""
 

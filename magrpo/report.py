@@ -150,3 +150,8 @@ def cell(column: str, value: Interval) -> str:
     """``mean [low, high]`` in percent, tokens as a count."""
     scale = 1.0 if column.endswith("_tokens") else 100.0
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
+
+
+def signed(difference: Interval) -> str:
+    """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent."""
+    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"

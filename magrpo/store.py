@@ -96,6 +96,13 @@ class RunStore:
         """The configuration the run was created with."""
         return load_resolved((self.path / "config.json").read_text(encoding="utf-8"))
 
+    def replace_config(self, config: RunConfig) -> None:
+        """Settle the configuration anew: for what is only known once the run begins."""
+        draft = self.path / ".config.json"
+        write_durably(draft, config.resolved().encode())
+        draft.rename(self.path / "config.json")
+        _fsync(self.path)
+
     def committed(self, name: str) -> bool:
         """Whether a stage has an output, whatever its key and state."""
         return (self.path / "stages" / name / MANIFEST).is_file()
@@ -235,6 +242,7 @@ def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
 
 
 def write_durably(path: Path, data: bytes) -> None:
+    """Write a file that is on the disk when this returns."""
     path.write_bytes(data)
     _fsync(path)
 

@@ -40,8 +40,9 @@ class Stages(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished run leaves: its last checkpoint, its evaluations by iteration, and the report."""
+    """What a finished run leaves: problems, last checkpoint, evaluations by iteration, and the report."""
 
+    problems: Pointer
     checkpoint: Pointer
     evaluations: dict[int, Pointer]
     report: Pointer
@@ -84,7 +85,7 @@ def run(
     report = stages.report([evaluations[iteration] for iteration in sorted(evaluations)])
     tracker.metrics(store.metrics(report), config.train.num_iterations)
     tracker.artifact(store.folder(report), "report")
-    return Outcome(checkpoint, evaluations, report)
+    return Outcome(problems, checkpoint, evaluations, report)
 
 
 def _train(

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 
@@ -17,13 +16,13 @@ from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget, at, ledger
 from magrpo.pictures import COLOURS, comparison_picture, save
 from magrpo.registry import ConfigError
-from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
+from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.types import EvalReport, Interval, Problem
 from pipelines.runs import differing, duration, flat_config
-from pipelines.session import load_report
+from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, markdown, page, show
 
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
@@ -47,11 +46,7 @@ class Compared:
 
     def problem_returns(self, key: str) -> dict[str, float]:
         """The mean return on each problem in the last evaluation, ``key`` as ``test/sampled``; fractions."""
-        returns: dict[str, list[float]] = defaultdict(list)
-        for row in self.last.rows:
-            if f"{row.split}/{row.mode}" == key:
-                returns[row.task_id].append(row.returns[-1] / self.config.reward.max_total)
-        return {task_id: fmean(values) for task_id, values in returns.items()}
+        return problem_returns(self.last, key, self.config.reward.max_total)
 
     @cached_property
     def budgets(self) -> list[Budget]:
@@ -204,11 +199,6 @@ def difference(first: Compared, second: Compared, key: str) -> tuple[Interval, s
         return bootstrap_interval(paired, _SEED), f"{len(same)} the same, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"not the same, unpaired ({len(same)} in both)"
-
-
-def signed(value: Interval) -> str:
-    """``+3.2 [+1.0, +5.4]``, in percent."""
-    return f"{100 * value.mean:+.1f} [{100 * value.low:+.1f}, {100 * value.high:+.1f}]"
 
 
 def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Section]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RunConfig, load_config, validated
+from magrpo.config import RegistryConfig, RunConfig, load_config, validated
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 
@@ -35,6 +35,7 @@ def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Pa
     weights = source.path / "stages" / f"{iteration:05d}" / "update" / "weights"
     for agent in tree["agents"]:
         agent["start_from"] = str(weights / agent["name"])
+    tree["registry"] = RegistryConfig().model_dump()
     tree["root"] = str(root)
     config = validated(RunConfig, tree, overrides, f"run {run}")
     return RunStore.create(config, name or _free_name(root, f"{run}-eval-{iteration}"))

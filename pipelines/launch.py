@@ -111,6 +111,10 @@ def conclude(result: Result, console: Console) -> None:
     console.print(f"time:    {_spent(result)}")
     console.print(f"report:  {near(store.folder(result.outcome.report))}")
     console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")
+    if result.promotion is not None:
+        console.print(f"team:    {result.promotion}")
+    elif config.registry.model is not None and config.train.num_iterations:
+        console.print(f"team:    not registered; {tool('magrpo')} train --resume {store.run_id} goes on with it")
     command, page = result.look
     if result.undelivered:
         console.print(f"waiting: {result.undelivered} records for MLflow; {tool('magrpo')} sync {store.run_id}")

@@ -137,17 +137,18 @@ def _kind(step: Step) -> str:
 
 def _changed(config: RunConfig) -> Iterator[str]:
     yield "values that differ from their defaults, or have none"
-    yield from _differing("", config)
+    yield from differing("", config)
 
 
-def _differing(prefix: str, section: BaseModel) -> Iterator[str]:
+def differing(prefix: str, section: BaseModel) -> Iterator[str]:
+    """A line for each value of the section, its keys after ``prefix``, that is not the default or has none."""
     for name, field in type(section).model_fields.items():
         value, key = getattr(section, name), f"{prefix}{name}"
         if isinstance(value, BaseModel):
-            yield from _differing(f"{key}.", value)
+            yield from differing(f"{key}.", value)
         elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):
             for index, item in enumerate(value):
-                yield from _differing(f"{key}.{index}.", item)
+                yield from differing(f"{key}.{index}.", item)
         elif name == "kind" or (field.default is PydanticUndefined and field.default_factory is None):
             yield f"  {key} = {value}"
         else:

@@ -11,7 +11,7 @@ import os
 import struct
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from time import perf_counter
@@ -23,8 +23,10 @@ from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, provenance
 from pipelines import chain
+from pipelines.champion import begin
 from pipelines.console import RunConsole
 from pipelines.describe import FLOW_RUN_URL, description
+from pipelines.registration import Promotion, Undo, settle, undoing
 from pipelines.session import Session
 
 STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "report")
@@ -68,19 +70,38 @@ class Result:
     """The command that shows the MLflow run (empty for a server), and the address of its page."""
     undelivered: int
     """Tracking records that wait for their server."""
+    mlflow_run_id: str
+    """Empty if MLflow was not reached."""
+    promotion: Promotion | None = None
+    """What became of the team in the model registry; None: it is not registered, or not yet."""
 
 
-def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str]) -> Result:
-    """Go through the loop, from the first uncommitted stage on; ``tags`` are added to the MLflow run.
+def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str], undo: Undo = undoing) -> Result:
+    """Go through the loop, from the first uncommitted stage on, and register what came of it.
+
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias.
 
     Raises:
         ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
+        RegistryError: the run is to start from the champion, and MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
-    config = store.config()
-    timing = Timing()
-    with only_one(store), RunConsole(config.train.num_iterations, config.reward.max_total) as console:
-        tracker = MlflowTracker(config.tracking, root, run_id, run_id, store.path)
+
+    def evaluate(name: str) -> chain.Outcome:
+        return execute(root, name, as_stages, tags).outcome
+
+    with only_one(store):
+        result = _go_through(store, begin(store), as_stages, tags)
+        return replace(result, promotion=settle(store, result.outcome, result.mlflow_run_id, evaluate, undo))
+
+
+def _go_through(store: RunStore, start: str, as_stages: AsStages, tags: Mapping[str, str]) -> Result:
+    """The loop; ``start`` says what the agents start from, if that is worth saying."""
+    config, timing = store.config(), Timing()
+    with RunConsole(config.train.num_iterations, config.reward.max_total) as console:
+        if start:
+            console.say(start)
+        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.run_id, store.path)
 
         def describe(status: str) -> None:
             tracker.tags(description(store, status, tags.get(FLOW_RUN_URL)))
@@ -105,7 +126,7 @@ def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str
             timing.tracking = tracker.blocked_s
             describe(status)
             tracker.close(status)
-    return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered)
+    return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered, tracker.mlflow_run_id)
 
 
 def clocked(stages: chain.Stages, seconds: dict[str, float]) -> chain.Stages:

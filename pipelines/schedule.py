@@ -42,7 +42,7 @@ from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from pipelines.launch import conclude
 from pipelines.runner import execute
-from pipelines.tasks import as_tasks
+from pipelines.tasks import as_tasks, in_transaction
 
 FLOW = "magrpo-scheduled"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -109,7 +109,8 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
         RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")
-    conclude(execute(Path(root), run_id, as_tasks, {"prefect.flow_run_id": str(flow_run.id)}), console)
+    tags = {"prefect.flow_run_id": str(flow_run.id)}
+    conclude(execute(Path(root), run_id, as_tasks, tags, in_transaction), console)
 
 
 def serve(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:

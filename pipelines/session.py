@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -376,6 +377,15 @@ class Session:
 def load_report(store: RunStore, pointer: Pointer) -> EvalReport:
     """Read back a committed evaluation."""
     return msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
+
+
+def problem_returns(report: EvalReport, key: str, max_total: float) -> dict[str, float]:
+    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of ``max_total``."""
+    returns: dict[str, list[float]] = {}
+    for row in report.rows:
+        if f"{row.split}/{row.mode}" == key:
+            returns.setdefault(row.task_id, []).append(row.returns[-1] / max_total)
+    return {task_id: fmean(values) for task_id, values in returns.items()}
 
 
 def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:

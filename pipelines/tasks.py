@@ -7,6 +7,8 @@ its output committed, checks it for damage and returns within milliseconds. A se
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,6 +16,7 @@ from prefect import task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.schemas.objects import State, TaskRun
 from prefect.tasks import exponential_backoff
+from prefect.transactions import Transaction, transaction
 
 from magrpo.engines import EngineError
 from magrpo.sandboxes import SandboxDied
@@ -59,3 +62,15 @@ def as_tasks(stages: Stages) -> Stages:
         for name, run_name in NAMES.items()
     }
     return cast(Stages, SimpleNamespace(**wrapped))
+
+
+@contextmanager
+def in_transaction(undo: Callable[[], None]) -> Iterator[None]:
+    """A Prefect transaction with ``undo`` as its rollback hook; an ``Undo`` of :mod:`pipelines.registration`."""
+
+    def put_back(_: Transaction) -> None:
+        undo()
+
+    with transaction() as open_transaction:
+        open_transaction.stage(None, on_rollback_hooks=[put_back])
+        yield

@@ -15,7 +15,7 @@ from prefect.utilities.urls import url_for
 from pipelines.describe import FLOW_RUN_URL
 from pipelines.runner import Result, execute
 from pipelines.settings import prefect_target
-from pipelines.tasks import as_tasks
+from pipelines.tasks import as_tasks, in_transaction
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
@@ -23,7 +23,9 @@ def train(root: str, run_id: str) -> Result:
     """Go on with the run ``run_id`` in ``root`` from its first uncommitted stage to its end."""
     tags = {"prefect.flow_run_id": str(flow_run.id)}
     page = url_for("flow-run", obj_id=flow_run.id) if prefect_target() else None  # the run's own server ends with it
-    return execute(Path(root), run_id, as_tasks, tags | ({FLOW_RUN_URL: page} if page else {}))
+    if page:
+        tags[FLOW_RUN_URL] = page
+    return execute(Path(root), run_id, as_tasks, tags, in_transaction)
 
 
 def mark_killed(run_id: str) -> int:

@@ -39,7 +39,8 @@ from magrpo.types import Action, Request
 if TYPE_CHECKING:
     from magrpo.policy import Policy
 
-_MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""What vLLM takes as the highest rank of an adapter."""
 _START_DEADLINE_S = 900.0
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _SETTINGS = {
@@ -190,7 +191,7 @@ class VllmClient:
                 "enable_lora": True,
                 "max_loras": len(agents),
                 "max_cpu_loras": len(agents),
-                "max_lora_rank": next(size for size in _MAX_RANKS if size >= rank),
+                "max_lora_rank": next(size for size in MAX_RANKS if size >= rank),
             }
         if policy.device.type == "cuda":
             share = config.memory_frac / len(self._agents)

@@ -36,11 +36,8 @@ def reachable(uri: str) -> None:
     quieten_mlflow()
     from mlflow import MlflowClient
 
-    try:
-        with translated(uri):
-            MlflowClient(uri).search_experiments(max_results=1)
-    except Refused as error:
-        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
+    with usable(uri):
+        MlflowClient(uri).search_experiments(max_results=1)
 
 
 def make_database(uri: str) -> None:
@@ -104,3 +101,13 @@ def translated(uri: str) -> Iterator[None]:
         if isinstance(error, MlflowException) and error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise Refused(reason) from error
         raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({reason})") from error
+
+
+@contextmanager
+def usable(uri: str) -> Iterator[None]:
+    """Turn whatever MLflow raises into :class:`Unavailable`: for requests of which none should be refused."""
+    try:
+        with translated(uri):
+            yield
+    except Refused as error:
+        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error

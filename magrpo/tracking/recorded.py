@@ -8,8 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magrpo.spool import Refused, Unavailable
-from magrpo.tracking.connection import how_to_look, quieten_mlflow, translated, without_password
+from magrpo.tracking.connection import how_to_look, quieten_mlflow, usable
 from magrpo.tracking.sink import RUN_TAG
 
 if TYPE_CHECKING:
@@ -48,15 +47,12 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
     quieten_mlflow()
     from mlflow import MlflowClient
 
-    try:
-        with translated(uri):
-            client = MlflowClient(uri)
-            experiments = [experiment.experiment_id for experiment in _pages(client.search_experiments)]
-            query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
-            runs = _pages(partial(client.search_runs, experiments, query))
-            return [_recorded(client, uri, run) for run in runs if run.data.tags[RUN_TAG] not in leave_out]
-    except Refused as error:
-        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
+    with usable(uri):
+        client = MlflowClient(uri)
+        experiments = [experiment.experiment_id for experiment in _pages(client.search_experiments)]
+        query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
+        runs = _pages(partial(client.search_runs, experiments, query))
+        return [_recorded(client, uri, run) for run in runs if run.data.tags[RUN_TAG] not in leave_out]
 
 
 def _pages(search: Callable[..., Any]) -> Iterator[Any]:

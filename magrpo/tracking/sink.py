@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magrpo.config import TrackingConfig
-from magrpo.spool import FINAL, Record, Refused, Spool, SpooledTracker, Unavailable
+from magrpo.spool import FINAL, Record, Spool, SpooledTracker
 from magrpo.tracking.connection import (
     how_to_look,
     make_database,
     quieten_mlflow,
     tracking_uri,
     translated,
-    without_password,
+    usable,
 )
 from magrpo.tracking.records import trace_record
 from magrpo.tracking.system import PREFIX, SystemMonitor
@@ -62,15 +62,9 @@ class MlflowSink:
 
     def connect(self) -> None:
         quieten_mlflow()
-        try:
-            self._connect()
-        except Refused as error:
-            raise Unavailable(f"MLflow at {without_password(self.uri)} cannot be used ({error})") from error
-
-    def _connect(self) -> None:
         from mlflow import MlflowClient
 
-        with translated(self.uri):
+        with usable(self.uri):
             make_database(self.uri)
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
@@ -192,3 +186,8 @@ class MlflowTracker(SpooledTracker):
     def how_to_look(self) -> tuple[str, str]:
         """The command that shows the run (empty for a server) and the address of its page."""
         return how_to_look(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
+
+    @property
+    def mlflow_run_id(self) -> str:
+        """The id that MLflow gave the run; empty while it has not been reached."""
+        return self._mlflow.mlflow_run_id

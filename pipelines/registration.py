@@ -1,0 +1,239 @@
+"""What follows a run: its team becomes a version of a registered model, and the champion if it passes the gate.
+
+The gate: the run's last evaluation against the champion's on the same held-out problems, sampled alike. The team is
+promoted if the paired bootstrap interval of the difference of returns lies above 0, or if there is no champion. All of
+it may be done again: a version is registered once for a run's weights, and what was decided is committed in the run
+directory like the output of a stage. Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from magrpo.algo.stats import bootstrap_interval
+from magrpo.config import RunConfig
+from magrpo.registry import ConfigError
+from magrpo.report import signed
+from magrpo.spool import Unavailable
+from magrpo.store import MANIFEST, Pointer, RunStore, digest
+from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
+from pipelines.chain import Outcome
+from pipelines.champion import challenge, fetch, started_from
+from pipelines.session import load_report, problem_returns
+
+log = logging.getLogger(__name__)
+
+EVALUATION = "evaluation.json"
+"""The file of a version with what the gate compares."""
+KEY = "test/sampled"
+"""What is compared: held-out problems, sampled."""
+_SEED = 0
+"""Of the resampling, as in ``magrpo compare``."""
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "termination_threshold")
+
+Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
+"""Makes a context that calls a function if what is done inside it fails."""
+
+
+@dataclass(frozen=True, slots=True)
+class Promotion:
+    """A registered version, and what the gate made of it."""
+
+    model: str
+    version: int
+    promoted: bool
+    """Whether it was made the champion."""
+    reason: str
+    champion: int | None
+    """The version that was the champion before."""
+    fresh: bool = True
+    """Decided just now, not by an earlier process of the same run."""
+
+    def __str__(self) -> str:
+        verdict = "is the champion now" if self.promoted else "is registered, the champion stays"
+        return f"version {self.version} of {self.model} {verdict}: {self.reason}"
+
+
+@contextmanager
+def undoing(undo: Callable[[], None]) -> Iterator[None]:
+    """The :data:`Undo` of runs without Prefect."""
+    try:
+        yield
+    except BaseException:
+        undo()
+        raise
+
+
+def settle(
+    store: RunStore, outcome: Outcome, mlflow_run_id: str, evaluate: Callable[[str], Outcome], undo: Undo
+) -> Promotion | None:
+    """Register the team of a finished run and ask the gate; None: nothing is to be registered, or MLflow is away.
+
+    ``evaluate`` goes through a run of no iterations in the same root. If MLflow is away, a later call goes on.
+    """
+    config = store.config()
+    if config.registry.model is None or not config.train.num_iterations:
+        return None
+    registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
+    try:
+        if not mlflow_run_id:
+            raise Unavailable("MLflow was not reached")
+        registered = _register(store, config, outcome, registry, mlflow_run_id)
+        return _Gate(store, config, registry, outcome, registered, evaluate).decide(undo)
+    except Unavailable as error:
+        log.warning("registry: %s; magrpo train --resume %s goes on with it", error, store.run_id)
+        return None
+
+
+# ------------------------------------------------------------------------------------------------------- registration
+def _register(
+    store: RunStore, config: RunConfig, outcome: Outcome, registry: ModelRegistry, mlflow_run_id: str
+) -> Pointer:
+    """The committed record of the version: the files that describe it, and ``version.json``."""
+    last = config.train.num_iterations
+    checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
+
+    def work(folder: Path) -> Mapping[str, float]:
+        from pipelines.card import model_card
+
+        version = registry.register(mlflow_run_id, store.folder(checkpoint) / "weights", checkpoint["sha"])
+        reports = [load_report(store, outcome.evaluations[iteration]) for iteration in sorted(outcome.evaluations)]
+        returns = problem_returns(reports[-1], KEY, config.reward.max_total)
+        mean = reports[-1].summary[KEY]["return"]
+        parent = started_from(store)
+        card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
+        described = folder / "described"
+        described.mkdir()
+        (described / "README.md").write_text(card, encoding="utf-8")
+        (described / "config.json").write_text(config.resolved(), encoding="utf-8")
+        facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
+        (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+        tags = {
+            "magrpo.run_id": store.run_id,
+            "magrpo.continued_from": parent,
+            "magrpo.return": f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]",
+        }
+        registry.describe(version, described, card.partition("\n---\n")[2].lstrip(), tags)
+        (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
+        return {}
+
+    name = f"{last:05d}/register"
+    key = digest("register", registry.model, checkpoint["sha"], evaluation["sha"])
+    return store.find(name, key) or store.commit(name, key, work)
+
+
+def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
+    """A digest of all that an evaluation depends on, but the agents; equal ones may be compared problem by problem."""
+    sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
+    tree = json.loads(config.model_dump_json(include=sections))
+    del tree["eval"]["every"]
+    tree["rollout"] = {key: tree["rollout"][key] for key in _SAMPLING}
+    manifest = json.loads((store.folder(problems) / MANIFEST).read_bytes())
+    return digest(tree, manifest["files"]["test.jsonl.gz"]["sha256"])
+
+
+# --------------------------------------------------------------------------------------------------------------- gate
+@dataclass(frozen=True, slots=True)
+class _Gate:
+    store: RunStore
+    config: RunConfig
+    registry: ModelRegistry
+    outcome: Outcome
+    registered: Pointer
+    evaluate: Callable[[str], Outcome]
+
+    def decide(self, undo: Undo) -> Promotion:
+        """What was decided, once: the alias moves and the decision is committed, or neither is."""
+        name = f"{self.config.train.num_iterations:05d}/promote"
+        key = digest("promote", self.registered["sha"], self.config.registry.promote)
+        committed = self.store.find(name, key)
+        if committed is not None:
+            facts = json.loads((self.store.folder(committed) / "promotion.json").read_text(encoding="utf-8"))
+            return Promotion(**{**facts, "fresh": False})
+        version, registry = self._version(), self.registry
+        champion = registry.champion()
+        promotion = self._judge(version, champion)
+        while registry.champion() != champion:  # another run promoted its team while this one was judged
+            champion = registry.champion()
+            promotion = self._judge(version, champion)
+
+        def work(folder: Path) -> Mapping[str, float]:
+            (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
+            return {}
+
+        def put_back() -> None:
+            now = registry.champion()
+            if promotion.promoted and now is not None and now.number == version.number:
+                registry.crown(promotion.champion)
+            registry.tag(version, {"magrpo.verdict": "undone", "magrpo.reason": "the promotion failed on its way"})
+
+        with undo(put_back):
+            registry.tag(version, _verdict(promotion))
+            if promotion.promoted:
+                registry.crown(version.number)
+            self.store.commit(name, key, work)
+        return promotion
+
+    def _version(self) -> Version:
+        path = self.store.folder(self.registered) / "version.json"
+        return Version(**json.loads(path.read_text(encoding="utf-8")))
+
+    def _judge(self, version: Version, champion: Version | None) -> Promotion:
+        def verdict(promoted: bool, reason: str) -> Promotion:
+            before = None if champion is None else champion.number
+            return Promotion(self.registry.model, version.number, promoted, reason, before)
+
+        if not self.config.registry.promote:
+            return verdict(False, "registry.promote is off")
+        if champion is None:
+            return verdict(True, "there was none before")
+        if champion.number == version.number:  # a process of this run was killed just after the alias moved
+            before = champion.tags["magrpo.champion_before"]
+            again = verdict(True, champion.tags["magrpo.reason"])
+            return replace(again, champion=None if before == "none" else int(before))
+        try:
+            theirs, how = self._returns_of(champion)
+        except ConfigError as error:
+            return verdict(False, f"the champion, version {champion.number}, cannot be evaluated here: {error}")
+        return verdict(*_compare(self._own_returns(), theirs, champion.number, how))
+
+    def _own_returns(self) -> dict[str, float]:
+        report = load_report(self.store, self.outcome.evaluations[self.config.train.num_iterations])
+        return problem_returns(report, KEY, self.config.reward.max_total)
+
+    def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
+        """The champion's return on each problem, and how it was come by."""
+        folder = fetch(self.store, self.registry, champion)
+        facts = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
+            return facts["returns"], ""
+        evaluation = challenge(self.store, self.config, folder, champion.number)
+        report = load_report(evaluation, self.evaluate(evaluation.run_id).evaluations[0])
+        how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
+        return problem_returns(report, KEY, self.config.reward.max_total), how
+
+
+def _compare(ours: Mapping[str, float], theirs: Mapping[str, float], champion: int, how: str) -> tuple[bool, str]:
+    """Whether the interval of the difference lies above 0, and a sentence with the figures."""
+    same = [task_id for task_id in ours if task_id in theirs]  # a problem on which the sandbox failed is in neither
+    if not same:
+        return False, f"version {champion} has no evaluated problem in common with it{how}"
+    difference = bootstrap_interval([[ours[task_id] - theirs[task_id]] for task_id in same], _SEED)
+    lies = "above" if difference.low > 0 else "not above"
+    return difference.low > 0, (
+        f"the return differs from that of version {champion} by {signed(difference)} points of percent on {len(same)} "
+        f"held-out problems, an interval {lies} 0{how}"
+    )
+
+
+def _verdict(promotion: Promotion) -> dict[str, str]:
+    return {
+        "magrpo.verdict": "promoted" if promotion.promoted else "not promoted",
+        "magrpo.reason": promotion.reason,
+        "magrpo.champion_before": "none" if promotion.champion is None else str(promotion.champion),
+    }

@@ -1,0 +1,260 @@
+"""Registered teams, the gate, and runs that go on from the champion; on MLflow with SQLite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from mlflow.artifacts import download_artifacts
+from safetensors.torch import load_file
+
+from magrpo.config import ConfigError, RegistryConfig, load_config
+from magrpo.store import RunStore
+from pipelines.champion import RegistryError
+from pipelines.cli import main
+from pipelines.registration import Promotion, Undo, undoing
+from pipelines.runner import Result, execute
+from pipelines.session import load_report
+from pipelines.tasks import in_transaction
+from tests.pipelines.micro import write_config
+
+
+class World:
+    """Two trained runs, ``one`` and ``two``, each with one iteration, and the MLflow that recorded them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.config, self.root = write_config(folder, iterations=1), folder / "runs"
+        for seed, name in enumerate(("one", "two")):
+            assert main(["train", str(self.config), f"train.seed={seed}", "--local", "--name", name]) == 0
+        self.uri = f"sqlite:///{self.root / 'mlflow.db'}"
+        self.client = MlflowClient(self.uri, registry_uri=self.uri)
+
+    def finish(self, run: str, undo: Undo = undoing, **registry: object) -> Result:
+        """The end of a run again, all of its stages reused, with another section ``registry``."""
+        store = RunStore.open(self.root, run)
+        section = RegistryConfig.model_validate(registry)
+        store.replace_config(store.config().model_copy(update={"registry": section}))
+        return execute(self.root, run, lambda stages: stages, {}, undo)
+
+    def promotion(self, run: str, model: str, undo: Undo = undoing) -> Promotion:
+        promotion = self.finish(run, undo, model=model, promote=True).promotion
+        assert promotion is not None
+        return promotion
+
+    def champion(self, model: str) -> int | None:
+        number = self.client.get_registered_model(model).aliases.get("champion")
+        return None if number is None else int(number)
+
+    def tags(self, model: str, version: int) -> dict[str, str]:
+        return self.client.get_model_version(model, str(version)).tags
+
+    def rewrite(self, model: str, version: int, change: Callable[[dict], None]) -> None:
+        """Change what a registered version says of its evaluation."""
+        source = self.client.get_model_version(model, str(version)).source
+        path = Path(source.removeprefix("file://")) / "evaluation.json"
+        facts = json.loads(path.read_text())
+        change(facts)
+        path.write_text(json.dumps(facts))
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> World:
+    return World(tmp_path_factory.mktemp("world"))
+
+
+def set_returns(value: float) -> Callable[[dict], None]:
+    def change(facts: dict) -> None:
+        facts["returns"] = dict.fromkeys(facts["returns"], value)
+
+    return change
+
+
+def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = world.finish("one", model="card")
+    promotion = result.promotion
+    assert promotion is not None
+    assert (promotion.version, promotion.promoted, world.champion("card")) == (1, False, None)
+    assert "registry.promote is off" in str(promotion)
+    monkeypatch.chdir(tmp_path)
+    [uri] = re.findall(r"--artifact-uri (\S+) --dst-path agents", card := described(world, "card"))
+    download_artifacts(artifact_uri=uri, dst_path="agents", tracking_uri=world.uri, registry_uri=world.uri)
+    assert Path("agents/README.md").read_text().endswith(card)
+    assert json.loads(Path("agents/config.json").read_text())["train"]["seed"] == 0
+    [snippet] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
+    names: dict = {}
+    exec(snippet, names)
+    loaded = names["model"].state_dict()
+    for agent in ("helper", "main"):
+        weights = load_file(
+            result.store.folder(result.outcome.checkpoint) / "weights" / agent / "adapter_model.safetensors"
+        )
+        assert weights
+        for name, tensor in weights.items():
+            assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
+    [serve] = re.findall(r"^vllm serve (.*)$", card, re.MULTILINE)
+    assert serve.endswith("--max-lora-rank 8 --lora-modules helper=agents/helper main=agents/main")
+    for part in ("seed 0", "nothing: untrained weights", "not stated", "| test | 6 |", "held-out problems, sampled"):
+        assert part in card
+
+
+def described(world: World, model: str, version: int = 1) -> str:
+    text = world.client.get_model_version(model, str(version)).description
+    assert text is not None
+    return text
+
+
+def test_the_first_team_is_the_champion_and_is_registered_once(world: World) -> None:
+    first = world.promotion("one", "once")
+    assert (first.promoted, first.champion, first.fresh, world.champion("once")) == (True, None, True, 1)
+    again = world.promotion("one", "once")
+    assert (again.promoted, again.reason, again.fresh) == (True, first.reason, False)
+    assert len(world.client.search_model_versions("name = 'once'")) == 1
+
+
+@pytest.mark.parametrize(("theirs", "promoted"), [(0.0, True), (1.0, False)])
+def test_the_gate_opens_for_an_interval_above_zero(world: World, theirs: float, promoted: bool) -> None:
+    model = f"gate-{promoted}"
+    world.promotion("one", model)
+    world.rewrite(model, 1, set_returns(theirs))
+    result = world.finish("two", model=model, promote=True)
+    assert result.promotion is not None
+    assert (result.promotion.promoted, result.promotion.champion) == (promoted, 1)
+    assert world.champion(model) == (2 if promoted else 1)
+    verdict = "promoted" if promoted else "not promoted"
+    assert world.tags(model, 2)["magrpo.verdict"] == verdict
+    assert world.tags(model, 2)["magrpo.reason"] == result.promotion.reason
+    mean = load_report(result.store, result.outcome.evaluations[1]).summary["test/sampled"]["return"].mean
+    assert f"by {100 * (mean - theirs):+.1f} [" in result.promotion.reason
+
+
+def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World) -> None:
+    world.promotion("one", "again")
+    world.rewrite("again", 1, lambda facts: facts.update(protocol="another", returns={}))
+    promotion = world.promotion("two", "again")
+    assert "evaluated again for this, in run two-champion-1" in promotion.reason
+    evaluation, one = (RunStore.open(world.root, name) for name in ("two-champion-1", "one"))
+    rows = [
+        load_report(store, {"dir": f"stages/{iteration}/evaluate", "sha": ""}).rows
+        for store, iteration in ((evaluation, "00000"), (one, "00001"))
+    ]
+    assert rows[0] == rows[1]
+    assert json.loads((evaluation.path / "start.json").read_text()) == {"model": "again", "version": 1}
+
+
+@pytest.mark.parametrize("undo", [undoing, in_transaction])
+def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
+    world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"fails-{undo.__name__}"
+    world.promotion("one", model)
+    world.rewrite(model, 1, set_returns(-1.0))
+    seen = []
+
+    def fail(champion: Callable[[], int | None]) -> None:
+        commit = RunStore.commit
+
+        def failing(store: RunStore, name: str, *rest: object) -> object:
+            if name.endswith("promote"):
+                seen.append(champion())
+                raise OSError("the disk is full")
+            return commit(store, name, *rest)  # type: ignore[arg-type]
+
+        monkeypatch.setattr(RunStore, "commit", failing)
+
+    fail(lambda: world.champion(model))
+    with pytest.raises(OSError, match="the disk is full"):
+        world.promotion("two", model, undo)
+    assert seen == [2]
+    assert world.champion(model) == 1
+    assert world.tags(model, 2)["magrpo.verdict"] == "undone"
+    monkeypatch.undo()
+    assert world.promotion("two", model, undo).promoted
+    assert world.champion(model) == 2
+
+
+def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "killed")
+    world.rewrite("killed", 1, set_returns(-1.0))
+    commit = RunStore.commit
+
+    def killed(store: RunStore, name: str, *rest: object) -> object:
+        if name.endswith("promote"):
+            raise KeyboardInterrupt
+        return commit(store, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunStore, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.promotion("two", "killed", lambda _: nullcontext())
+    monkeypatch.undo()
+    assert world.champion("killed") == 2
+    promotion = world.promotion("two", "killed")
+    assert (promotion.version, promotion.promoted, promotion.champion) == (2, True, 1)
+    assert "by +" in promotion.reason
+
+
+def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    store = RunStore.open(world.root, "one")
+    config = store.config()
+    away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
+    store.replace_config(config.model_copy(update={"tracking": away}))
+    assert world.finish("one", model="away").promotion is None
+    assert "magrpo train --resume one goes on with it" in caplog.text
+    store.replace_config(config)
+    assert world.finish("one", model="away").promotion is not None
+
+
+# ------------------------------------------------------------------------------------------ starting from the champion
+def begun(world: World, name: str, *overrides: str) -> Result:
+    """A run of no iterations that starts from a champion."""
+    run = ["train.num_iterations=0", "eval.max_problems=1", "registry.continue_from_champion=true"]
+    RunStore.create(load_config(world.config, [*run, *overrides]), name)
+    return execute(world.root, name, lambda stages: stages, {})
+
+
+def adapter(folder: Path) -> bytes:
+    return (folder / "main" / "adapter_model.safetensors").read_bytes()
+
+
+def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    world.promotion("one", "start")
+    result = begun(world, "from-champion", "registry.model=start")
+    assert "the agents start from version 1 of start, then the champion" in capsys.readouterr().out
+    weights = result.store.folder(result.outcome.checkpoint) / "weights"
+    one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
+    assert adapter(weights) == adapter(one)
+    assert result.promotion is None
+    world.rewrite("start", 1, set_returns(-1.0))
+    assert world.promotion("two", "start").promoted
+    again = execute(world.root, "from-champion", lambda stages: stages, {})
+    assert again.outcome == result.outcome
+    assert json.loads((result.store.path / "start.json").read_text()) == {"model": "start", "version": 1}
+    start_from = [agent.start_from for agent in result.store.config().agents]
+    assert start_from == [result.store.path / "champions" / "1" / name for name in ("helper", "main")]
+
+
+def test_without_a_champion_a_run_starts_untrained_and_says_so(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = begun(world, "no-champion", "registry.model=nobody")
+    assert "the agents start from untrained weights: nobody had no champion" in capsys.readouterr().out
+    assert [agent.start_from for agent in result.store.config().agents] == [None, None]
+
+
+def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"agent 'main': start_from and registry.continue_from_champion exclude"):
+        begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
+    world.promotion("one", "others")
+    with pytest.raises(ConfigError, match="version 1 of others has agents helper, main, this run helper, second"):
+        begun(world, "others", "registry.model=others", "agents.1.name=second")
+    with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):
+        begun(world, "away", "registry.model=others", "tracking.uri=http://127.0.0.1:9")
+    with pytest.raises(ConfigError, match=r"registry: promote needs the name of a registered model"):
+        load_config(world.config, ["registry.promote=true"])
