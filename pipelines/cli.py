@@ -200,7 +200,7 @@ def evaluate(
     Parameters
     ----------
     run
-        Id of a run, or a TOML file, whose agents are evaluated untrained.
+        Id of a run, or a TOML file, whose agents are evaluated as they would start.
     checkpoint
         Iteration whose weights are evaluated; the last one by default.
     local

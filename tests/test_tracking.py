@@ -337,3 +337,15 @@ def test_provenance_names_the_libraries() -> None:
 def test_importing_tracking_imports_no_mlflow() -> None:
     code = "import sys, magrpo.tracking; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_long_card_is_cut_where_a_section_begins() -> None:
+    from magrpo.tracking.registry import _shortened
+
+    short = "# card\n\n## one\n\ntext\n"
+    assert _shortened(short) == short
+    cut = _shortened(short + "\n## two\n\n" + "x" * 5000)
+    assert cut.startswith(short)
+    assert "two" not in cut
+    assert "README.md" in cut
+    assert len(_shortened("x" * 6000)) == 5000

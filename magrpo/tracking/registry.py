@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 CHAMPION = "champion"
 """The alias of the best version."""
+_LENGTH = 5000  # of descriptions and tags: MLflow's columns; SQLite takes more, PostgreSQL does not
+_REST = "\nThe rest is in `README.md` among the files of this version.\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +71,22 @@ class ModelRegistry:
             return _version(same[0] if same else client.create_model_version(self.model, source, mlflow_run_id))
 
     def describe(self, version: Version, folder: Path, text: str, tags: Mapping[str, str]) -> None:
-        """Put the files of ``folder`` beside the weights, and Markdown and tags on the page of the version."""
+        """Put the files of ``folder`` beside the weights, and Markdown and tags on the page of the version.
+
+        Sections at the end of a long text are left out there; it should be a ``README.md`` in the folder, too.
+        """
         with usable(self.uri):
             run = self._client.get_run(version.mlflow_run_id)
             place = version.source.removeprefix(f"{run.info.artifact_uri}/")
             self._client.log_artifacts(version.mlflow_run_id, str(folder), place)
-            self._client.update_model_version(self.model, str(version.number), description=text)
+            self._client.update_model_version(self.model, str(version.number), description=_shortened(text))
         self.tag(version, tags)
 
     def tag(self, version: Version, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
         with usable(self.uri):
             for key, value in tags.items():
-                self._client.set_model_version_tag(self.model, str(version.number), key, value)
+                self._client.set_model_version_tag(self.model, str(version.number), key, value[:_LENGTH])
 
     def crown(self, number: int | None) -> None:
         """Give the alias to the version of this number, or to none."""
@@ -116,3 +121,11 @@ class ModelRegistry:
 
 def _version(found: ModelVersion) -> Version:
     return Version(int(found.version), str(found.source), str(found.run_id), dict(found.tags))
+
+
+def _shortened(text: str) -> str:
+    """The text, less the sections at its end for which there is no room."""
+    if len(text) <= _LENGTH:
+        return text
+    end = text.rfind("\n## ", 0, _LENGTH - len(_REST))
+    return text[: end if end > 0 else _LENGTH - len(_REST)] + _REST

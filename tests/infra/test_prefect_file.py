@@ -12,6 +12,7 @@ from prefect.flows import load_flow_from_entrypoint
 from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
+from magrpo.config import load_config
 from pipelines.sweep import plan
 
 ROOT = Path(__file__).parents[2]
@@ -29,8 +30,8 @@ def test_a_deployment_fits_its_flow(deployment: dict, monkeypatch: pytest.Monkey
     monkeypatch.chdir(ROOT)
     flow = load_flow_from_entrypoint(deployment["entrypoint"])
     inspect.signature(flow.fn).bind(**deployment["parameters"])
-    config = Path(deployment["parameters"]["config"])
-    assert (ROOT / config.relative_to("/opt/magrpo")).is_file()
+    config = ROOT / Path(deployment["parameters"]["config"]).relative_to("/opt/magrpo")
+    load_config(config, deployment["parameters"]["overrides"])
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
     for schedule in deployment.get("schedules", []):
         CronSchedule(**schedule)
@@ -43,3 +44,16 @@ def test_the_sweep_that_is_deployed_can_be_planned(tmp_path: Path) -> None:
     planned = plan(config, given["overrides"], given["settings"], given["seeds"], given["name"], tmp_path)
     assert len(planned.children) == 2 * given["seeds"]
     assert "schedules" not in deployment, "only a person starts it"
+
+
+def test_the_night_goes_on_from_the_champion_that_the_week_evaluates() -> None:
+    configs = {
+        deployment["name"]: load_config(
+            ROOT / "pipelines" / "configs" / "embedded.toml", deployment["parameters"]["overrides"]
+        )
+        for deployment in FILE["deployments"]
+    }
+    night, week = configs["nightly"], configs["weekly-evaluation"]
+    assert night.registry.model == week.registry.model
+    assert (night.registry.continue_from_champion, night.registry.promote) == (True, True)
+    assert (week.registry.continue_from_champion, week.train.num_iterations) == (True, 0)

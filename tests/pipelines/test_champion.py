@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from magrpo.config import ConfigError, RegistryConfig, load_config
 from magrpo.store import RunStore
+from pipelines.card import licence
 from pipelines.champion import RegistryError
 from pipelines.cli import main
 from pipelines.registration import Promotion, Undo, undoing
@@ -258,3 +259,13 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
         begun(world, "away", "registry.model=others", "tracking.uri=http://127.0.0.1:9")
     with pytest.raises(ConfigError, match=r"registry: promote needs the name of a registered model"):
         load_config(world.config, ["registry.promote=true"])
+
+
+def test_the_licence_of_a_base_is_that_of_its_card(tmp_path: Path) -> None:
+    assert licence("coopcode-base") == "apache-2.0"
+    assert licence("Qwen/not-in-the-cache") is None
+    assert licence(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text("no front matter\n")
+    assert licence(str(tmp_path)) is None
+    (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
+    assert licence(str(tmp_path)) == "mit"
