@@ -19,6 +19,7 @@ from magrpo.spool import Record, Refused, Spool, SpooledTracker, Unavailable
 from magrpo.tracking import (
     MemoryTracker,
     MlflowTracker,
+    ModelRegistry,
     provenance,
     reachable,
     tracking_uri,
@@ -349,3 +350,53 @@ def test_a_long_card_is_cut_where_a_section_begins() -> None:
     assert "two" not in cut
     assert "README.md" in cut
     assert len(_shortened("x" * 6000)) == 5000
+
+
+@pytest.mark.slow
+def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered twice it is one version; the alias goes and comes; what is downloaded is what was registered."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    arguments = f"--port {port} --workers 1 --backend-store-uri sqlite:///m.db --artifacts-destination {tmp_path}/kept"
+    server = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *arguments.split()], cwd=tmp_path)
+    try:
+        _work_with_a_registry(f"http://127.0.0.1:{port}", tmp_path)
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _work_with_a_registry(uri: str, folder: Path) -> None:
+    deadline = time.monotonic() + 240
+    while True:
+        tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", "run-1", folder / "run-1")
+        tracker.close("FINISHED")
+        if tracker.mlflow_run_id:
+            break
+        assert time.monotonic() < deadline, "the server does not answer"
+        time.sleep(1)
+    registry = ModelRegistry(uri, "team")
+    assert registry.champion() is None
+    weights, described = folder / "weights", folder / "described"
+    for path in (weights / "main", described):
+        path.mkdir(parents=True)
+    (weights / "main" / "adapter.bin").write_bytes(b"\0\1")
+    (described / "README.md").write_text("# team")
+    first, again, second = (registry.register(tracker.mlflow_run_id, weights, label) for label in ("a", "a", "b"))
+    assert (first.number, again, second.number) == (1, first, 2)
+    registry.describe(first, described, "# team", {"magrpo.run_id": "run-1"})
+    registry.crown(1)
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.number, champion.tags) == (1, {"magrpo.run_id": "run-1"})
+    registry.download(champion, folder / "copy")
+    assert (folder / "copy" / "main" / "adapter.bin").read_bytes() == b"\0\1"
+    assert (folder / "copy" / "README.md").read_text() == "# team"
+    registry.crown(None)
+    assert registry.champion() is None
