@@ -208,11 +208,10 @@ class _Gate:
 
     def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was come by."""
-        folder = fetch(self.store, self.registry, champion)
-        facts = json.loads((folder / EVALUATION).read_text(encoding="utf-8"))
+        facts = json.loads(self.registry.read(champion, EVALUATION))
         if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
             return facts["returns"], ""
-        evaluation = challenge(self.store, self.config, folder, champion.number)
+        evaluation = challenge(self.store, self.config, fetch(self.store, self.registry, champion), champion.number)
         report = load_report(evaluation, self.evaluate(evaluation.run_id).evaluations[0])
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
         return problem_returns(report, KEY, self.config.reward.max_total), how

@@ -7,11 +7,10 @@ newest version.
 
 from __future__ import annotations
 
-import shutil
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from magrpo.tracking.connection import quieten_mlflow, usable
@@ -96,21 +95,27 @@ class ModelRegistry:
             else:
                 self._client.set_registered_model_alias(self.model, CHAMPION, str(number))
 
+    def read(self, version: Version, file: str) -> str:
+        """The text of one file of the version's folder."""
+        with TemporaryDirectory() as folder:
+            return self._fetch(f"{version.source}/{file}", Path(folder)).read_text(encoding="utf-8")
+
     def download(self, version: Version, target: Path) -> None:
         """The version's folder as ``target``, which is whole once it is there; one that is there is kept."""
-        from mlflow.artifacts import download_artifacts
-
         if target.exists():
             return
-        partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
-        try:
-            with usable(self.uri):
-                found = download_artifacts(
-                    artifact_uri=version.source, dst_path=str(partial), tracking_uri=self.uri, registry_uri=self.uri
-                )
-            Path(found).rename(target)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
+        with TemporaryDirectory(dir=target.parent, prefix=".") as partial:
+            self._fetch(version.source, Path(partial)).rename(target)
+
+    def _fetch(self, source: str, folder: Path) -> Path:
+        from mlflow.artifacts import download_artifacts
+
+        with usable(self.uri):
+            inside = folder / "fetched"  # which MLflow makes, or puts the file or folder into
+            found = download_artifacts(
+                artifact_uri=source, dst_path=str(inside), tracking_uri=self.uri, registry_uri=self.uri
+            )
+            return Path(found)
 
     @property
     def _client(self) -> MlflowClient:
