@@ -12,9 +12,9 @@ from rich.console import Console
 from magrpo.algo.stats import seed_interval
 from magrpo.ledger import UNITS, ledger
 from magrpo.pictures import COLOURS, comparison_picture, save
-from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
+from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.types import EvalReport, Interval
-from pipelines.compare import Compared, evaluation_title, load_compared, signed
+from pipelines.compare import Compared, evaluation_title, load_compared
 from pipelines.runs import duration
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, markdown, page, show
