@@ -85,8 +85,9 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
     assert (promotion.version, promotion.promoted, world.champion("card")) == (1, False, None)
     assert "registry.promote is off" in str(promotion)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", world.uri)
     [uri] = re.findall(r"--artifact-uri (\S+) --dst-path agents", card := described(world, "card"))
-    download_artifacts(artifact_uri=uri, dst_path="agents", tracking_uri=world.uri, registry_uri=world.uri)
+    download_artifacts(artifact_uri=uri, dst_path="agents")
     assert Path("agents/README.md").read_text().endswith(card)
     assert json.loads(Path("agents/config.json").read_text())["train"]["seed"] == 0
     [snippet] = re.findall(r"```python\n(.*?)```", card, re.DOTALL)
@@ -120,7 +121,7 @@ def test_the_first_team_is_the_champion_and_is_registered_once(world: World) -> 
     assert len(world.client.search_model_versions("name = 'once'")) == 1
 
 
-@pytest.mark.parametrize(("theirs", "promoted"), [(0.0, True), (1.0, False)])
+@pytest.mark.parametrize(("theirs", "promoted"), [(-1.0, True), (1.0, False)])
 def test_the_gate_opens_for_an_interval_above_zero(world: World, theirs: float, promoted: bool) -> None:
     model = f"gate-{promoted}"
     world.promotion("one", model)
