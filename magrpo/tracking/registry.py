@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from magrpo.tracking.connection import quieten_mlflow, usable
+from magrpo.tracking.connection import make_database, quieten_mlflow, usable
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -121,6 +121,7 @@ class ModelRegistry:
     def _client(self) -> MlflowClient:
         from mlflow import MlflowClient
 
+        make_database(self.uri)
         return MlflowClient(self.uri, registry_uri=self.uri)
 
 
