@@ -97,7 +97,7 @@ class SpooledTracker:
     def __init__(self, spool: Spool, sink: Sink) -> None:
         self._spool, self._sink = spool, sink
         self._changed = threading.Condition()
-        self._closing = self._connected = False
+        self._closing = self._connected = self._told = False
         self._known = {fact: value for record in spool.records for fact, value in _facts(record)}
         self.blocked_s = 0.0
         self._worker = threading.Thread(target=self._work, name="magrpo-tracking", daemon=True)
@@ -162,8 +162,15 @@ class SpooledTracker:
             if fresh:
                 self._known |= fresh
                 self._spool.append(record)
+                self._told = True
                 self._changed.notify()
             self.blocked_s += time.perf_counter() - start
+
+    @property
+    def _waiting(self) -> bool:
+        """Whether there is something to deliver; what earlier processes left waits for the first word of this one,
+        which may overtake it."""
+        return self._told and bool(self._spool.pending)
 
     def _work(self) -> None:
         failures = 0
@@ -172,13 +179,14 @@ class SpooledTracker:
                 if failures:
                     self._changed.wait_for(lambda: self._closing, _RETRY_S[min(failures, len(_RETRY_S)) - 1])
                 else:
-                    self._changed.wait_for(lambda: self._closing or not self._connected or self._spool.pending)
+                    self._changed.wait_for(lambda: self._closing or not self._connected or self._waiting)
                 closing = self._closing
             try:
                 if not self._connected:
                     self._sink.connect()
                     self._connected = True
-                self._drain()
+                if closing or self._waiting:
+                    self._drain()
                 failures = 0
             except Unavailable as error:
                 failures += 1
