@@ -125,7 +125,7 @@ def _code(code: Mapping[str, str]) -> str:
 
 
 def _evaluation(reports: Sequence[EvalReport], config: RunConfig) -> list[str]:
-    page = evaluation_markdown(reports, config.reward.maxima, start_title(config.agents))
+    page = evaluation_markdown(reports, config.reward.maxima, start_title(config))
     return [line.replace("## ", "### ") for line in page.splitlines()[2:]]  # it has a heading here already
 
 
