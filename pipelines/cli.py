@@ -364,6 +364,24 @@ def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -
 
 
 @bench.command(help_epilogue="")
+def credit(
+    config: Path, /, *overrides: Overrides, batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8
+) -> int:
+    """Compare the gradient's variance under aligned and crossed credit, from the same completions.
+
+    Parameters
+    ----------
+    config
+        TOML file of a run with one turn.
+    batches
+        Iterations' worth of problems to sample.
+    """
+    from pipelines.bench_credit import bench_credit
+
+    return bench_credit(config, overrides, batches)
+
+
+@bench.command(help_epilogue="")
 def sandbox(*, workers: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2) -> int:
     """Time the sandbox, and one bubblewrap per candidate beside it in the same run.
 

@@ -106,6 +106,20 @@ class Updater:
             metrics[f"update/{name}"] = fmean(result[name] for result in stats)
         return metrics
 
+    def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        """The gradient of the loss at the weights as they are, by parameter, before clipping; changes nothing.
+
+        Parameters that no sample reaches have zeros. Raises as :meth:`update` does.
+        """
+        work = self._work(agent, samples)
+        parameters = self.policy.parameters(agent)
+        if work.samples:
+            work, frozen = self._fitting(work, self._frozen)
+            self._fitting(work, partial(self._gradient, frozen=frozen, told=_Furthest(None)))
+        found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
+        self._optimizers[agent].zero_grad(set_to_none=True)
+        return found
+
     def save(self, folder: Path) -> None:
         """Write weights and optimizer states: all that :meth:`load` needs to go on bit for bit."""
         self.policy.save(folder / WEIGHTS)
@@ -121,15 +135,10 @@ class Updater:
 
     # -------------------------------------------------------------------------------------------------- one agent
     def _update_agent(self, agent: str, samples: Sequence[Sample], progress: Progress | None) -> dict[str, float]:
-        kept = [sample for sample in samples if sample.advantage != 0 or self.algo.beta > 0]
+        work = self._work(agent, samples)
+        kept = work.samples
         if progress:
             progress(len(samples) - len(kept))
-        work = _Work(
-            agent=agent,
-            samples=kept,
-            rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](len(samples), _num_tokens(samples), self.max_new_tokens),
-        )
         totals: dict[str, float] = {}
         if kept:
             work, frozen = self._fitting(work, self._frozen)
@@ -138,6 +147,16 @@ class Updater:
                 work, sums = self._fitting(work, partial(self._gradient, frozen=frozen, told=told))
                 totals = self._step(work, sums)
         return _agent_metrics(totals, samples, kept)
+
+    def _work(self, agent: str, samples: Sequence[Sample]) -> _Work:
+        """Those of ``samples`` that the loss depends on; the divisor counts all of them."""
+        kept = [sample for sample in samples if sample.advantage != 0 or self.algo.beta > 0]
+        return _Work(
+            agent=agent,
+            samples=kept,
+            rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
+            divisor=DIVISORS[self.algo.loss_norm](len(samples), _num_tokens(samples), self.max_new_tokens),
+        )
 
     def _fitting(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
         """What ``compute`` makes of ``work``, in smaller micro-batches if the GPU's memory does not suffice.

@@ -15,14 +15,15 @@ from magrpo.algo.stats import seed_interval
 from magrpo.config import load_resolved
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine
+from magrpo.ledger import Budget
 from magrpo.policy import Policy
 from magrpo.registry import ConfigError, Plugin
 from magrpo.store import RunStore
 from magrpo.types import EvalReport, Interval
 from pipelines import sweep
 from pipelines.cli import main
-from pipelines.compare import load_compared
-from pipelines.sweep_report import averaged
+from pipelines.compare import Compared, load_compared
+from pipelines.sweep_report import averaged, first_at
 from tests.pipelines.micro import write_config
 
 MOODS: list[BaseException] = []
@@ -99,6 +100,19 @@ def test_means_and_intervals_are_over_seeds() -> None:
     assert first.summary["test/sampled"]["return"] == seed_interval([0.0, 0.2])
     assert last.summary["test/sampled"] == {"return": seed_interval([0.2, 0.6]), "tests": seed_interval([1.0, 0.0])}
     assert averaged([one]) == one
+
+
+def test_what_it_took_to_get_there_is_that_of_the_first_evaluation_that_is(tmp_path: Path) -> None:
+    config = load_resolved(planned(tmp_path).children[0].config)
+    reports = [
+        EvalReport(iteration, (), {"test/sampled": {"return": Interval(mean, mean, mean)}})
+        for iteration, mean in ((0, 0.2), (2, 0.86), (4, 0.8), (6, 0.9))
+    ]
+    run = Compared("", RunStore(tmp_path, "s"), config, reports)
+    run.budgets = [Budget(i, tokens=10 * i, updates=i) for i in (0, 2, 4, 6)]
+    assert first_at(run, 0.85) == run.budgets[1]
+    assert first_at(run, 0.2) == Budget()
+    assert first_at(run, 0.95) is None
 
 
 def finished(root: Path) -> list[str]:

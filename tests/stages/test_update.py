@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -156,6 +157,18 @@ def test_the_gradient_is_that_of_reinforce_at_its_temperature(any_base: Path, du
     expected = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     (used,) = gradients_used(updater, samples)
     assert_close(used, expected)
+
+
+def test_the_gradient_alone_is_the_one_that_an_update_takes_and_changes_nothing(base: Path, dump: Path) -> None:
+    updater, samples = make(base, dump, micro_batch_tokens=30, algo={"beta": 0.1}), make_samples()
+    perturb(updater.policy, seed=1)
+    before = weights_of(updater)
+    alone = updater.gradient("main", samples)
+    assert_equal(weights_of(updater), before)
+    (used,) = gradients_used(updater, samples)
+    assert_equal(alone, used)
+    idle = make(base, dump).gradient("main", [replace(sample, advantage=0.0) for sample in samples])
+    assert not any(bool(value.any()) for value in idle.values())
 
 
 def test_an_adapter_on_the_head_trains_and_decodes(tmp_path: Path, dump: Path) -> None:
