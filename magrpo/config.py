@@ -207,6 +207,36 @@ class RegistryConfig(Section):
         return self
 
 
+class BaselineRow(Section):
+    """One way to answer that is evaluated beside others."""
+
+    name: str
+    """Its name in files and metrics."""
+    title: str
+    """What tables call it."""
+    env: plugin("env")  # type: ignore[valid-type]
+    """Roles, prompts, turns and feedback."""
+    reward: plugin("reward")  # type: ignore[valid-type]
+    """What an answer is worth."""
+    agents: tuple[AgentConfig, ...] = Field(min_length=1)
+    """Who is in which role, with which weights: agents of the run, by name. Without ``start_from`` untrained."""
+    max_new_tokens: int = Field(ge=1)
+    """Longest completion, in tokens."""
+    votes: Literal["none", "majority", "best"] = "none"
+    """One answer of several: by ``majority`` of what they do on the tests' inputs, or the ``best`` by the reward."""
+
+
+class BaselinesConfig(Section):
+    """The table of ``magrpo evaluate --baselines``, which writes this section; a run that has rows does not train."""
+
+    rows: tuple[BaselineRow, ...] = ()
+    """Its rows, in their order."""
+    left_out: dict[str, str] = Field(default_factory=dict)
+    """Rows that cannot be made, with the reason."""
+    timed_problems: int = Field(16, ge=1)
+    """Held-out problems that each row answers one at a time, to measure the response time."""
+
+
 class RunConfig(Section):
     """A whole training run."""
 
@@ -228,6 +258,7 @@ class RunConfig(Section):
     optim: OptimConfig = OptimConfig()
     train: TrainConfig = TrainConfig()
     eval: EvalConfig = EvalConfig()
+    baselines: BaselinesConfig = BaselinesConfig()
     tracking: TrackingConfig = TrackingConfig()
     registry: RegistryConfig = RegistryConfig()
     root: Path = Path("runs")
@@ -249,6 +280,17 @@ class RunConfig(Section):
                 f"env: {self.env.kind!r} has the roles {wanted}, but those that act in its {self.env.num_turns} "
                 f"turns are {sorted(acting)}; see acting() and num_turns"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _rows_have_agents(self) -> RunConfig:
+        known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
+        for row in self.baselines.rows:
+            wanted, given = sorted(row.env.roles()), sorted(agent.role for agent in row.agents)
+            if wanted != given:
+                raise ValueError(f"baselines: row {row.name!r} needs one agent for each role {wanted}, got {given}")
+            if not {(agent.name, agent.model, agent.weights) for agent in row.agents} <= known:
+                raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
         return self
 
     def resolved(self) -> str:

@@ -321,3 +321,12 @@ class EvalReport:
     policy_version: int
     rows: tuple[EvalRow, ...]
     summary: dict[str, dict[str, Interval]]
+
+
+@dataclass(frozen=True, slots=True)
+class TimedAnswer:
+    """How long one problem took, asked alone: seconds of sampling in all turns, and the tokens sampled in them."""
+
+    task_id: str
+    seconds: float
+    tokens: int

@@ -6,7 +6,7 @@ committed outputs. Imports no prefect.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -35,12 +35,17 @@ class Stages(Protocol):
 
     def evaluate(self, iteration: int, problems: Pointer, checkpoint: Pointer) -> Pointer: ...
 
+    def baseline(self, row: str, problems: Pointer, untrained: Pointer, earlier: Mapping[str, Pointer]) -> Pointer: ...
+
     def report(self, evaluations: Sequence[Pointer]) -> Pointer: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished run leaves: problems, last checkpoint, evaluations by iteration, and the report."""
+    """What a finished run leaves: problems, last checkpoint, evaluations by iteration, and the report.
+
+    A run of baselines has no evaluations: its rows are in the report.
+    """
 
     problems: Pointer
     checkpoint: Pointer
@@ -65,6 +70,8 @@ def run(
         tracker.dataset(split.name.removesuffix(".jsonl.gz"), split, problems["sha"], split.name.split(".")[0])
     tracker.artifact(store.folder(problems), "problems")
     checkpoint = stages.start()
+    if config.baselines.rows:
+        return _baselines(config, stages, store, tracker, problems, checkpoint)
     evaluations: dict[int, Pointer] = {}
     for iteration in range(config.train.num_iterations + 1):
         done: list[Pointer] = []
@@ -86,6 +93,22 @@ def run(
     tracker.metrics(store.metrics(report), config.train.num_iterations)
     tracker.artifact(store.folder(report), "report")
     return Outcome(problems, checkpoint, evaluations, report)
+
+
+def _baselines(
+    config: RunConfig, stages: Stages, store: RunStore, tracker: Tracker, problems: Pointer, untrained: Pointer
+) -> Outcome:
+    """Every row of the table of baselines; a row that votes is told what the others cost. The step is the row's."""
+    rows: dict[str, Pointer] = {}
+    others: dict[str, Pointer] = {}
+    for number, row in enumerate(config.baselines.rows):
+        rows[row.name] = stages.baseline(row.name, problems, untrained, others if row.votes != "none" else {})
+        if row.votes == "none":
+            others[row.name] = rows[row.name]
+        _record(number, [rows[row.name]], untrained, store, tracker)
+    report = stages.report(list(rows.values()))
+    tracker.artifact(store.folder(report), "report")
+    return Outcome(problems, untrained, {}, report)
 
 
 def _train(

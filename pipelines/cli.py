@@ -191,11 +191,16 @@ def evaluate(
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,
+    baselines: str | None = None,
+    single_run: str | None = None,
+    partner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     local: bool = False,
     name: str | None = None,
     root: Root = Path("runs"),
 ) -> int:
     """Evaluate a run's agents on problems never trained on, as a run of its own.
+
+    Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
     Parameters
     ----------
@@ -203,14 +208,27 @@ def evaluate(
         Id of a run, or a TOML file, whose agents are evaluated as they would start.
     checkpoint
         Iteration whose weights are evaluated; the last one by default.
+    baselines
+        Set the agents beside baselines: all, or names with commas (docs/baselines.md lists them).
+    single_run
+        With --baselines: id of the run of a single trained agent.
+    partner
+        With --baselines: id of a run whose agents play with this one's; may be given several times.
     local
         Run the same stages without Prefect.
     name
-        Name of the evaluation's run; by default RUN-eval-ITERATION.
+        Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
     from pipelines import evaluate, launch
 
-    return launch.train(evaluate.prepare(run, overrides, checkpoint, root, name), local=local)
+    if baselines is None:
+        if single_run or partner:
+            raise ConfigError("--single-run and --partner go with --baselines")
+        return launch.train(evaluate.prepare(run, overrides, checkpoint, root, name), local=local)
+    store = evaluate.prepare_baselines(
+        run, overrides, checkpoint, root, name, baselines=baselines, single_run=single_run, partners=partner
+    )
+    return launch.train(store, local=local)
 
 
 @app.command(help_epilogue="")

@@ -18,6 +18,7 @@ _STAGES = {
     "credit": "credit",
     "update": "updating",
     "evaluate": "evaluating",
+    "baseline": "evaluating",
 }
 
 
@@ -88,6 +89,8 @@ class RunConsole:
             self._seen = {}
         elif stage == "evaluate" and not reused:
             self.say(_evaluation_line(iteration, metrics))
+        elif stage.startswith("baseline.") and not reused:
+            self.say(_baseline_line(stage.removeprefix("baseline."), metrics))
         elif stage == "prepare" and not reused:
             splits = {
                 key.partition("/")[2]: int(value) for key, value in metrics.items() if key.startswith("problems/")
@@ -114,3 +117,11 @@ def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:
     if "eval/ood/sampled/return" in metrics:
         parts.append(f"ood return {metrics['eval/ood/sampled/return']:.1%}")
     return f"held-out problems {when}: {', '.join(parts)} ({metrics['time/evaluate_s']:.1f} s)"
+
+
+def _baseline_line(row: str, metrics: Mapping[str, float]) -> str:
+    value = {key: metrics[f"baseline/{row}/{key}"] for key in ("return", "pass_at_1")}
+    return (
+        f"{row}: return {value['return']:.1%} of the maximum, pass@1 {value['pass_at_1']:.1%} "
+        f"({metrics['time/baseline_s']:.1f} s)"
+    )

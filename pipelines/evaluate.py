@@ -13,6 +13,7 @@ from typing import Any
 from magrpo.config import RegistryConfig, RunConfig, load_config, validated
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
+from pipelines.baselines import Team, Teams, names_of, with_baselines
 
 
 def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Path, name: str | None) -> RunStore:
@@ -39,6 +40,74 @@ def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Pa
     tree["root"] = str(root)
     config = validated(RunConfig, tree, overrides, f"run {run}")
     return RunStore.create(config, name or _free_name(root, f"{run}-eval-{iteration}"))
+
+
+def prepare_baselines(
+    run: str,
+    overrides: Sequence[str],
+    checkpoint: int | None,
+    root: Path,
+    name: str | None,
+    *,
+    baselines: str,
+    single_run: str | None,
+    partners: Sequence[str],
+) -> RunStore:
+    """The directory of a new run that sets ``run`` beside baselines (:mod:`pipelines.baselines`).
+
+    Its own agents are those of ``run`` before training; rows with trained agents load them from their runs.
+
+    Args:
+        baselines: names with commas, or ``all``.
+        single_run: run of a single trained agent, if there is one.
+        partners: runs whose agents play with those of ``run``.
+
+    Raises:
+        ConfigError: a name, a run, a checkpoint or an override is unusable, or no row can be made.
+    """
+    names = names_of(baselines)
+    overrides = [*overrides, "train.num_iterations=0"]
+    why = {
+        "run": f"{run} is a configuration: its agents are untrained",
+        "single": "no run of a single trained agent is given; --single-run RUN",
+        "partners": "no other run is given; --partner RUN",
+    }
+    trained = None
+    if Path(run).suffix == ".toml":
+        if checkpoint is not None:
+            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
+        config = load_config(run, [*overrides, f"root={root}"])
+    else:
+        source = RunStore.open(root, run)
+        tree: dict[str, Any] = json.loads(source.config().resolved())
+        if tree["train"]["num_iterations"] == 0:
+            raise ConfigError(f"run {run} does not train; name the run that trained its agents, or a configuration")
+        trained = _team(source, checkpoint)
+        tree |= {"root": str(root), "registry": RegistryConfig().model_dump()}
+        config = validated(RunConfig, tree, overrides, f"run {run}")
+    teams = Teams(
+        untrained=Team("the run", config.agents),
+        run=trained,
+        single=None if single_run is None else _alike(single_run, config, root),
+        partners=tuple(_alike(partner, config, root) for partner in partners),
+        why=why,
+    )
+    table = with_baselines(config, names, teams)
+    return RunStore.create(table, name or _free_name(root, f"{Path(run).stem}-baselines"))
+
+
+def _team(source: RunStore, iteration: int | None) -> Team:
+    """The agents of a run with the weights of a checkpoint, the last one by default."""
+    weights = source.path / "stages" / f"{_checkpoint(source, iteration):05d}" / "update" / "weights"
+    agents = source.config().agents
+    return Team(source.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+
+
+def _alike(run: str, config: RunConfig, root: Path) -> Team:
+    source = RunStore.open(root, run)
+    if source.config().lora != config.lora:
+        raise ConfigError(f"run {run}: its section lora differs, so its adapters do not fit the models of this run")
+    return _team(source, None)
 
 
 def _checkpoint(source: RunStore, iteration: int | None) -> int:

@@ -20,10 +20,12 @@ from magrpo.registry import ConfigError
 from magrpo.report import closing_table, spent, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
+from pipelines.baseline_tables import folders_of, measured, tables
 from pipelines.order import rerun
 from pipelines.runner import Result, execute, only_one
 from pipelines.server import LocalServer
 from pipelines.session import load_report
+from pipelines.tables import show
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C."""
@@ -90,6 +92,13 @@ def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
 def conclude(result: Result, console: Console) -> None:
     """What was learned, where it lies, and what to type next."""
     store, config = result.store, result.store.config()
+    if config.baselines.rows:
+        console.print()
+        show([next(tables(config, measured(config, folders_of(store, config))))], _wide(console))
+        for name, reason in config.baselines.left_out.items():
+            console.print(f"left out: {name}: {reason}")
+        _where_it_lies(result, console)
+        return
     pointers = [result.outcome.evaluations[iteration] for iteration in sorted(result.outcome.evaluations)]
     reports = [load_report(store, pointer) for pointer in pointers]
     console.print()
@@ -108,9 +117,16 @@ def conclude(result: Result, console: Console) -> None:
     budget = ledger(store.stage_metrics())[-1]
     if budget.updates:
         console.print(f"budget:  {spent(budget)}")
+    _where_it_lies(result, console)
+
+
+def _where_it_lies(result: Result, console: Console) -> None:
+    store, config = result.store, result.store.config()
+    rows = config.baselines.rows
     console.print(f"time:    {_spent(result)}")
-    console.print(f"report:  {near(store.folder(result.outcome.report))}")
-    console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")
+    console.print(f"report:  {near(store.folder(result.outcome.report))}{'/baselines.html' if rows else ''}")
+    if not rows:
+        console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")
     if result.promotion is not None:
         console.print(f"team:    {result.promotion}")
     elif config.registry.model is not None and config.train.num_iterations:
@@ -122,6 +138,13 @@ def conclude(result: Result, console: Console) -> None:
         console.print(f"next:    {tool('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
     else:
         console.print(f"next:    open {page}")
+
+
+def _wide(console: Console) -> Console:
+    """The console, with room for a wide table where nothing has a width to keep to."""
+    if not console.is_terminal:
+        console.width = 160
+    return console
 
 
 def serve(

@@ -41,6 +41,10 @@ def steps(config: RunConfig) -> list[Step]:
 def _steps(config: RunConfig) -> Iterator[Step]:
     last = config.train.num_iterations
     yield from (Step("prepare", 0), Step("start", 0))
+    if config.baselines.rows:
+        yield from (Step(f"baseline.{row.name}", 0) for row in config.baselines.rows)
+        yield Step("report", 0)
+        return
     for iteration in range(last + 1):
         if iteration > 0:
             for turn in range(config.env.num_turns):

@@ -29,7 +29,7 @@ from pipelines.describe import FLOW_RUN_URL, description
 from pipelines.registration import Promotion, Undo, settle, undoing
 from pipelines.session import Session
 
-STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "report")
+STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report")
 """The methods of :class:`pipelines.chain.Stages`."""
 
 AsStages = Callable[[chain.Stages], chain.Stages]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from magrpo.config import RunConfig
+from magrpo.config import BaselineRow, RunConfig
 from magrpo.engines import EngineError
 from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
@@ -76,6 +76,7 @@ class Session:
         self._progress: Progress | None = None  # of the stage under way
         self._live: Pointer | None = None  # the checkpoint the updater holds
         self._served: Pointer | None = None  # the checkpoint the engine holds
+        self._seated = 0  # rows of baselines whose weights the engine has been given
 
     def __enter__(self) -> Session:
         return self
@@ -248,10 +249,56 @@ class Session:
         sections = ("eval", "env", "reward", "sandbox", "engine", "rollout")
         return self._stage("evaluate", iteration, sections, [problems, checkpoint], work)
 
-    def report(self, evaluations: Sequence[Pointer]) -> Pointer:
-        """The closing table and pictures."""
+    def baseline(self, row: str, problems: Pointer, untrained: Pointer, earlier: Mapping[str, Pointer]) -> Pointer:
+        """One row of the table of baselines; ``untrained`` are the weights of agents that start from nothing.
+
+        ``earlier``: the rows made so far, for one that votes at the tokens of the costliest of them.
+        """
 
         def work(folder: Path) -> dict[str, float]:
+            from magrpo.sandboxes.remarkable import write_remarkable
+            from magrpo.stages.baseline import baseline, num_votes
+            from magrpo.stages.score import ScoreStats
+
+            chosen = next(one for one in self.config.baselines.rows if one.name == row)
+            votes = 1
+            if chosen.votes != "none":
+                votes = num_votes({name: load_report(self.store, made) for name, made in earlier.items()}, "single")
+            stats = ScoreStats()
+            report, timed = baseline(
+                self._load_problems(problems),
+                chosen,
+                num_votes=votes,
+                timed_problems=self.config.baselines.timed_problems,
+                engine=self._seat(chosen, untrained),
+                sandbox=self._sandbox,
+                render=self._policy.render,
+                config=self.config.eval,
+                rollout_config=self.config.rollout,
+                cache=self._reports,
+                progress=self._progress,
+                stats=stats,
+            )
+            write_remarkable(folder / "remarkable.json", stats.ran)
+            (folder / "report.json").write_bytes(msgspec.json.encode(report))
+            write_records(folder / "timed.jsonl.gz", timed)
+            metrics = {key: interval.mean for key, interval in report.summary["test/sampled"].items()}
+            metrics |= stats.metrics() | {"votes": float(votes)}
+            return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
+
+        sections = ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout")
+        inputs = [problems, untrained, *earlier.values()]
+        return self._stage(f"baseline.{row}", 0, sections, inputs, work)
+
+    def report(self, evaluations: Sequence[Pointer]) -> Pointer:
+        """The closing table and pictures; of a run of baselines their tables."""
+
+        def work(folder: Path) -> dict[str, float]:
+            if self.config.baselines.rows:
+                from pipelines.baseline_tables import write_tables
+
+                write_tables(folder, self.config, [self.store.folder(pointer) for pointer in evaluations])
+                return {}
             from magrpo.ledger import ledger
             from magrpo.report import start_title, write_report
 
@@ -261,7 +308,8 @@ class Session:
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
 
-        return self._stage("report", self.config.train.num_iterations, ("reward", "agents"), evaluations, work)
+        sections = ("baselines",) if self.config.baselines.rows else ("reward", "agents")
+        return self._stage("report", self.config.train.num_iterations, sections, evaluations, work)
 
     # ------------------------------------------------------------------------------------------------------ plumbing
     def _stage(
@@ -362,6 +410,15 @@ class Session:
             folder = self.store.folder(checkpoint) / "weights"
             self._engine.load(self._policy.version, {agent.name: folder / agent.name for agent in self.config.agents})
             self._served = checkpoint
+        return self._engine
+
+    def _seat(self, row: BaselineRow, untrained: Pointer) -> Engine:
+        """The engine with the weights that ``row`` asks for; they are no checkpoint's."""
+        untrained_weights = self.store.folder(untrained) / "weights"
+        weights = {agent.name: agent.start_from or untrained_weights / agent.name for agent in row.agents}
+        self._live = self._served = None
+        self._seated += 1  # no two rows have the same version, so that every engine takes up the weights
+        self._engine.load(self._seated, weights)
         return self._engine
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 _STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: 62rem; margin: 2rem auto; padding: 0 1rem }
+body { font: 15px/1.5 system-ui, sans-serif; color: #222; max-width: var(--width); margin: 2rem auto; padding: 0 1rem }
 h1 { font-size: 1.5rem } h2 { font-size: 1.1rem; margin: 2.2rem 0 .5rem }
 p { margin: .4rem 0; color: #555 }
 .wide { overflow-x: auto }
@@ -57,9 +57,9 @@ def show(sections: Sequence[Section], console: Console) -> None:
         console.print()
 
 
-def markdown(title: str, sections: Sequence[Section], picture: Path) -> str:
+def markdown(title: str, sections: Sequence[Section], picture: Path | None = None) -> str:
     """The sections as Markdown; ``picture`` is linked beside the text."""
-    lines = [f"# {title}", "", f"![learning curves]({picture.name})"]
+    lines = [f"# {title}", *([] if picture is None else ["", f"![learning curves]({picture.name})"])]
     for section in sections:
         lines += ["", f"## {section.title}", ""]
         if section.rows:
@@ -75,16 +75,17 @@ def _line(cells: Sequence[str]) -> str:
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
-def page(title: str, sections: Sequence[Section], picture: Path) -> str:
-    """The sections as one file of HTML, with the picture (PNG) in it."""
-    data = base64.b64encode(picture.read_bytes()).decode()
+def page(title: str, sections: Sequence[Section], picture: Path | None = None, width: str = "62rem") -> str:
+    """The sections as one file of HTML, at most ``width`` wide, with the picture (PNG), if there is one, in it."""
+    data = None if picture is None else base64.b64encode(picture.read_bytes()).decode()
+    shown = () if data is None else (f'<img src="data:image/png;base64,{data}" alt="learning curves of the runs">',)
     return "\n".join(
         [
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">',
             '<meta name="viewport" content="width=device-width, initial-scale=1">',
-            f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body>",
+            f"<title>{escape(title)}</title><style>:root {{ --width: {width} }}{_STYLE}</style></head><body>",
             f"<h1>{escape(title)}</h1>",
-            f'<img src="data:image/png;base64,{data}" alt="learning curves of the runs">',
+            *shown,
             *(line for section in sections for line in _html(section)),
             "</body></html>\n",
         ]

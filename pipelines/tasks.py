@@ -32,6 +32,7 @@ NAMES = {
     "credit": "{iteration:05d}/credit",
     "update": "{iteration:05d}/update",
     "evaluate": "{iteration:05d}/evaluate",
+    "baseline": "baseline.{row}",
     "report": "report",
 }
 """The name of a task run, which is that of its folder in the run directory."""

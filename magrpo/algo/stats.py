@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -37,6 +37,15 @@ def bootstrap_interval(values_per_problem: Sequence[Sequence[float]], seed: int,
     picks = np.random.default_rng(seed).integers(len(means), size=(num_resamples, len(means)))  # (R, P)
     low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
     return Interval(float(means.mean()), float(low), float(high))
+
+
+def paired_difference(minuend: Mapping[str, float], subtrahend: Mapping[str, float], seed: int) -> Interval:
+    """The mean over the problems that both have of their differences, with a 95 % percentile bootstrap interval.
+
+    One value a problem. A test of paired samples: an interval without 0 is a difference at the level of 5 %.
+    """
+    both = sorted(minuend.keys() & subtrahend.keys())
+    return bootstrap_interval([[minuend[problem] - subtrahend[problem]] for problem in both], seed)
 
 
 def bootstrap_difference(

@@ -7,7 +7,8 @@ the last turn. Quantities are fractions of their maximum, with bootstrap interva
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
@@ -143,27 +144,43 @@ def play(
 
 def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
     """The summary of rows: ``summary["test/sampled"]["return"]`` and so on, see :class:`magrpo.types.EvalReport`."""
+    return {
+        name: {key: bootstrap_interval(list(values.values()), seed) for key, values in quantities.items()}
+        for name, quantities in per_problem(rows, reward).items()
+    }
+
+
+def per_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """What a summary is made of: ``values["test/sampled"]["return"][task_id]``, in the same units."""
     grouped: dict[str, dict[str, list[EvalRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         grouped[f"{row.split}/{row.mode}"][row.task_id].append(row)
-    summary = {}
-    for name, by_problem in grouped.items():
-        problems = list(by_problem.values())
+    values = {}
+    for name, problems in grouped.items():
         quantities = {
-            "return": [[row.returns[-1] / reward.max_total for row in members] for members in problems],
-            "response_tokens": [[float(row.response_tokens) for row in members] for members in problems],
-            "generated_tokens": [[float(row.generated_tokens) for row in members] for members in problems],
+            "return": _each(lambda row: row.returns[-1] / reward.max_total, problems),
+            "response_tokens": _each(lambda row: float(row.response_tokens), problems),
+            "generated_tokens": _each(lambda row: float(row.generated_tokens), problems),
         }
         for part, maximum in reward.maxima.items():
-            quantities[part] = [[row.parts[-1].get(part, 0.0) / maximum for row in members] for members in problems]
-        fewest = min(len(members) for members in problems)
+            quantities[part] = _each(partial(_fraction, part, maximum), problems)
+        fewest = min(len(members) for members in problems.values())
         for k in PASS_AT:
             if k <= fewest:
-                passed = [sum(row.passed[-1] for row in members) for members in problems]
-                counts = zip(problems, passed, strict=True)
-                quantities[f"pass_at_{k}"] = [[pass_at_k(len(members), count, k)] for members, count in counts]
-        summary[name] = {key: bootstrap_interval(values, seed) for key, values in quantities.items()}
-    return summary
+                quantities[f"pass_at_{k}"] = {
+                    task_id: [pass_at_k(len(members), sum(row.passed[-1] for row in members), k)]
+                    for task_id, members in problems.items()
+                }
+        values[name] = quantities
+    return values
+
+
+def _each(value: Callable[[EvalRow], float], problems: Mapping[str, list[EvalRow]]) -> dict[str, list[float]]:
+    return {task_id: [value(row) for row in members] for task_id, members in problems.items()}
+
+
+def _fraction(part: str, maximum: float, row: EvalRow) -> float:
+    return row.parts[-1].get(part, 0.0) / maximum
 
 
 def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:

@@ -9,7 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.stats import bootstrap_difference, bootstrap_interval, pass_at_k, seed_interval
+from magrpo.algo.stats import (
+    bootstrap_difference,
+    bootstrap_interval,
+    paired_difference,
+    pass_at_k,
+    seed_interval,
+)
 
 
 @pytest.mark.parametrize(
@@ -113,3 +119,22 @@ def test_seed_interval_holds_the_mean_as_often_as_it_says() -> None:
         intervals = [seed_interval(generator.normal(0.0, 1.0, number).tolist()) for _ in range(4000)]
         held = sum(interval.low <= 0.0 <= interval.high for interval in intervals) / len(intervals)
         assert held == pytest.approx(0.95, abs=0.012), number
+
+
+def test_a_paired_difference_by_hand() -> None:
+    """Differences 0.5, 0.5, 0, -0.2 on the shared problems; the interval is the bootstrap's of these four numbers."""
+    ours = {"a": 1.0, "b": 0.5, "c": 0.3, "d": 0.0, "only ours": 9.0}
+    theirs = {"d": 0.2, "c": 0.3, "b": 0.0, "a": 0.5, "only theirs": -9.0}
+    found = paired_difference(ours, theirs, 0)
+    assert found.mean == pytest.approx(0.2)
+    assert (found.low, found.high) == pytest.approx((-0.1, 0.5))
+    assert paired_difference(theirs, ours, 0).mean == pytest.approx(-0.2)
+
+
+def test_pairing_is_tighter_than_two_samples() -> None:
+    theirs = {str(i): i / 50 for i in range(50)}
+    ours = {key: value + 0.1 for key, value in theirs.items()}
+    paired = paired_difference(ours, theirs, 0)
+    unpaired = bootstrap_difference(list(ours.values()), list(theirs.values()), 0)
+    assert (paired.low, paired.high) == pytest.approx((0.1, 0.1))
+    assert unpaired.low < 0 < unpaired.high

@@ -1,0 +1,184 @@
+"""Baseline: one row of the table of baselines, evaluated like the agents of a run, and timed.
+
+A row may draw several answers and keep one. ``majority`` runs them on the tests' inputs and keeps one of the largest
+set that behave alike (Wang et al. 2022, arXiv 2203.11171, with behaviour for the answer): it sees inputs, not what is
+right. ``best`` keeps the one with the largest reward: an oracle, for it is told what the tests say.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from time import perf_counter
+
+from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
+from magrpo.interfaces import Engine, Progress, Sandbox
+from magrpo.stages.evaluate import play, summarise
+from magrpo.stages.rollout import Node, Render
+from magrpo.stages.score import Cache, ScoreStats, score_texts
+from magrpo.types import (
+    Action,
+    EvalReport,
+    EvalRow,
+    ExecutionReport,
+    Mode,
+    Problem,
+    Request,
+    SamplingParams,
+    Split,
+    TimedAnswer,
+)
+
+Behaviour = Callable[[EvalRow], Hashable]
+"""What a row's program did, equal for programs that did the same; None if it never returned a value."""
+
+
+def baseline(
+    splits: Mapping[Split, Sequence[Problem]],
+    row: BaselineRow,
+    *,
+    num_votes: int,
+    timed_problems: int,
+    engine: Engine,
+    sandbox: Sandbox,
+    render: Render,
+    config: EvalConfig,
+    rollout_config: RolloutConfig,
+    cache: Cache,
+    progress: Progress | None = None,
+    stats: ScoreStats | None = None,
+) -> tuple[EvalReport, list[TimedAnswer]]:
+    """Evaluate the weights that the engine holds as ``row`` says; and the time of answers asked for one at a time.
+
+    Every trajectory takes all its turns. ``num_votes`` answers are drawn for one vote; rows that vote have no greedy
+    mode, in which all answers would be the same. The first ``timed_problems`` problems of ``test`` are timed, after
+    one that is not.
+    """
+    clock = Clock(engine)
+    tokens = row.max_new_tokens
+    sampled = SamplingParams(rollout_config.temperature, rollout_config.top_p, rollout_config.top_k, tokens)
+    greedy = SamplingParams(temperature=0.0, max_new_tokens=tokens)
+    per_trajectory = num_votes if row.votes != "none" else 1
+
+    def played(nodes: Sequence[Node], origin: Sequence[tuple[Split, Mode]]) -> list[EvalRow]:
+        return play(
+            nodes,
+            origin,
+            agents=row.agents,
+            env=row.env,
+            reward=row.reward,
+            engine=clock,
+            sandbox=sandbox,
+            render=render,
+            rollout_config=rollout_config.model_copy(update={"termination_threshold": None}),
+            seed=config.seed,
+            cache=cache,
+            progress=progress,
+            stats=stats,
+        )
+
+    asked: dict[tuple[Split, Mode], list[Node]] = {}
+    for split in sorted(splits):
+        problems = splits[split][: config.max_problems] if split != "train" else ()
+        asked[split, "sampled"] = [Node(p, (), (), sampled, config.num_samples * per_trajectory) for p in problems]
+        asked[split, "greedy"] = [Node(p, (), (), greedy, 1) for p in problems if row.votes == "none"]
+    rows = played([n for nodes in asked.values() for n in nodes], [key for key, nodes in asked.items() for _ in nodes])
+    if row.votes != "none":
+        texts = {problem.task_id: problem for problems in splits.values() for problem in problems}
+        rows = vote(rows, num_votes, None if row.votes == "best" else behaviour(rows, texts, row, sandbox, cache))
+    timed = []
+    first = [Node(node.problem, (), (), sampled, per_trajectory) for node in asked["test", "sampled"]]
+    for node in [*first[:1], *first[:timed_problems]]:
+        clock.restart()
+        played([node], [("test", "sampled")])
+        timed.append(TimedAnswer(node.problem.task_id, clock.seconds, clock.tokens))
+    return EvalReport(0, tuple(rows), summarise(rows, row.reward, config.seed)), timed[1:]
+
+
+class Clock:
+    """An engine that measures another: seconds of sampling and tokens sampled since :meth:`restart`."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self.restart()
+
+    def restart(self) -> None:
+        """Begin to count anew."""
+        self.seconds, self.tokens = 0.0, 0
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        """As the engine."""
+        started = perf_counter()
+        actions = self._engine.generate(requests, progress)
+        self.seconds += perf_counter() - started
+        self.tokens += sum(len(action.token_ids) for action in actions)
+        return actions
+
+    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
+        """As the engine."""
+        self._engine.load(policy_version, weights)
+
+    def sleep(self) -> None:
+        """As the engine."""
+        self._engine.sleep()
+
+    def wake(self) -> None:
+        """As the engine."""
+        self._engine.wake()
+
+    def close(self) -> None:
+        """As the engine."""
+        self._engine.close()
+
+
+def num_votes(reports: Mapping[str, EvalReport], voter: str) -> int:
+    """As many answers of ``voter`` as take the tokens of one answer of the costliest other row; at least one.
+
+    ``reports`` by row; the mean tokens of all turns on ``test``, sampled, count.
+    """
+    cost = {name: report.summary["test/sampled"]["generated_tokens"].mean for name, report in reports.items()}
+    return max(1, round(max(cost.values()) / cost[voter]))
+
+
+def vote(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | None) -> list[EvalRow]:
+    """One row for every ``num_votes`` of a problem, by majority of ``behaviour``; without one the best by return.
+
+    The first of equals wins. A program that never returned a value has no vote. Tokens are those of all answers.
+    """
+    ballots: dict[tuple[Split, Mode, str, int], list[EvalRow]] = defaultdict(list)
+    for row in rows:
+        ballots[row.split, row.mode, row.task_id, row.index // num_votes].append(row)
+    elected = []
+    for (*_, index), ballot in ballots.items():
+        if behaviour is None:
+            winner = max(ballot, key=lambda row: row.returns[-1])
+        else:
+            seen = [behaviour(row) for row in ballot]
+            counts = Counter(what for what in seen if what is not None)
+            winner = ballot[seen.index(counts.most_common(1)[0][0])] if counts else ballot[0]
+        spent = sum(row.generated_tokens for row in ballot)
+        elected.append(replace(winner, index=index, response_tokens=spent, generated_tokens=spent))
+    return elected
+
+
+def behaviour(
+    rows: Sequence[EvalRow], problems: Mapping[str, Problem], row: BaselineRow, sandbox: Sandbox, cache: Cache
+) -> Behaviour:
+    """What the programs of ``rows`` came to on each test's input: the verdict and the value got, from their reports."""
+    roles = {agent.name: agent.role for agent in row.agents}
+    items = [(problems[one.task_id], {roles[agent]: text for agent, text in one.texts.items()}) for one in rows]
+    scored, _ = score_texts(items, reward=row.reward, sandbox=sandbox, cache=cache)
+    seen = {_key(one): _outcome(result.reports) for one, result in zip(rows, scored, strict=True)}
+    return lambda one: seen[_key(one)]
+
+
+def _key(row: EvalRow) -> tuple[Split, Mode, str, int]:
+    return row.split, row.mode, row.task_id, row.index
+
+
+def _outcome(reports: Mapping[str, ExecutionReport]) -> Hashable:
+    report = reports.get("program")
+    answered = report is not None and any(case.status in ("pass", "wrong") for case in report.cases)
+    return report.cases if report is not None and answered else None

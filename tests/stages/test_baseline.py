@@ -1,0 +1,100 @@
+"""A row of the table of baselines: what is drawn, what a vote keeps, what is timed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
+from magrpo.stages.baseline import baseline, num_votes, vote
+from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer
+from tests.fakes import ScriptedEngine, ScriptedSandbox, render
+from tests.plugins import Env, Reward
+
+SPLITS = {"train": [Problem("never", "n")], "test": [Problem("a", "easy"), Problem("b", "hard")], "ood": []}
+
+
+def answer(request) -> str:
+    prompt = bytes(request.prompt_ids).decode()
+    return "good" if "easy" in prompt or request.seed % 3 == 0 else "bad"
+
+
+def run(
+    engine: ScriptedEngine, sandbox: ScriptedSandbox | None = None, **options: object
+) -> tuple[EvalReport, list[TimedAnswer]]:
+    row = BaselineRow(
+        name="row",
+        title="a row",
+        env=Env(kind="tests.plugins:Env", num_turns=2),
+        reward=Reward(kind="tests.plugins:Reward"),
+        agents=tuple(AgentConfig(name=name, role=name, model="m") for name in ("helper", "main")),
+        max_new_tokens=9,
+        **options,
+    )
+    return baseline(
+        SPLITS,
+        row,
+        num_votes=3,
+        timed_problems=2,
+        engine=engine,
+        sandbox=sandbox or ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
+        render=render,
+        config=EvalConfig(num_samples=4),
+        rollout_config=RolloutConfig(termination_threshold=-1.0),
+        cache={},
+    )
+
+
+def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:
+    engine = ScriptedEngine(answer)
+    report, timed = run(engine)
+    two_agents, trajectories = 2, 2 * (4 + 1)
+    assert [len(batch) for batch in engine.batches[:2]] == [two_agents * trajectories] * 2
+    assert [len(batch) for batch in engine.batches[2:]] == [2] * (3 * 2), "one not timed, two timed, of two turns each"
+    assert {len(row.returns) for row in report.rows} == {2}
+    assert {request.sampling.max_new_tokens for batch in engine.batches for request in batch} == {9}
+    assert [one.task_id for one in timed] == ["a", "b"]
+    assert timed[0].tokens == 2 * 2 * len("good")
+    assert all(one.seconds > 0 for one in timed)
+
+
+def test_a_row_that_votes_draws_more_and_keeps_one() -> None:
+    engine = ScriptedEngine(answer)
+    report, timed = run(engine, votes="best")
+    assert len(engine.batches[0]) == 2 * 2 * 4 * 3
+    assert {row.mode for row in report.rows} == {"sampled"}
+    assert [row.index for row in report.rows if row.task_id == "b"] == [0, 1, 2, 3]
+    assert timed[0].tokens == 3 * 2 * 2 * len("good")
+    single, _ = run(ScriptedEngine(answer))
+    assert report.summary["test/sampled"]["return"].mean >= single.summary["test/sampled"]["return"].mean
+
+
+def row(index: int, value: float, text: str) -> EvalRow:
+    return EvalRow("t", "test", "sampled", index, (value,), ({},), (value > 0,), {"m": text}, 5, 10 + index)
+
+
+BALLOT = [row(0, 0.0, "x"), row(1, 1.0, "y"), row(2, 0.5, "x"), row(3, 1.0, "none"), row(4, 0.0, "z"), row(5, 0.2, "z")]
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "elected"),
+    [
+        (lambda one: one.texts["m"], ["x", "z"]),  # two of three each
+        (lambda one: None if one.texts["m"] in ("x", "z") else one.texts["m"], ["y", "none"]),
+        (lambda _: None, ["x", "none"]),  # nobody has a vote: the first
+        (None, ["y", "none"]),  # the oracle takes the largest return
+    ],
+)
+def test_votes_by_hand(behaviour, elected: Sequence[str]) -> None:
+    kept = vote(BALLOT, 3, behaviour)
+    assert [one.texts["m"] for one in kept] == elected
+    assert [(one.index, one.generated_tokens) for one in kept] == [(0, 10 + 11 + 12), (1, 13 + 14 + 15)]
+
+
+def test_as_many_votes_as_the_costliest_row_pays_for() -> None:
+    def costs(tokens: float) -> EvalReport:
+        return EvalReport(0, (), {"test/sampled": {"generated_tokens": Interval(tokens, tokens, tokens)}})
+
+    assert num_votes({"single": costs(20.0), "naive": costs(40.0), "discussion": costs(91.0)}, "single") == 5
+    assert num_votes({"single": costs(50.0), "naive": costs(20.0)}, "single") == 1
