@@ -25,7 +25,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 def config(runs: Runs, *overrides: str) -> RunConfig:
-    return load_config(runs.config, overrides)
+    path, *given = runs.config
+    return load_config(path, [*given, *overrides])
 
 
 def files(folder: Path) -> dict[Path, int]:
@@ -35,7 +36,7 @@ def files(folder: Path) -> dict[Path, int]:
 def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path) -> None:
     before = files(runs.root)
     root = tmp_path / "runs"
-    assert command(["train", str(runs.config), f"root={root}", "--dry-run"], tmp_path / "log") == 0
+    assert command(["train", *runs.config, f"root={root}", "--dry-run"], tmp_path / "log") == 0
     said = (tmp_path / "log").read_text()
     assert not root.exists()
     assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
