@@ -153,6 +153,11 @@ class RunStore:
         metrics: dict[str, float] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["metrics"]
         return metrics
 
+    def file_digest(self, pointer: Pointer, file: str) -> str:
+        """SHA-256 of a file of a committed stage."""
+        manifest = json.loads((self.folder(pointer) / MANIFEST).read_bytes())
+        return str(manifest["files"][file]["sha256"])
+
     def interval(self, pointer: Pointer) -> tuple[float, float]:
         """When the work of a stage began and ended, in seconds since 1970."""
         ended = (self.folder(pointer) / MANIFEST).stat().st_mtime

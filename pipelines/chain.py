@@ -67,7 +67,9 @@ def run(
     traces = config.tracking.traces
     problems = stages.prepare()
     for split in sorted(store.folder(problems).glob("*.jsonl.gz")):
-        tracker.dataset(split.name.removesuffix(".jsonl.gz"), split, problems["sha"], split.name.split(".")[0])
+        name, sha = split.name.removesuffix(".jsonl.gz"), store.file_digest(problems, split.name)
+        context = "training" if name == "train" else "evaluation"
+        tracker.dataset(f"{config.problems.kind} {name}", split, sha, context)
     tracker.artifact(store.folder(problems), "problems")
     checkpoint = stages.start()
     if config.baselines.rows:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import getpass
 import shutil
 import subprocess
 import sys
@@ -10,8 +11,13 @@ from pathlib import Path
 
 
 def provenance() -> dict[str, str]:
-    """Tags that say what code ran: versions of Python and the libraries, and the git commit where there is one."""
-    tags = {"version.python": sys.version.split()[0]}
+    """Tags that say who ran what code: versions of Python and the libraries, and the git commit where there is one."""
+    tags = {
+        "version.python": sys.version.split()[0],
+        "mlflow.user": getpass.getuser(),
+        "mlflow.source.name": "magrpo",
+        "mlflow.source.type": "LOCAL",
+    }
     for name in ("magrpo", "torch", "triton", "transformers", "peft", "vllm", "prefect", "mlflow"):
         try:
             tags[f"version.{name}"] = metadata.version(name)

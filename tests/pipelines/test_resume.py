@@ -184,8 +184,9 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
     assert {key: tags.get(key) for key in provenance()} == provenance()
     prepared = store.path / "stages" / "00000" / "prepare"
-    assert {name for name, _ in tracked["datasets"]} == {"train", "test", "ood"}
-    assert all(digest for _, digest in tracked["datasets"])
+    kind = store.config().problems.kind
+    assert {name for name, _ in tracked["datasets"]} == {f"{kind} {split}" for split in ("train", "test", "ood")}
+    assert len({digest for _, digest in tracked["datasets"]}) == 3
     stored = {Path(path).name for path in tracked["artifacts"]}
     assert {path.name for path in prepared.iterdir()} <= stored
     committed = {path.parent.name for path in store.path.glob(f"stages/*/*/{MANIFEST}")}

@@ -34,7 +34,8 @@ def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
     [run] = MlflowClient(uri).search_runs(["1"], "tags.`magrpo.run_id` = 'late'")
     assert run.info.status == "FINISHED"
     assert {"reward/joint", "eval/return", "update/lr"} <= set(run.data.metrics)
-    assert {item.dataset.name for item in run.inputs.dataset_inputs} == {"train", "test", "ood"}
+    contexts = {item.dataset.name.split()[-1]: item.tags[0].value for item in run.inputs.dataset_inputs}
+    assert contexts == {"train": "training", "test": "evaluation", "ood": "evaluation"}
     assert not (tmp_path / "runs" / "mlflow.db").exists()
     artifacts = tmp_path / "runs" / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts"
     assert {"problems", "stages", "checkpoints", "report"} <= {path.name for path in artifacts.iterdir()}
