@@ -53,6 +53,11 @@ class Compared:
         """What its training had taken, by iteration."""
         return ledger(self.store.stage_metrics())
 
+    def nearest(self, tokens: int) -> tuple[EvalReport, Budget]:
+        """The evaluation whose budget is nearest to ``tokens`` generated, and that budget."""
+        made = [(report, at(self.budgets, report.policy_version)) for report in self.reports]
+        return min(made, key=lambda pair: abs(pair[1].tokens - tokens))
+
     @cached_property
     def problems(self) -> dict[str, Problem]:
         """The problems never trained on, by id."""
@@ -202,21 +207,20 @@ def difference(first: Compared, second: Compared, key: str) -> tuple[Interval, s
 
 
 def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Section]:
-    """The newest evaluation of each run that the tokens of the cheapest one reach to; nothing if only one trained."""
+    """The evaluation of each run nearest to the tokens of the cheapest one; nothing if only one trained."""
     trained = [run for run in runs if run.budgets[-1].updates]
     if len(trained) < 2:
         return
     budget = min(run.budgets[-1].tokens for run in trained)
     rows = []
     for run in trained:
-        within = [(report, at(run.budgets, report.policy_version)) for report in run.reports]
-        report, taken = [(report, taken) for report, taken in within if taken.tokens <= budget][-1]
+        report, taken = run.nearest(budget)
         returns = (cell("return", report.summary[key]["return"]) for key in keys)
         counts = (f"{getattr(taken, unit):,}" for unit in UNITS)
         rows.append((run.letter, str(taken.iteration), *counts, *returns))
     note = (
-        f"The last evaluation of each run made with at most {budget:,} tokens generated in training, "
-        "all that the cheapest run took, and what it had taken by then. Return in percent of the run's own maximum."
+        f"Each run at the evaluation nearest to {budget:,} tokens generated in training, all that the cheapest run "
+        "took, and what it had taken by then. Return in percent of the run's own maximum."
     )
     columns = ("run", "iteration", *UNITS.values(), *map(evaluation_title, keys))
     yield Section("At an equal budget of tokens", columns, rows, note)

@@ -39,7 +39,8 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     sections = list(_sections(sweep, done, means))
     title = f"Sweep {sweep.name}"
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
-    shown = {name: means[name] for name in means if name in best}
+    short = _short(sweep)
+    shown = {short[name]: means[name] for name in means if name in best}
     picture = comparison_picture(shown, "Sampled completions; means and 95 % intervals over seeds.")
     pictures = save(picture, sweep.folder / "curves")
     paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
@@ -73,6 +74,12 @@ def _average(reports: Sequence[EvalReport]) -> EvalReport:
             names = [name for name in quantities if all(name in report.summary[key] for report in reports)]
             summary[key] = {name: seed_interval([r.summary[key][name].mean for r in reports]) for name in names}
     return EvalReport(reports[0].policy_version, (), summary)
+
+
+def _short(sweep: Sweep) -> dict[str, str]:
+    """What a picture calls each setting: its values, if they tell it from the others."""
+    names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
+    return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
 
 def _return(report: EvalReport) -> Interval:

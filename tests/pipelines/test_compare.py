@@ -155,14 +155,14 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    two.letter, two.budgets = "B", [Budget(), Budget(1, tokens=one.budgets[-1].tokens + 1, updates=1)]
-    [section] = _equal_budget([one, two], ["test/sampled"])
-    assert [(row[0], row[1], row[2]) for row in section.rows] == [
-        ("A", "1", f"{one.budgets[1].tokens}"),
-        ("B", "0", "0"),
-    ]
-    ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[0])]
-    assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
+    tokens = one.budgets[-1].tokens
+    for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
+        two.letter, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
+        [section] = _equal_budget([one, two], ["test/sampled"])
+        taken = [tuple(row[:3]) for row in section.rows]
+        assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
+        ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
+        assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
     two.budgets = [Budget()]
     assert list(_equal_budget([one, two], ["test/sampled"])) == [], "a run that was not trained has no budget to equal"
 
