@@ -82,6 +82,11 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
+def body(card: str) -> str:
+    """A card without its front matter and its title."""
+    return card.partition("\n---\n")[2].partition("\n")[2]
+
+
 def licence(base: str) -> str | None:
     """The licence that the model card of a base names: a folder, a name that ships, or a hub id in the local cache."""
     folder = Path(locate(base))

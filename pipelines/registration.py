@@ -99,13 +99,13 @@ def _register(
     checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
 
     def work(folder: Path) -> Mapping[str, float]:
-        from pipelines.card import model_card
+        from pipelines.card import body, model_card
 
         version = registry.register(mlflow_run_id, store.folder(checkpoint) / "weights", checkpoint["sha"])
         reports = [load_report(store, outcome.evaluations[iteration]) for iteration in sorted(outcome.evaluations)]
         returns = problem_returns(reports[-1], KEY, config.reward.max_total)
-        mean = reports[-1].summary[KEY]["return"]
-        parent = started_from(store)
+        parent, mean = started_from(store), reports[-1].summary[KEY]["return"]
+        shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
         card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
         described = folder / "described"
         described.mkdir()
@@ -113,12 +113,10 @@ def _register(
         (described / "config.json").write_text(config.resolved(), encoding="utf-8")
         facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
         (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        tags = {
-            "magrpo.run_id": store.run_id,
-            "magrpo.continued_from": parent,
-            "magrpo.return": f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]",
-        }
-        registry.describe(version, described, card.partition("\n---\n")[2].lstrip(), tags)
+        # The list of versions shows the first line of this, so no heading.
+        text = f"Return on held-out problems: {shown} of the maximum.\n{body(card)}"
+        tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
+        registry.describe(version, described, text, tags)
         (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
         return {}
 
@@ -170,7 +168,7 @@ class _Gate:
             now = registry.champion()
             if promotion.promoted and now is not None and now.number == version.number:
                 registry.crown(promotion.champion)
-            registry.tag(version, {"magrpo.verdict": "undone", "magrpo.reason": "the promotion failed on its way"})
+            registry.tag(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
 
         with undo(put_back):
             registry.tag(version, _verdict(promotion))
@@ -193,8 +191,8 @@ class _Gate:
         if champion is None:
             return verdict(True, "there was none before")
         if champion.number == version.number:  # a process of this run was killed just after the alias moved
-            before = champion.tags["magrpo.champion_before"]
-            again = verdict(True, champion.tags["magrpo.reason"])
+            before = champion.tags["champion_before"]
+            again = verdict(True, champion.tags["reason"])
             return replace(again, champion=None if before == "none" else int(before))
         try:
             theirs, how = self._returns_of(champion)
@@ -232,7 +230,7 @@ def _compare(ours: Mapping[str, float], theirs: Mapping[str, float], champion: i
 
 def _verdict(promotion: Promotion) -> dict[str, str]:
     return {
-        "magrpo.verdict": "promoted" if promotion.promoted else "not promoted",
-        "magrpo.reason": promotion.reason,
-        "magrpo.champion_before": "none" if promotion.champion is None else str(promotion.champion),
+        "verdict": "promoted" if promotion.promoted else "not promoted",
+        "reason": promotion.reason,
+        "champion_before": "none" if promotion.champion is None else str(promotion.champion),
     }
