@@ -124,6 +124,8 @@ class Baseline:
     votes: Literal["none", "majority", "best"] = "none"
     tasks: tuple[str, ...] = ()
     """The rewards, by ``kind``, that it can stand beside; none named: any."""
+    blind: bool = False
+    """Its agents act at once, also where those of the run take turns."""
 
 
 CODING = ("coding", "solo", "team")
@@ -133,9 +135,9 @@ REFERENCE = "naive"
 BASELINES: dict[str, Baseline] = {
     "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
     "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),
-    "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}),
+    "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}, blind=True),
     "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}),
-    "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}),
+    "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}, blind=True),
     "magrpo": Baseline("MAGRPO", _run),
     "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
     "two_turns": Baseline("MAGRPO, two turns", _run, {"num_turns": 2}),
@@ -193,7 +195,8 @@ def _rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
     entry = BASELINES[name]
     if entry.tasks and config.reward.kind not in entry.tasks:
         raise LeftOut(f"it goes with a reward of {', '.join(entry.tasks)}, not {config.reward.kind}")
-    env = _changed("env", config.env, entry.env)
+    at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
+    env = _changed("env", config.env, {**entry.env, **at_once})
     roles = env.roles()
     for suffix, title, seats in entry.seating(teams, roles):
         yield BaselineRow(
