@@ -136,7 +136,7 @@ BASELINES: dict[str, Baseline] = {
     "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
     "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),
     "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}, blind=True),
-    "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}),
+    "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}, tasks=CODING),
     "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}, blind=True),
     "magrpo": Baseline("MAGRPO", _run),
     "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
