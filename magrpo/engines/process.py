@@ -51,6 +51,11 @@ class Child:
             )
         theirs.close()
 
+    @property
+    def late(self) -> bool:
+        """Whether it was killed at a deadline."""
+        return self._late is not None
+
     @contextmanager
     def deadline(self, seconds: float) -> Iterator[None]:
         """Kill the child if the block takes longer: a send or receive that waits for it then raises."""

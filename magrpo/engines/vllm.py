@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,28 +21,30 @@ from magrpo.engines.common import check_prompts, make_action
 from magrpo.engines.process import Child, ChildDied
 from magrpo.engines.vllm_server import (
     Call,
-    Completions,
     Done,
+    Finished,
     Generate,
     Item,
     LoadAdapters,
     LoadModel,
-    Progress,
     Reply,
     Sleep,
     Start,
     Wake,
 )
-from magrpo.interfaces import Progress as OnProgress
+from magrpo.interfaces import Progress
 from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
     from magrpo.policy import Policy
 
+log = logging.getLogger(__name__)
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """What vLLM takes as the highest rank of an adapter."""
 _START_DEADLINE_S = 900.0
+_RESTARTS = 2
+"""How often one batch may start a server anew."""
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -94,31 +97,35 @@ class VllmClient:
             shared = policy.weights(agent) == "lora"
             groups.setdefault(f"base {policy.base(agent)}" if shared else f"agent {agent}", []).append(agent)
         self._agents = list(groups.values())
-        self._servers: list[Child] = []
+        self._servers: dict[int, Child] = {}
+        self._loaded: dict[int, Call] = {}
         with ExitStack() as undo:
             undo.callback(self.close)
-            self._start()
+            self._start(range(len(self._agents)))
             if policy.version:
                 self.load(policy.version, policy.save(self._folder / "weights"))
             undo.pop_all()
 
-    def generate(self, requests: Sequence[Request], progress: OnProgress | None = None) -> list[Action]:
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch for each server.
+
+        A server that dies is started again, and is asked for what is missing.
 
         Raises:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: a server died or ran past the deadline, or logits are not finite.
+            EngineError: a server died three times or ran past the deadline, or logits are not finite.
         """
         check_prompts(self._policy, requests)
-        shares = [[i for i, request in enumerate(requests) if request.agent in agents] for agents in self._agents]
-        calls: dict[int, Call] = {
-            server: Generate([self._item(requests[i]) for i in share]) for server, share in enumerate(shares) if share
-        }
+        shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
         actions: dict[int, Action] = {}
-        for server, reply in self._call(calls, self._config.deadline_s, progress):
-            assert isinstance(reply, Completions)
-            for i, (tokens, logps) in zip(shares[server], reply.completions, strict=True):
-                actions[i] = make_action(self._policy, requests[i], tokens, logps, self._version)
+        with ExitStack() as deadlines:
+            for server, share in enumerate(shares):
+                self._ask(server, share, deadlines)
+            for server, share in enumerate(shares):
+                for i, (tokens, logps) in self._completions(server, share, deadlines):
+                    actions[i] = make_action(self._policy, requests[i], tokens, logps, self._version)
+                    if progress is not None:
+                        progress(1)
         return [actions[i] for i in range(len(requests))]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
@@ -136,37 +143,40 @@ class VllmClient:
                 calls[server] = LoadAdapters(policy_version, given)
             else:
                 calls[server] = LoadModel(given[agents[0]])
-        self._call_all(calls)
+        self._call(calls)
+        self._loaded |= calls
         self._version = policy_version
 
     def sleep(self) -> None:
         """Free the GPU's memory for the update. Nothing to do on CPU."""
         if self._policy.device.type == "cuda" and not self._asleep:
-            self._call_all({server: Sleep() for server in range(len(self._servers))})
+            self._call({server: Sleep() for server in range(len(self._servers))})
             self._asleep = True
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
         if self._asleep:
-            self._call_all({server: Wake() for server in range(len(self._servers))})
+            self._call({server: Wake() for server in range(len(self._servers))})
             self._asleep = False
 
     def close(self) -> None:
         """Kill the servers. Their logs go too unless one of them died. May be called twice."""
-        died = any(server.died for server in self._servers)
-        for server in self._servers:
+        died = any(server.died for server in self._servers.values())
+        for server in self._servers.values():
             server.kill()
         if not died:
             shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _start(self) -> None:
+    def _start(self, numbers: Sequence[int]) -> None:
+        """Start these servers, at the same time; returns when they are ready."""
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
-        for i in range(len(self._agents)):
-            self._servers.append(Child(command, self._folder / f"server-{i}.log", {**os.environ, **_SETTINGS}))
-        for i, agents in enumerate(self._agents):
-            self._send(i, Start(self._engine(agents)))
-        for i, server in enumerate(self._servers):
-            with self._supervised(i), server.deadline(_START_DEADLINE_S):
+        for i in numbers:
+            log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
+            self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
+        for i in numbers:
+            self._send(i, Start(self._engine(self._agents[i])))
+        for i in numbers:
+            with self._servers[i].deadline(_START_DEADLINE_S):
                 assert isinstance(self._receive(i), Done)
 
     def _engine(self, agents: Sequence[str]) -> dict[str, object]:
@@ -209,23 +219,41 @@ class VllmClient:
         stops = self._policy.stop_token_ids(request.agent)
         return Item(request.agent, request.prompt_ids, request.sampling, request.seed, stops)
 
-    def _call_all(self, calls: Mapping[int, Call]) -> None:
-        for _, reply in self._call(calls, self._config.deadline_s, None):
-            assert isinstance(reply, Done)
+    def _ask(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
+        """Have a server generate; if it is dead, reading its answer tells."""
+        deadlines.enter_context(self._servers[server].deadline(self._config.deadline_s))
+        with suppress(EngineError):
+            self._send(server, Generate({i: self._item(request) for i, request in share.items()}))
 
-    def _call(
-        self, calls: Mapping[int, Call], deadline_s: float, progress: OnProgress | None
-    ) -> Iterator[tuple[int, Reply]]:
-        """Make one call to each of some servers at the same time; yields their answers."""
+    def _completions(
+        self, server: int, share: Mapping[int, Request], deadlines: ExitStack
+    ) -> Iterator[tuple[int, tuple[list[int], list[float]]]]:
+        """What a server answers, by number of the request. If it dies, a new one is asked for the rest."""
+        missing = dict(share)
+        for left in reversed(range(_RESTARTS + 1)):
+            try:
+                while isinstance(reply := self._receive(server), Finished):
+                    for i in reply.completions:
+                        del missing[i]
+                    yield from reply.completions.items()
+                return
+            except EngineError as error:
+                if not left or self._servers[server].late:
+                    raise
+                done = f"{len(share) - len(missing)} of {len(share)} completions"
+                log.warning("%s; %s are there, and a new one is started for the rest", error, done)
+                self._start([server])
+                self._call({i: call for i, call in self._loaded.items() if i == server})
+                self._ask(server, missing, deadlines)
+
+    def _call(self, calls: Mapping[int, Call]) -> None:
+        """Make one call to each of some servers at the same time."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
-                deadlines.enter_context(self._servers[server].deadline(deadline_s))
+                deadlines.enter_context(self._servers[server].deadline(self._config.deadline_s))
                 self._send(server, call)
             for server in calls:
-                while isinstance(reply := self._receive(server), Progress):
-                    if progress is not None:
-                        progress(reply.count)
-                yield server, reply
+                assert isinstance(self._receive(server), Done)
 
     def _send(self, server: int, call: Call) -> None:
         with self._supervised(server):

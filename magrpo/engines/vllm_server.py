@@ -37,9 +37,9 @@ class Item(msgspec.Struct):
 
 
 class Generate(msgspec.Struct, tag=True):
-    """Generate; answered by any number of :class:`Progress` and one :class:`Completions`."""
+    """Generate; answered by any number of :class:`Finished`, each item in one of them, and :class:`Done`."""
 
-    items: list[Item]
+    items: dict[int, Item]
 
 
 class LoadAdapters(msgspec.Struct, tag=True):
@@ -67,20 +67,14 @@ class Done(msgspec.Struct, tag=True):
     """The call succeeded."""
 
 
-class Progress(msgspec.Struct, tag=True):
-    """``count`` more completions have ended."""
+class Finished(msgspec.Struct, tag=True):
+    """More completions have ended: token ids and log-probabilities by the number of the item."""
 
-    count: int
-
-
-class Completions(msgspec.Struct, tag=True):
-    """Token ids and log-probabilities of each item, in order."""
-
-    completions: list[tuple[list[int], list[float]]]
+    completions: dict[int, tuple[list[int], list[float]]]
 
 
 Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
-Reply = Done | Progress | Completions
+Reply = Done | Finished
 
 
 class WorkerExtension:
@@ -124,11 +118,11 @@ class Server:
         self._adapters: dict[str, LoRARequest] = {}
         self._count = 0
 
-    def handle(self, call: Call, channel: Connection) -> Reply:
+    def handle(self, call: Call, channel: Connection) -> None:
         """Carry out one call."""
         match call:
             case Generate(items):
-                return self._generate(items, channel)
+                self._generate(items, channel)
             case LoadAdapters(version, folders):
                 self._load_adapters(version, folders)
             case LoadModel(folder):
@@ -140,7 +134,6 @@ class Server:
                 self._llm.wake_up()
             case Start():
                 raise AssertionError("started already")
-        return Done()
 
     def _load_adapters(self, version: int, folders: dict[str, str]) -> None:
         from vllm.lora.request import LoRARequest
@@ -153,25 +146,26 @@ class Server:
             if not self._llm.llm_engine.add_lora(self._adapters[agent]):
                 raise RuntimeError(f"vLLM refused the adapter {folder}")
 
-    def _generate(self, items: list[Item], channel: Connection) -> Completions:
+    def _generate(self, items: dict[int, Item], channel: Connection) -> None:
         from vllm import RequestOutput, TokensPrompt
         from vllm.logprobs import FlatLogprobs
 
         engine = self._llm.llm_engine
-        for i, item in enumerate(items):
+        for i, item in items.items():
             prompt = TokensPrompt(prompt_token_ids=list(item.prompt_ids))
             engine.add_request(str(i), prompt, _params(item), lora_request=self._adapters.get(item.agent))
-        completions: dict[int, tuple[list[int], list[float]]] = {}
         while engine.has_unfinished_requests():
-            outputs = engine.step()
-            for output in outputs:
+            finished = Finished({})
+            for output in engine.step():
                 assert isinstance(output, RequestOutput)
                 sampled = output.outputs[0]
                 assert isinstance(sampled.logprobs, FlatLogprobs)
-                completions[int(output.request_id)] = (list(sampled.token_ids), list(sampled.logprobs.logprobs))
-            if outputs:
-                channel.send_bytes(msgspec.msgpack.encode(Progress(len(outputs))))
-        return Completions([completions[i] for i in range(len(items))])
+                finished.completions[int(output.request_id)] = (
+                    list(sampled.token_ids),
+                    list(sampled.logprobs.logprobs),
+                )
+            if finished.completions:
+                channel.send_bytes(msgspec.msgpack.encode(finished))
 
 
 def _params(item: Item) -> vllm.SamplingParams:
@@ -205,14 +199,13 @@ def main(fd: int) -> None:
     start = decoder.decode(channel.recv_bytes())
     assert isinstance(start, Start)
     server = Server(start)
-    reply: Reply = Done()
     while True:
-        channel.send_bytes(msgspec.msgpack.encode(reply))
+        channel.send_bytes(msgspec.msgpack.encode(Done()))
         try:
             message = channel.recv_bytes()
         except EOFError:
             return
-        reply = server.handle(decoder.decode(message), channel)
+        server.handle(decoder.decode(message), channel)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
-from tests.tiny import tiny_base
+from tests.tiny import perturb, tiny_base
 
 ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=100), seed) for seed in range(64)]
 # A trainer that opens an engine, says so, and generates until it is killed.
@@ -77,6 +78,34 @@ def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> N
         engine.generate(ASKED)
     engine.close()
     assert "vLLM" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.vllm
+def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_only(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With trained adapters, which the new server has to take up as well."""
+    policy = open_policy(tmp_path)
+    engine = VllmEngine(max_batch=8).open(policy)
+    perturb(policy, seed=1)
+    finished: list[int] = []
+
+    def count_and_kill(count: int) -> None:
+        finished.append(count)
+        if len(finished) == 20:
+            family = psutil.Process().children(recursive=True)
+            [server] = [p for p in family if p.cmdline()[1:3] == ["-m", "magrpo.engines.vllm_server"]]
+            server.kill()
+
+    try:
+        engine.load(1, policy.save(tmp_path / "weights"))
+        whole = engine.generate(ASKED)
+        again = engine.generate(ASKED, count_and_kill)
+    finally:
+        engine.close()
+    assert [action.token_ids for action in again] == [action.token_ids for action in whole]
+    assert sum(finished) == len(ASKED)
+    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are there, and a new one", caplog.text)
 
 
 @pytest.mark.vllm

@@ -1,0 +1,97 @@
+"""A vLLM server that dies in the middle of a batch: a new one is asked for what is missing, and for nothing else.
+
+The servers here are scripted and speak the real protocol; tests/engines/test_vllm.py does it with vLLM itself.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines import EngineError
+from magrpo.engines.process import Child
+from magrpo.engines.vllm import VllmEngine
+from magrpo.policy import Policy
+from magrpo.types import Request, SamplingParams
+from tests.tiny import EOS, tiny_base
+
+# Appends every call to a file. Answers one item at a time with its seed, and dies after as many as the file DIE_AFTER
+# says; each server takes one line from it.
+SERVER = """
+import os, sys
+from multiprocessing.connection import Connection
+from pathlib import Path
+import msgspec
+from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters
+folder = Path(os.environ["SCRIPT"])
+channel, decoder = Connection(int(sys.argv[1])), msgspec.msgpack.Decoder(Call)
+dies = (folder / "die-after").read_text().split()
+(folder / "die-after").write_text(" ".join(dies[1:]))
+left = int(dies[0]) if dies else 10**6
+while True:
+    call = decoder.decode(channel.recv_bytes())
+    with (folder / "calls").open("ab") as calls:
+        calls.write(msgspec.json.encode(call) + b"\\n")
+    for number, item in call.items.items() if isinstance(call, Generate) else ():
+        if not left:
+            raise RuntimeError("out of breath")
+        left -= 1
+        channel.send_bytes(msgspec.msgpack.encode(Finished({number: ([item.seed, STOP], [-1.0, -1.0])})))
+    channel.send_bytes(msgspec.msgpack.encode(Done()))
+"""
+ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=5), seed) for seed in range(10, 18)]
+
+
+@pytest.fixture
+def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
+    command = [sys.executable, "-c", SERVER.replace("STOP", str(EOS))]
+    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+    monkeypatch.setattr("magrpo.engines.vllm.Child", lambda _, log, environment: Child(command, log, environment))
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether or not vLLM is installed
+    monkeypatch.setenv("SCRIPT", str(tmp_path))
+    return policy
+
+
+def asked(folder: Path) -> list[list[int]]:
+    """The numbers of the items of every Generate so far."""
+    calls = [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+    return [list(map(int, call["items"])) for call in calls if call["type"] == "Generate"]
+
+
+def kinds(folder: Path) -> list[str]:
+    return [json.loads(line)["type"] for line in (folder / "calls").read_text().splitlines()]
+
+
+def test_only_what_is_missing_is_asked_for_again(
+    tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "die-after").write_text("3 0")
+    engine = VllmEngine().open(policy)
+    counts: list[int] = []
+    try:
+        engine.load(1, policy.save(tmp_path / "weights"))
+        actions = engine.generate(ASKED, counts.append)
+    finally:
+        engine.close()
+    assert [action.token_ids[0] for action in actions] == [request.seed for request in ASKED]
+    assert sum(counts) == len(ASKED)
+    assert asked(tmp_path) == [list(range(8)), list(range(3, 8)), list(range(3, 8))]
+    assert kinds(tmp_path) == ["Start", "LoadAdapters", "Generate"] * 3, "a new server has the weights of the old"
+    assert "out of breath" in caplog.text
+    assert "3 of 8 completions are there, and a new one is started for the rest" in caplog.text
+
+
+def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:
+    (tmp_path / "die-after").write_text("1 1 1")
+    engine = VllmEngine().open(policy)
+    try:
+        with pytest.raises(EngineError, match=r"the vLLM server of main ended with status 1 .*out of breath.*log: "):
+            engine.generate(ASKED)
+    finally:
+        engine.close()
+    assert asked(tmp_path) == [list(range(done, 8)) for done in range(3)]
