@@ -91,7 +91,7 @@ def write_tables(folder: Path, config: RunConfig, folders: Sequence[Path]) -> No
     rows = measured(config, folders)
     title = "Agents and baselines"
     sections = list(tables(config, rows))
-    (folder / "baselines.html").write_text(page(title, sections, width="100rem"), encoding="utf-8")
+    (folder / "baselines.html").write_text(page(title, sections, width="120rem"), encoding="utf-8")
     (folder / "baselines.md").write_text(markdown(title, sections), encoding="utf-8")
     figures = list(_figures(config, rows))
     with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:
@@ -200,7 +200,7 @@ def _matrix(rows: Sequence[Measured], seed: int) -> Section:
         ]
         for first in runs
     ]
-    role = rows[0].row.env.roles()[0]
+    role = next(iter(played.values())).row.env.roles()[0]
     title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
     return Section(title, ("", *runs), lines, "Held-out problems, sampled.")
 

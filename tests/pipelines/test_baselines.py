@@ -99,7 +99,7 @@ def test_tables(root: Path) -> None:
     [short] = [line for line in markdown.splitlines() if line.startswith("| MAGRPO |")][:1]
     assert f"| {100 * by_hand:.1f} [" in short
     assert "beside the paper" not in markdown.lower()
-    assert "Cross-play of runs" in (report / "baselines.html").read_text()
+    assert "Cross-play of runs: return with helper from" in (report / "baselines.html").read_text()
     for name in rows_of(root):
         assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
     assert (
