@@ -12,8 +12,19 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
-from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, model_validator
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    SerializationInfo,
+    SerializeAsAny,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from magrpo import engines, envs, problems, rewards, sandboxes
 from magrpo.registry import ConfigError, Plugin, Section, Table, build, choices, resolve
@@ -29,6 +40,10 @@ TABLES: dict[str, Table] = {
     "engine": engines.TABLE,
 }
 """The sections that choose a plug-in, with their choices."""
+
+SECRETS = ("notify.webhook",)
+"""Keys whose values are shown as ``HIDDEN``."""
+HIDDEN = "***"
 
 
 def plugin(section: str) -> Any:
@@ -237,6 +252,36 @@ class BaselinesConfig(Section):
     """Held-out problems that each row answers one at a time, to measure the response time."""
 
 
+class NotifyConfig(Section):
+    """Who is told that a run failed, recovered or made a champion."""
+
+    webhook: SecretStr | None = None
+    """URL that gets a JSON POST, kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK, else nobody."""
+    block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
+    """Notification block on the Prefect server, by type and name: ``slack-webhook/ops``."""
+    on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
+    """What is told; ``recovery`` is a run going on after a failure."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _is_a_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or value.get_secret_value() == HIDDEN:
+            return None
+        check_webhook(value.get_secret_value())
+        return value
+
+    @field_serializer("webhook", when_used="json-unless-none")
+    def _kept(self, value: SecretStr, info: SerializationInfo) -> str:
+        return value.get_secret_value() if (info.context or {}).get("secrets") else HIDDEN
+
+
+def check_webhook(url: str) -> None:
+    """Raise ValueError unless ``url`` can be posted to; the message does not repeat it, as it may be a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "{{" in url:
+        raise ValueError("must be an http:// or https:// URL with a host")
+
+
 class RunConfig(Section):
     """A whole training run."""
 
@@ -261,6 +306,7 @@ class RunConfig(Section):
     baselines: BaselinesConfig = BaselinesConfig()
     tracking: TrackingConfig = TrackingConfig()
     registry: RegistryConfig = RegistryConfig()
+    notify: NotifyConfig = NotifyConfig()
     root: Path = Path("runs")
     """Folder of run directories."""
 
@@ -293,9 +339,9 @@ class RunConfig(Section):
                 raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
         return self
 
-    def resolved(self) -> str:
-        """The whole tree as JSON, defaults included; :meth:`model_validate_json` reads it back."""
-        return self.model_dump_json(indent=2)
+    def resolved(self, *, secrets: bool = False) -> str:
+        """The whole tree as JSON, defaults included; :func:`load_resolved` reads it back if it has its ``secrets``."""
+        return self.model_dump_json(indent=2, context={"secrets": secrets})
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:

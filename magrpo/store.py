@@ -67,7 +67,7 @@ class RunStore:
             raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
         store.path.mkdir(parents=True, exist_ok=True)  # it is there if a kill came before the line after next
         draft = store.path / ".config.json"
-        write_durably(draft, config.resolved().encode())
+        write_durably(draft, config.resolved(secrets=True).encode())
         draft.rename(store.path / "config.json")
         _fsync(store.path)
         return store
@@ -99,7 +99,7 @@ class RunStore:
     def replace_config(self, config: RunConfig) -> None:
         """Settle the configuration anew: for what is only known once the run begins."""
         draft = self.path / ".config.json"
-        write_durably(draft, config.resolved().encode())
+        write_durably(draft, config.resolved(secrets=True).encode())
         draft.rename(self.path / "config.json")
         _fsync(self.path)
 

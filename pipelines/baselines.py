@@ -186,7 +186,7 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
             left_out[name] = error.errors()[0]["msg"].removeprefix("Value error, ")
     if not rows:
         raise ConfigError("\n".join(f"--baselines {name}: {reason}" for name, reason in left_out.items()))
-    tree = json.loads(config.resolved())
+    tree = json.loads(config.resolved(secrets=True))
     tree["baselines"] |= {"rows": [json.loads(row.model_dump_json()) for row in rows], "left_out": left_out}
     return validated(RunConfig, tree, [], "--baselines")
 

@@ -27,6 +27,7 @@ from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
 from magrpo.store import RunStore, read_records
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
+from pipelines.attempt import Standing
 from pipelines.console import RunConsole
 from pipelines.session import Session
 
@@ -88,7 +89,8 @@ def _deviations(gradients: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
     store = RunStore.create(config, "bench")
-    with RunConsole(number, config.reward.max_total) as console, Session(config, store, console, lambda _: None) as run:
+    standing = Standing(number, config.reward.max_total)
+    with RunConsole(standing) as console, Session(config, store, console, lambda _: None) as run:
         problems, checkpoint = run.prepare(), run.start()
         for iteration in range(1, number + 1):
             pointer = run.score(iteration, 0, run.rollout(iteration, 0, problems, checkpoint, None))

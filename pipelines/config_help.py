@@ -7,7 +7,7 @@ import typing
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from pydantic import BaseModel
+from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from magrpo.config import TABLES, AgentConfig, RunConfig
@@ -54,6 +54,8 @@ def _type(annotation: Any) -> str:
         return f"list of {_type(args[0])}"
     if annotation is types.NoneType:
         return "none"
+    if annotation is SecretStr:
+        return "str"
     return str(getattr(annotation, "__name__", annotation)).lower().replace("path", "folder")
 
 

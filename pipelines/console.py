@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+import sys
+from collections import deque
 from collections.abc import Mapping
+from datetime import timedelta
 from time import monotonic
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
+from rich.table import Column
+from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
+from pipelines.attempt import Standing
 
 _HEARTBEAT_S = 15.0
 """Without a terminal, a stage that takes long reports this often."""
@@ -20,58 +27,130 @@ _STAGES = {
     "evaluate": "evaluating",
     "baseline": "evaluating",
 }
+_LOGGERS = [logging.getLogger(name) for name in ("magrpo", "pipelines")]
+_WIDE = 76
+"""Columns of a terminal from which on there is room for everything."""
+
+
+class Pace:
+    """When a run will end, by the iterations that this process has done whole: reused ones take no time."""
+
+    def __init__(self, num_iterations: int) -> None:
+        self._num_iterations = num_iterations
+        self._seconds: deque[float] = deque(maxlen=20)
+        self._since: float | None = None
+
+    def begin(self, stage: str, iteration: int) -> None:
+        """A stage is to be done; an iteration that is met in the middle does not count."""
+        if self._since is None and stage == "rollout.0" and iteration > 0:
+            self._since = monotonic()
+
+    def end(self) -> None:
+        """An iteration is done. The evaluation that follows counts for the next one."""
+        if self._since is not None:
+            now = monotonic()
+            self._seconds.append(now - self._since)
+            self._since = now
+
+    def left(self, done: int) -> str:
+        """Time to the end, ``0:12:30 left``; empty before an iteration is done."""
+        if self._since is None or not self._seconds:
+            return ""
+        whole = sum(self._seconds) / len(self._seconds) * (self._num_iterations - done)
+        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._since), 0.0)))} left"
+
+
+class Line(ProgressColumn):
+    """The words of the live line, made anew whenever it is shown: time goes on in a stage that says nothing."""
+
+    max_refresh = 0.5
+
+    def __init__(self, standing: Standing, pace: Pace, *, wide: bool) -> None:
+        self._standing, self._pace, self._wide = standing, pace, wide
+        super().__init__(Column(no_wrap=True, overflow="ellipsis"))
+
+    def render(self, task: Task) -> Text:
+        standing = self._standing
+        parts = [f"{standing.done}/{standing.num_iterations} {task.description}"]
+        if standing.training is not None and self._wide:
+            parts.append(f"train {standing.training:.0%}")
+        if standing.held_out:
+            parts.append(f"held-out {[*standing.held_out.values()][-1]:.0%}")
+        parts.append(self._pace.left(standing.done))
+        return Text(" · ".join(filter(None, parts)))
+
+
+class Above(logging.Handler):
+    """Prints warnings above the live line, which would otherwise be torn."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__(logging.WARNING)
+        self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        self._console = console
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._console.print(self.format(record), style="yellow", markup=False, soft_wrap=False)
 
 
 class RunConsole:
     """Implements :class:`pipelines.session.Console`. Use as a context manager."""
 
-    def __init__(self, num_iterations: int, max_total: float, console: Console | None = None) -> None:
+    def __init__(self, standing: Standing, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self._max_total = max_total
-        self._num_iterations = num_iterations
+        self.standing = standing
+        self._pace = Pace(standing.num_iterations)
         self._seen: dict[str, float] = {}
         self._reused = 0
+        self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._above = Above(self.console) if self._alive and sys.stderr.isatty() else None
+        wide = self.console.width >= _WIDE
         self._live = Progress(
             SpinnerColumn(),
-            TextColumn("{task.description}"),
-            BarColumn(bar_width=20),
-            MofNCompleteColumn(),
-            TextColumn("{task.fields[stage]}"),
-            TextColumn("· left"),
-            TimeRemainingColumn(compact=True),
+            *([BarColumn(bar_width=8)] if wide else []),
+            Line(self.standing, self._pace, wide=wide),
             console=self.console,
             transient=True,
-            disable=not self.console.is_terminal,
-            speed_estimate_period=300,
+            disable=not self._alive,
+            redirect_stderr=self._above is not None,
         )
-        self._bar = self._live.add_task("training", total=num_iterations, stage="starting")
+        self._bar = self._live.add_task("starting", total=standing.num_iterations)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
+        if self._above is not None:
+            for logger in _LOGGERS:
+                logger.addHandler(self._above)
+                logger.propagate = False
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._above is not None:
+            for logger in _LOGGERS:
+                logger.removeHandler(self._above)
+                logger.propagate = True
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays."""
-        self.console.print(text)
+        """A line that stays; on a terminal it is broken between words."""
+        self.console.print(text, markup=False, soft_wrap=not self._alive)
 
     def begin(self, stage: str, iteration: int, items: int | None = None) -> Advance:
         """A stage starts; call what is returned with the number of items just finished."""
         if self._reused:
             self.say(f"{self._reused} committed stages are reused")
             self._reused = 0
+        self.standing.begin(stage, iteration)
+        self._pace.begin(stage, iteration)
         name = _STAGES.get(stage.partition(".")[0], stage)
         done, spoke = 0, monotonic()
-        self._live.update(self._bar, stage=name)
+        self._show(name)
 
         def advance(finished: int) -> None:
             nonlocal done, spoke
             done += finished
             count = f"{done}/{items}" if items else str(done)
-            self._live.update(self._bar, stage=f"{name} {count}")
-            if not self.console.is_terminal and monotonic() - spoke > _HEARTBEAT_S:
+            self._show(f"{name} {count}")
+            if not self._alive and monotonic() - spoke > _HEARTBEAT_S:
                 spoke = monotonic()
                 self.say(f"  iteration {iteration}: {name}, {count} done")
 
@@ -80,11 +159,12 @@ class RunConsole:
     def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
         """A stage is committed; the last one of an iteration prints its line."""
         self._reused += reused
+        self.standing.end(stage, iteration, metrics, reused=reused)
         if stage != "evaluate":
             self._seen |= metrics
         if stage == "update":
-            self._live.update(self._bar, completed=iteration)
             if iteration > 0 and not reused:
+                self._pace.end()
                 self.say(self._iteration_line(iteration))
             self._seen = {}
         elif stage == "evaluate" and not reused:
@@ -97,18 +177,25 @@ class RunConsole:
             }
             self.say("problems: " + ", ".join(f"{count} {split}" for split, count in splits.items()))
 
+    def _show(self, stage: str) -> None:
+        """Renew the live line."""
+        self._live.update(self._bar, completed=self.standing.done, description=stage)
+
     def _iteration_line(self, iteration: int) -> str:
-        seen, width = self._seen, len(str(self._num_iterations))
+        seen, last = self._seen, self.standing.num_iterations
         seconds = {key[5:-2]: value for key, value in seen.items() if key.startswith("time/")}
-        parts = [f"{iteration:>{width}}/{self._num_iterations}"]
+        parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in seen:
-            parts.append(f"joint return {seen['reward/joint']:.2f} of {self._max_total:g}")
+            parts.append(f"joint return {seen['reward/joint']:.2f} of {self.standing.max_total:g}")
         for part in ("tests", "cooperation"):
             if f"reward/{part}" in seen:
                 parts.append(f"{part} {seen[f'reward/{part}']:.2f}")
         split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
-        parts.append(f"{sum(seconds.values()):.1f} s ({split})")
-        return "  ".join(parts)
+        parts.append(f"{sum(seconds.values()):.1f} s")
+        if not self._alive:
+            return "  ".join(filter(None, [*parts, f"({split})", self._pace.left(iteration)]))
+        whole = "  ".join([*parts, f"({split})"])
+        return whole if len(whole) <= self.console.width else "  ".join(parts)
 
 
 def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:

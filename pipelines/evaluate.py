@@ -32,7 +32,7 @@ def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Pa
         return RunStore.create(load_config(run, [*overrides, f"root={root}"]), name)
     source = RunStore.open(root, run)
     iteration = _checkpoint(source, checkpoint)
-    tree: dict[str, Any] = json.loads(source.config().resolved())
+    tree: dict[str, Any] = json.loads(source.config().resolved(secrets=True))
     weights = source.path / "stages" / f"{iteration:05d}" / "update" / "weights"
     for agent in tree["agents"]:
         agent["start_from"] = str(weights / agent["name"])
@@ -79,7 +79,7 @@ def prepare_baselines(
         config = load_config(run, [*overrides, f"root={root}"])
     else:
         source = RunStore.open(root, run)
-        tree: dict[str, Any] = json.loads(source.config().resolved())
+        tree: dict[str, Any] = json.loads(source.config().resolved(secrets=True))
         if tree["train"]["num_iterations"] == 0:
             raise ConfigError(f"run {run} does not train; name the run that trained its agents, or a configuration")
         trained = _team(source, checkpoint)

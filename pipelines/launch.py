@@ -21,6 +21,7 @@ from magrpo.report import closing_table, spent, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
 from pipelines.baseline_tables import folders_of, measured, tables
+from pipelines.notices import Notices
 from pipelines.order import rerun
 from pipelines.runner import Result, execute, only_one
 from pipelines.server import LocalServer
@@ -69,7 +70,9 @@ def rewind(store: RunStore, name: str) -> None:
 def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
     """Go through the stages of ``store``, as a Prefect flow or, ``local``, without."""
     root, run_id = store.path.parent, store.run_id
-    return execute(root, run_id, lambda stages: stages, {}) if local else _with_prefect(root, run_id, console)
+    if local:
+        return execute(root, run_id, lambda stages: stages, {}, observers=[Notices()])
+    return _with_prefect(root, run_id, console)
 
 
 def _with_prefect(root: Path, run_id: str, console: Console) -> Result:

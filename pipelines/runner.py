@@ -9,8 +9,8 @@ import fcntl
 import json
 import os
 import struct
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
@@ -18,11 +18,12 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from magrpo.config import RunConfig
+from magrpo.config import HIDDEN, SECRETS, RunConfig
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, provenance
 from pipelines import chain
+from pipelines.attempt import Attempt, Observer, Standing, observed
 from pipelines.champion import begin
 from pipelines.console import RunConsole
 from pipelines.describe import FLOW_RUN_URL, description
@@ -76,76 +77,124 @@ class Result:
     """What became of the team in the model registry; None: it is not registered, or not yet."""
 
 
-def execute(root: Path, run_id: str, as_stages: AsStages, tags: Mapping[str, str], undo: Undo = undoing) -> Result:
+def execute(
+    root: Path,
+    run_id: str,
+    as_stages: AsStages,
+    tags: Mapping[str, str],
+    undo: Undo = undoing,
+    observers: Sequence[Observer] = (),
+) -> Result:
     """Go through the loop, from the first uncommitted stage on, and register what came of it.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias.
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias; ``observers`` are told.
 
     Raises:
         ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
         RegistryError: the run is to start from the champion, and MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
+    config = store.config()
+    attempt = Attempt(store, config.notify, Standing(config.train.num_iterations, config.reward.max_total))
 
     def evaluate(name: str) -> chain.Outcome:
         return execute(root, name, as_stages, tags).outcome
 
-    with only_one(store):
-        result = _go_through(store, begin(store), as_stages, tags)
-        return replace(result, promotion=settle(store, result.outcome, result.mlflow_run_id, evaluate, undo))
+    with only_one(store), observed(attempt, observers):
+        result = _go_through(attempt, begin(store), as_stages, tags, observers)
+        promotion = settle(store, result.outcome, result.mlflow_run_id, evaluate, undo)
+        if promotion is not None and promotion.promoted and promotion.fresh:
+            for observer in observers:
+                observer.promoted(str(promotion))
+        return replace(result, promotion=promotion)
 
 
-def _go_through(store: RunStore, start: str, as_stages: AsStages, tags: Mapping[str, str]) -> Result:
+def _go_through(
+    attempt: Attempt, start: str, as_stages: AsStages, tags: Mapping[str, str], observers: Sequence[Observer]
+) -> Result:
     """The loop; ``start`` says what the agents start from, if that is worth saying."""
-    config, timing = store.config(), Timing()
-    with RunConsole(config.train.num_iterations, config.reward.max_total) as console:
+    store, timing = attempt.store, Timing()
+    config = store.config()
+    with RunConsole(attempt.standing) as console:
         if start:
             console.say(start)
         tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.run_id, store.path)
+        attempt.look = tracker.how_to_look
 
         def describe(status: str) -> None:
             tracker.tags(description(store, status, tags.get(FLOW_RUN_URL)))
 
-        status = "FAILED"
-        try:
-            tracker.begin()
+        with recorded(tracker, describe, timing):
             tracker.params(flatten(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
             with watched, Session(config, store, console, tracker.tags) as session:
-                stages = clocked(as_stages(clocked(session, timing.stages)), timing.wrapped)
+                stages = clocked(session, timing.stages)
+                stages = clocked(reported(as_stages(stages), observers), timing.wrapped)
                 started = perf_counter()
                 outcome = chain.run(config, stages, store, tracker, lambda: describe("RUNNING"))
                 timing.wall = perf_counter() - started
-            status = "FINISHED"
-        except KeyboardInterrupt:
-            status = "KILLED"
-            raise
-        finally:
-            timing.tracking = tracker.blocked_s
-            describe(status)
-            tracker.close(status)
     return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered, tracker.mlflow_run_id)
+
+
+@contextmanager
+def recorded(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
+    """Record what happens inside as under way, and then how it ended; ``describe`` is told that, too."""
+    status = "FAILED"
+    try:
+        tracker.begin()
+        yield
+        status = "FINISHED"
+    except KeyboardInterrupt:
+        status = "KILLED"
+        raise
+    finally:
+        timing.tracking = tracker.blocked_s
+        describe(status)
+        tracker.close(status)
 
 
 def clocked(stages: chain.Stages, seconds: dict[str, float]) -> chain.Stages:
     """The same stages, adding up in ``seconds`` how long each takes."""
 
-    def clock(name: str) -> Callable[..., Any]:
+    @contextmanager
+    def clock(name: str) -> Iterator[None]:
+        started = perf_counter()
+        try:
+            yield
+        finally:
+            seconds[name] = seconds.get(name, 0.0) + perf_counter() - started
+
+    return _inside(clock, stages)
+
+
+def reported(stages: chain.Stages, observers: Sequence[Observer]) -> chain.Stages:
+    """The same stages; ``observers`` are told of each that has passed."""
+
+    @contextmanager
+    def report(_name: str) -> Iterator[None]:
+        yield
+        for observer in observers:
+            observer.passed()
+
+    return _inside(report, stages)
+
+
+def _inside(context: Callable[[str], AbstractContextManager[None]], stages: chain.Stages) -> chain.Stages:
+    """The same stages, each call of one inside ``context`` of its name."""
+
+    def wrap(name: str) -> Callable[..., Any]:
         method = getattr(stages, name)
 
-        @wraps(method)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            started = perf_counter()
-            try:
+        @wraps(method)  # Prefect reads its signature
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with context(name):
                 return method(*args, **kwargs)
-            finally:
-                seconds[name] = seconds.get(name, 0.0) + perf_counter() - started
 
-        return timed
+        return call
 
-    return cast(chain.Stages, SimpleNamespace(**{name: clock(name) for name in STAGES}))
+    return cast(chain.Stages, SimpleNamespace(**{name: wrap(name) for name in STAGES}))
 
 
 def flatten(config: RunConfig) -> dict[str, object]:
@@ -154,7 +203,7 @@ def flatten(config: RunConfig) -> dict[str, object]:
 
 
 def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
-    """The values of nested tables by dotted key; a list of tables counts as a table with numbers for keys."""
+    """The values of nested tables by dotted key, secrets hidden; a list of tables has numbers for keys."""
 
     def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
         if isinstance(value, dict):
@@ -166,7 +215,8 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
         else:
             yield prefix, value
 
-    return dict(walk("", tree))
+    flat = dict(walk("", tree))
+    return flat | {key: HIDDEN for key in SECRETS if flat.get(key)}
 
 
 @contextmanager

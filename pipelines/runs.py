@@ -23,7 +23,7 @@ from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_pa
 from pipelines.runner import flatten_tree, is_held
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
-PLACES = ("root", "tracking.uri", "tracking.experiment")
+PLACES = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
 """Keys that say where a run is kept and nothing of what it does."""
 _FEW = 4
 """Values shown of each run, if no more of them differ."""

@@ -41,8 +41,7 @@ from magrpo.config import load_config
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from pipelines.launch import conclude
-from pipelines.runner import execute
-from pipelines.tasks import as_tasks, in_transaction
+from pipelines.train import as_flow_run
 
 FLOW = "magrpo-scheduled"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -109,8 +108,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
         RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")
-    tags = {"prefect.flow_run_id": str(flow_run.id)}
-    conclude(execute(Path(root), run_id, as_tasks, tags, in_transaction), console)
+    conclude(as_flow_run(Path(root), run_id), console)
 
 
 def serve(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:

@@ -57,6 +57,8 @@ class LocalServer:
             # Its own session: Ctrl-C ends the run, which then still has a server to tell.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
+        if not self._more:
+            os.environ.setdefault("PREFECT_UI_URL", "")  # so that nothing links to a page that is not there
         return self
 
     @property
@@ -84,6 +86,8 @@ class LocalServer:
         if self._process is None:
             return
         del os.environ["PREFECT_API_URL"]
+        if not os.environ.get("PREFECT_UI_URL", "a page"):
+            del os.environ["PREFECT_UI_URL"]
         self._process.terminate()
         try:
             self._process.wait(10)

@@ -82,7 +82,7 @@ def plan(
             drafts.append((setting, load_config(config, [*changes, f"train.seed={seed}"])))
     words = _words([setting for setting, _ in drafts[::seeds]])
     children = tuple(
-        Child(f"{name}{words[i // seeds]}-s{made.train.seed}", setting, made.train.seed, made.resolved())
+        Child(f"{name}{words[i // seeds]}-s{made.train.seed}", setting, made.train.seed, made.resolved(secrets=True))
         for i, (setting, made) in enumerate(drafts)
     )
     sweep = Sweep(name, drafts[0][1].root, children)

@@ -3,29 +3,38 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import UUID
 
 from prefect import flow
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
-from prefect.runtime import flow_run
+from prefect.runtime import deployment, flow_run
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
+from pipelines.artifacts import Artifacts
+from pipelines.attempt import Observer
 from pipelines.describe import FLOW_RUN_URL
+from pipelines.notices import Notices
 from pipelines.runner import Result, execute
-from pipelines.settings import prefect_target
 from pipelines.tasks import as_tasks, in_transaction
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
 def train(root: str, run_id: str) -> Result:
     """Go on with the run ``run_id`` in ``root`` from its first uncommitted stage to its end."""
+    return as_flow_run(Path(root), run_id)
+
+
+def as_flow_run(root: Path, run_id: str) -> Result:
+    """Work on a run from within a flow run: stages are tasks, MLflow knows the flow run, people are told."""
+    page = url_for("flow-run", obj_id=flow_run.id)
     tags = {"prefect.flow_run_id": str(flow_run.id)}
-    page = url_for("flow-run", obj_id=flow_run.id) if prefect_target() else None  # the run's own server ends with it
-    if page:
+    if page is not None:
         tags[FLOW_RUN_URL] = page
-    return execute(Path(root), run_id, as_tasks, tags, in_transaction)
+    observers: list[Observer] = [Artifacts(deployment.name or run_id, UUID(flow_run.id)), Notices(page)]
+    return execute(root, run_id, as_tasks, tags, in_transaction, observers)
 
 
 def mark_killed(run_id: str) -> int:

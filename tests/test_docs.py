@@ -20,6 +20,7 @@ from magrpo.sandboxes.ladder import ALLOW_NONE
 from magrpo.store import RunStore
 from magrpo.tracking import MemoryTracker
 from pipelines import chain, cli
+from pipelines.attempt import Standing
 from pipelines.config_help import config_help
 from pipelines.console import RunConsole
 from pipelines.session import Session
@@ -96,7 +97,8 @@ EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10"]
 def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, iterations=1), EVERY_KEY)
     store, tracker = RunStore.create(config), MemoryTracker()
-    with RunConsole(1, config.reward.max_total) as console, Session(config, store, console, tracker.tags) as session:
+    standing = Standing(1, config.reward.max_total)
+    with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
         chain.run(config, session, store, tracker)
     manifests = store.path.glob("stages/*/*/_SUCCESS")
     committed = {key for path in manifests for key in json.loads(path.read_text())["metrics"]}

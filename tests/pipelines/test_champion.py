@@ -19,11 +19,13 @@ from magrpo.store import RunStore
 from pipelines.card import licence
 from pipelines.champion import RegistryError
 from pipelines.cli import main
+from pipelines.notices import Notices
 from pipelines.registration import Promotion, Undo, undoing
 from pipelines.runner import Result, execute
 from pipelines.session import load_report
 from pipelines.tasks import in_transaction
 from tests.pipelines.micro import write_config
+from tests.pipelines.receiver import receiving
 
 
 class World:
@@ -41,7 +43,7 @@ class World:
         store = RunStore.open(self.root, run)
         section = RegistryConfig.model_validate(registry)
         store.replace_config(store.config().model_copy(update={"registry": section}))
-        return execute(self.root, run, lambda stages: stages, {}, undo)
+        return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
 
     def promotion(self, run: str, model: str, undo: Undo = undoing) -> Promotion:
         promotion = self.finish(run, undo, model=model, promote=True).promotion
@@ -112,10 +114,15 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
     assert snippet in page
 
 
-def test_the_first_team_is_the_champion_and_is_registered_once(world: World) -> None:
-    first = world.promotion("one", "once")
+def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        monkeypatch.setenv("MAGRPO_NOTIFY_WEBHOOK", receiver.url)
+        first = world.promotion("one", "once")
+        again = world.promotion("one", "once")
+    assert [(notice["event"], notice["reason"]) for notice in receiver.posted] == [("promotion", str(first))]
     assert (first.promoted, first.champion, first.fresh, world.champion("once")) == (True, None, True, 1)
-    again = world.promotion("one", "once")
     assert (again.promoted, again.reason, again.fresh) == (True, first.reason, False)
     assert len(world.client.search_model_versions("name = 'once'")) == 1
 

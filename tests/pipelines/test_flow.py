@@ -9,18 +9,21 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial, wraps
 from pathlib import Path
+from uuid import UUID
 
 import psutil
 import pytest
 from mlflow import MlflowClient
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
-from prefect.client.schemas.objects import FlowRun, TaskRun
+from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.registry import ConfigError
 from pipelines.server import LocalServer, ServerError
 from tests.pipelines.micro import command, prefect, start, write_config
+from tests.pipelines.receiver import receiving
 from tests.pipelines.test_resume import die_at_work
 
 STAGES = [
@@ -61,6 +64,8 @@ class Flows:
 
     def __init__(self, folder: Path, url: str) -> None:
         self.config, self.root, self.url = write_config(folder, iterations=1), folder / "runs", url
+        self.overrides: list[str] = []
+        """Of new runs."""
 
     def train(self, name: str, before: Callable[[], None] | None = None) -> int:
         return command(self.arguments(name), self.log(name), partial(self.prepare, before))
@@ -69,7 +74,24 @@ class Flows:
         """To start a run, or to resume it."""
         if (self.root / name).exists():
             return ["train", "--resume", name, "--root", str(self.root)]
-        return ["train", str(self.config), "--name", name]
+        return ["train", str(self.config), "--name", name, *self.overrides]
+
+    def save_block(self, slug: str, url: str) -> UUID:
+        """A notification block that posts to ``url``; its id."""
+        kind, _, name = slug.partition("/")
+        assert kind == "custom-webhook"
+        template = {"run_id": "by block", "text": "{{body}}"}
+        block = CustomWebhookNotificationBlock.model_validate({"name": name, "url": url, "json_data": template})
+        with temporary_settings({PREFECT_API_URL: self.url}):
+            return UUID(str(block.save(name, overwrite=True)))
+
+    def artifacts(self, run: FlowRun) -> dict[str, Artifact]:
+        """The artifacts of a flow run by key."""
+        only = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+            found = client.read_artifacts(flow_run_filter=only)
+        assert len({artifact.key for artifact in found}) == len(found)
+        return {str(artifact.key): artifact for artifact in found}
 
     def retry(self, name: str, before: Callable[[], None] | None = None) -> int:
         """``prefect flow-run retry`` for the newest flow run of a run."""
@@ -83,6 +105,9 @@ class Flows:
         os.environ["PREFECT_API_URL"] = self.url
         if before is not None:
             before()
+
+    def page(self, run: FlowRun) -> str:
+        return f"{self.url.removesuffix('/api')}/runs/flow-run/{run.id}"
 
     def seen(self, name: str) -> list[FlowRun]:
         """The flow runs of a run, oldest first."""
@@ -118,6 +143,7 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     folder = tmp_path_factory.mktemp("flows")
     with LocalServer(folder / "prefect") as server:
         server.wait()
+        os.environ.pop("PREFECT_UI_URL")  # for the processes forked from here the server is one that was there before
         yield Flows(folder, os.environ["PREFECT_API_URL"])
 
 
@@ -133,24 +159,52 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert {task.state_name for task in tasks.values()} == {"Completed"}
     status, tags = flows.tracked("once")
     assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
+    assert tags["prefect.flow_run_url"] == flows.page(run)
+    artifacts = flows.artifacts(run)
+    assert artifacts.keys() == {"magrpo-once", "magrpo-once-progress"}
+    progress, closing = artifacts["magrpo-once-progress"], artifacts["magrpo-once"]
+    assert (progress.type, progress.data) == ("progress", 100.0)
+    assert str(progress.description).startswith("finished\n\ntraining ")
+    assert closing.type == "markdown"
+    assert "/#/experiments/1/runs/" in str(closing.data)
+    assert (flows.root / "once/stages/00001/report/evaluation.md").read_text() in str(closing.data)
 
 
-def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(flows: Flows) -> None:
-    assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
-    [failed] = flows.seen("broken")
-    assert failed.state_name == "Failed"
-    task = flows.tasks(failed)["00001/update"]
-    assert (task.state_name, task.run_count) == ("Failed", 3)
-    assert flows.tracked("broken")[0] == "FAILED"
-    said = flows.log("broken").read_text()
-    assert "train --resume broken" in said
-    assert said.count("update is made to fail") == 3, "each failure is told once"
+def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who is to know is told, by webhook and by block."""
+    with receiving() as receiver:
+        flows.save_block("custom-webhook/ops", receiver.url)
+        told = ["notify.block=custom-webhook/ops", f"notify.webhook={receiver.url}", 'notify.on=["failure"]']
+        monkeypatch.setattr(flows, "overrides", told)
+        assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
+        [failed] = flows.seen("broken")
+        assert failed.state_name == "Failed"
+        task = flows.tasks(failed)["00001/update"]
+        assert (task.state_name, task.run_count) == ("Failed", 3)
+        assert flows.tracked("broken")[0] == "FAILED"
+        said = flows.log("broken").read_text()
+        assert "train --resume broken" in said
+        assert said.count("update is made to fail") == 3, "each failure is told once"
 
-    assert flows.train("broken") == 0
+        assert flows.train("broken") == 0
     [_, completed] = flows.seen("broken")
     assert completed.state_name == "Completed"
     assert flows.tracked("broken")[0] == "FINISHED"
     assert "committed stages are reused" in flows.log("broken").read_text()
+
+    [notice] = receiver.events("broken")
+    assert notice["event"] == "failure"
+    assert notice["reason"] == "OSError: update is made to fail"
+    assert notice["stage"] == "update, iteration 1 of 1"
+    assert notice["returns"].startswith("training ")
+    assert notice["resume"] == f"magrpo train --resume broken --root {flows.root}"
+    assert notice["prefect"] == flows.page(failed)
+    assert "/#/experiments/1/runs/" in notice["mlflow"]
+    [by_block] = receiver.events("by block")
+    assert "update, iteration 1 of 1" in by_block["text"]
+    assert flows.page(failed) in by_block["text"]
 
 
 def test_prefects_own_retry_goes_on_at_the_failed_stage(flows: Flows) -> None:
@@ -184,11 +238,31 @@ def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
     assert "Traceback" not in flows.log("mistaken").read_text()
 
 
-def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows) -> None:
-    assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
-    assert [run.state_name for run in flows.seen("killed")] == ["Running"]
-    assert flows.train("killed") == 0
-    assert [run.state_name for run in flows.seen("killed")] == ["Crashed", "Completed"]
+def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setattr(flows, "overrides", [f"notify.webhook={receiver.url}"])
+        assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
+        assert [run.state_name for run in flows.seen("killed")] == ["Running"]
+        assert receiver.posted == []
+        assert flows.train("killed") == 0
+    crashed, completed = flows.seen("killed")
+    assert [run.state_name for run in (crashed, completed)] == ["Crashed", "Completed"]
+    failure, recovery = receiver.events("killed")
+    assert (failure["event"], failure["stage"]) == ("failure", "rollout.0, iteration 1 of 1")
+    assert failure["reason"] == "its process was killed, or lost its machine"
+    assert (recovery["event"], recovery["stage"]) == ("recovery", "rollout.0, iteration 1 of 1")
+    assert recovery["prefect"] == flows.page(completed)
+
+
+def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> None:
+    """By the command of docs/orchestration.md."""
+    identity = flows.save_block("custom-webhook/ops", "http://127.0.0.1:9/hook")
+    text = (Path(__file__).parents[2] / "infra" / "automations.yaml").read_text()
+    file, log = tmp_path / "automations.yaml", tmp_path / "log"
+    file.write_text(text.replace("BLOCK_ID", str(identity)))
+    arguments = ["automation", "create", "--from-file", str(file)]
+    assert command(arguments, log, partial(flows.prepare, None), prefect) == 0, log.read_text()
+    assert "Created 2 automation(s)" in log.read_text()
 
 
 def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flows, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from magrpo.store import RunStore, read_records
 from magrpo.tracking import MemoryTracker
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
 from pipelines import chain
+from pipelines.attempt import Standing
 from pipelines.console import RunConsole
 from pipelines.estimate import memory, work_of
 from pipelines.session import Session
@@ -27,7 +28,8 @@ SMALL += ["sandbox.test_s=5.0", "sandbox.total_s=10.0"]
 
 def run(config: RunConfig) -> tuple[RunStore, MemoryTracker]:
     store, tracker = RunStore.create(config), MemoryTracker()
-    with RunConsole(1, config.reward.max_total) as console, Session(config, store, console, tracker.tags) as session:
+    standing = Standing(1, config.reward.max_total)
+    with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
         chain.run(config, session, store, tracker)
     return store, tracker
 

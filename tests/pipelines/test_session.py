@@ -12,6 +12,7 @@ from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
 from magrpo.store import RunStore
 from magrpo.types import Action, Request
+from pipelines.attempt import Standing
 from pipelines.console import RunConsole
 from pipelines.session import Session
 from tests import plugins
@@ -49,7 +50,7 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
     OPENED.clear()
     config = load_config(write_config(tmp_path), ["engine.kind=tests.pipelines.test_session:Engine"])
     store = RunStore.create(config)
-    with RunConsole(1, 1.0) as console, Session(config, store, console, lambda _: None) as session:
+    with RunConsole(Standing(1, 1.0)) as console, Session(config, store, console, lambda _: None) as session:
         problems, checkpoint = session.prepare(), session.start()
         with pytest.raises(EngineError):
             session.evaluate(0, problems, checkpoint)

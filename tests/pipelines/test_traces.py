@@ -11,6 +11,7 @@ from magrpo.store import RunStore
 from magrpo.tracking import MemoryTracker
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
 from pipelines import chain
+from pipelines.attempt import Standing
 from pipelines.console import RunConsole
 from pipelines.session import Session, load_report
 from pipelines.traces import first_trajectory, spread
@@ -52,7 +53,10 @@ def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> 
     settings = ["tracking.traces=2", "tracking.trace_every=2", "env.num_turns=2", "rollout.branching=2"]
     config = load_config(write_config(tmp_path, iterations=3), settings)
     store, tracker = RunStore.create(config), MemoryTracker()
-    with RunConsole(3, config.reward.max_total) as console, Session(config, store, console, tracker.tags) as session:
+    with (
+        RunConsole(Standing(3, config.reward.max_total)) as console,
+        Session(config, store, console, tracker.tags) as session,
+    ):
         outcome = chain.run(config, session, store, tracker)
     expected = [
         (0, "test"),

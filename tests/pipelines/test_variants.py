@@ -14,6 +14,7 @@ from magrpo.store import RunStore
 from magrpo.tracking import MemoryTracker
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 from pipelines import chain
+from pipelines.attempt import Standing
 from pipelines.console import RunConsole
 from pipelines.session import Session
 from tests.pipelines.micro import write_config
@@ -50,7 +51,7 @@ def metrics_of(config: Path, *overrides: str) -> dict[str, float]:
     resolved = load_config(config, [*SHORT, *overrides])
     store, tracker = RunStore.create(resolved), MemoryTracker()
     with (
-        RunConsole(2, resolved.reward.max_total) as console,
+        RunConsole(Standing(2, resolved.reward.max_total)) as console,
         Session(resolved, store, console, tracker.tags) as session,
     ):
         chain.run(resolved, session, store, tracker)

@@ -1,0 +1,54 @@
+"""A web server on this machine that keeps what is posted to it."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+class Receiver:
+    """``url`` takes notices; ``status`` is what it answers, ``hold`` keeps it from answering."""
+
+    def __init__(self, port: int) -> None:
+        self.url = f"http://127.0.0.1:{port}/hooks/s3cret"
+        self.posted: list[dict[str, Any]] = []
+        self.status = 204
+        self.hold = threading.Event()
+        self.hold.set()
+
+    def events(self, run_id: str) -> list[dict[str, Any]]:
+        """The notices of a run, oldest first."""
+        return [notice for notice in self.posted if notice["run_id"] == run_id]
+
+
+@contextmanager
+def receiving() -> Iterator[Receiver]:
+    """Serve until the end of the block."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            receiver.hold.wait(30)
+            if self.path == "/hooks/s3cret":
+                receiver.posted.append(body)
+            self.send_response(receiver.status)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    receiver = Receiver(server.server_port)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        yield receiver
+    finally:
+        receiver.hold.set()
+        server.shutdown()
+        thread.join()
+        server.server_close()
