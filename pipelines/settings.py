@@ -31,6 +31,8 @@ QUIET = {
     # What ends a run is raised and told once, by the command; these would put its traceback before that, up to twice.
     "PREFECT_LOGGING_LOGGERS_PREFECT_FLOW_RUNS_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_LOGGERS_PREFECT_TASK_RUNS_LEVEL": "CRITICAL",
+    # While a server is away: one warning for each event that is lost is enough.
+    "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial, wraps
 from pathlib import Path
@@ -15,6 +16,8 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from magrpo.store import Pointer
+from magrpo.tracking.system import PREFIX
 from pipelines.server import healthy
 from tests.pipelines.micro import command, start, write_config
 from tests.pipelines.test_resume import TIMED
@@ -44,8 +47,7 @@ class Servers:
         }
         with (self.folder / "servers.log").open("ab") as log:
             self._running = [
-                subprocess.Popen(arguments, env=environment, stdout=log, stderr=log, process_group=0)
-                for arguments in (prefect, mlflow)
+                subprocess.Popen(arguments, env=environment, stdout=log, stderr=log) for arguments in (prefect, mlflow)
             ]
         wait_for(lambda: healthy(f"{self.prefect}/api/health") and healthy(f"{self.mlflow}/health"))
 
@@ -67,26 +69,27 @@ def free_port() -> int:
         return port
 
 
-def wait_for(condition: Callable[[], bool], seconds: float = 120.0) -> None:
+def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.2)
 
 
-def use(servers: tuple[str, str], pause_s: float) -> None:
-    """Report to these servers; every iteration takes ``pause_s`` longer."""
+def use(servers: tuple[str, str], gates: Mapping[int, Path]) -> None:
+    """Report to these servers; iteration i does not end before the file ``gates[i]`` is there."""
     from pipelines.session import Session
 
     os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"] = f"{servers[0]}/api", servers[1]
     credit = Session.credit
 
     @wraps(credit)
-    def pause_first(*arguments: object) -> object:
-        time.sleep(pause_s)
-        return credit(*arguments)  # type: ignore[arg-type]
+    def wait_first(self: Session, iteration: int, scored: Sequence[Pointer]) -> Pointer:
+        if iteration in gates:
+            wait_for(gates[iteration].exists, 400.0)
+        return credit(self, iteration, scored)
 
-    Session.credit = pause_first  # type: ignore[method-assign,assignment]
+    Session.credit = wait_first  # type: ignore[method-assign]
 
 
 def recorded(uri: str, name: str) -> tuple[str, dict[str, list[tuple[int, float]]], int]:
@@ -96,23 +99,28 @@ def recorded(uri: str, name: str) -> tuple[str, dict[str, list[tuple[int, float]
     assert experiment is not None
     [run] = client.search_runs([experiment.experiment_id], f"tags.`magrpo.run_id` = '{name}'")
     metrics = {}
-    for key in run.data.metrics:
+    for key in (key for key in run.data.metrics if not key.startswith(PREFIX)):
         points = client.get_metric_history(run.info.run_id, key)
         metrics[key] = sorted((p.step, 0.0 if key.startswith(TIMED) else p.value) for p in points)
     return run.info.status, metrics, len(client.list_artifacts(run.info.run_id, "stages"))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(600)
 def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``middle`` works through the outage and beyond it, ``end`` comes to its end while the servers are away."""
+    """``middle`` goes on through the outage and beyond it, ``end`` comes to its end while the servers are away."""
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")  # of this process, which asks the server afterwards
-    config, root = write_config(tmp_path, iterations=6), tmp_path / "runs"
+    config, root = write_config(tmp_path, iterations=4), tmp_path / "runs"
+    away, back = tmp_path / "away", tmp_path / "back"
+    gates: dict[str, dict[int, Path]] = {"whole": {}, "middle": {2: away, 4: back}, "end": {2: away}}
     servers = Servers(tmp_path)
     addresses = (servers.prefect, servers.mlflow)
 
-    def arguments(name: str) -> list[str]:
-        return ["train", str(config), "--name", name]
+    def begin(name: str, *arguments: str) -> multiprocessing.Process:
+        return start(arguments, log(name), partial(use, addresses, gates[name]))
+
+    def log(name: str) -> Path:
+        return tmp_path / f"{name}.log"
 
     def reached(name: str, stage: str) -> Callable[[], bool]:
         return (root / name / "stages" / stage / "_SUCCESS").exists
@@ -120,37 +128,32 @@ def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeyp
     with ExitStack() as undo:
         undo.callback(servers.stop)
         servers.start()
-        assert command(arguments("whole"), tmp_path / "whole.log", partial(use, addresses, 0.0)) == 0
-        processes = {}
-        for name, pause in {"middle": 16.0, "end": 6.0}.items():
-            processes[name] = start(arguments(name), tmp_path / f"{name}.log", partial(use, addresses, pause))
-            undo.callback(processes[name].kill)
-        wait_for(lambda: reached("middle", "00001/update")() and reached("end", "00002/update")())
+        processes = {name: begin(name, "train", str(config), "--name", name) for name in gates}
+        for process in processes.values():
+            undo.callback(process.kill)
+        processes["whole"].join(240)
+        wait_for(lambda: reached("middle", "00002/score.0")() and reached("end", "00002/score.0")())
         servers.stop()
         stopped = time.monotonic()
-        assert not reached("end", "00004/update")()
-        wait_for(reached("end", "00006/report"))
+        away.touch()
+        wait_for(lambda: reached("middle", "00003/update")() and reached("end", "00004/report")())
         wait_for(lambda: time.monotonic() > stopped + OUTAGE_S)
-        assert reached("middle", "00003/update")()
-        assert not reached("middle", "00006/update")()
         servers.start()
+        back.touch()
         for name, process in processes.items():
-            process.join(120)
-            assert process.exitcode == 0, (tmp_path / f"{name}.log").read_text()[-3000:]
+            process.join(240)
+            assert process.exitcode == 0, log(name).read_text()[-3000:]
 
-        waits = "records for MLflow" in (tmp_path / "end.log").read_text()
-        if waits:
-            sync = ["sync", "end", "--root", str(root)]
-            assert command(sync, tmp_path / "sync.log", partial(use, addresses, 0.0)) == 0
+        assert "records for MLflow" not in log("middle").read_text()
+        assert "magrpo sync end" in log("end").read_text()
+        assert command(["sync", "end", "--root", str(root)], log("end"), partial(use, addresses, {})) == 0
         assert recorded(servers.mlflow, "whole")[0] == "FINISHED"
-        for name in processes:
+        for name in ("middle", "end"):
             assert recorded(servers.mlflow, name) == recorded(servers.mlflow, "whole")
             assert flow_states(f"{servers.prefect}/api", name) == ["Completed"]
-            said = (tmp_path / f"{name}.log").read_text()
+            said = log(name).read_text()
             assert "Traceback" not in said
             assert said.count("the run goes on and its records are kept until it answers") == 1
-    for path in [tmp_path / f"{name}.log" for name in processes]:
-        print(path.read_text())
 
 
 def flow_states(api: str, name: str) -> list[str | None]:
