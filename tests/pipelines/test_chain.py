@@ -79,7 +79,9 @@ def test_every_stage_runs_once_in_order(config: RunConfig) -> None:
     assert stages.calls == [*expected, "report"]
     assert sorted(outcome.evaluations) == [0, 2, 3]
     assert outcome.checkpoint["dir"].endswith("3/update")
-    assert [(name, context) for name, _, _, context in tracker.datasets] == [("train", "train")]
+    assert [(name, context) for name, _, _, context in tracker.datasets] == [
+        (f"{config.problems.kind} train", "training")
+    ]
     once = {"rollout/groups": 1.0, "time/rollout_s": 2.0, "reward/joint": 1.0, "update/loss": 1.0}
     assert tracker.history[:2] == [(0, {"eval/return": 0.5}), (1, once)]
     assert tracker.history[-1] == (3, {"report/gain": 1.0})
