@@ -34,7 +34,8 @@ format: setup ## rewrite the sources as ruff formats them
 docs: setup ## rewrite the pages that are made from the code
 	@$(PYTHON_BIN) -m tests.test_docs
 
-bench: setup ## time the parts and compare with CoMLRL
+bench: setup ## time the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the latter)
+	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
 
 clean: ## remove caches and build leftovers; keeps .venv and runs
