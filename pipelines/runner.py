@@ -141,13 +141,13 @@ def _go_through(
 @contextmanager
 def recorded(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
     """Record what happens inside as under way, and then how it ended; ``describe`` is told that, too."""
-    status = "FAILED"
+    status = "KILLED"  # by Ctrl-C, or by Prefect's cancelling
     try:
         tracker.begin()
         yield
         status = "FINISHED"
-    except KeyboardInterrupt:
-        status = "KILLED"
+    except Exception:
+        status = "FAILED"
         raise
     finally:
         timing.tracking = tracker.blocked_s

@@ -49,7 +49,7 @@ class Server:
                 return error.code, None
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port: int = free.getsockname()[1]
@@ -57,9 +57,9 @@ def _free_port() -> int:
 
 
 @contextmanager
-def _started(unit: str, port: int, health: str, login: str, home: Path, env: dict[str, str]) -> Iterator[Server]:
+def started(unit: str, port: int, health: str, login: str, home: Path, env: dict[str, str]) -> Iterator[Server]:
     """The server of a unit, its folders in ``home``, with ``env`` as its EnvironmentFile, until the block ends."""
-    command, settings = _unit(unit, port, home)
+    command, settings = unit_of(unit, port, home)
     log = home / f"{unit}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(command, env=os.environ | settings | env, cwd=home, stdout=output, stderr=output)
@@ -80,7 +80,7 @@ def _started(unit: str, port: int, health: str, login: str, home: Path, env: dic
             process.wait()
 
 
-def _unit(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]]:
+def unit_of(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]]:
     """Command line and settings of a unit, with its folders in ``home`` and its servers on ``port``."""
     text = (INFRA / "systemd" / f"magrpo-{name}.service").read_text().replace("\\\n", " ")
     text = text.replace("/var/lib/magrpo", str(home)).replace("/etc/magrpo", str(home))
@@ -104,44 +104,54 @@ def _readme_settings(names: str) -> dict[str, str]:
     return dict(re.findall(rf"^({names})=(.+)$", (INFRA / "README.md").read_text(), re.MULTILINE))
 
 
+def make_box(
+    home: Path, sockets: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> tuple[dict[str, str], dict[str, str]]:
+    """A box with its folders in ``home``: what its environment file says, and what backup and restore are told.
+
+    ``sockets`` is the folder of a PostgreSQL, in which databases and their owner are made; None for SQLite.
+    """
+    (home / "runs").mkdir()
+    file = home / "magrpo.env"
+    subprocess.run([INFRA / "make-env.sh", file], check=True)
+    env = dict(line.split("=", 1) for line in file.read_text().splitlines() if line and not line.startswith("#"))
+    users = (INFRA / "systemd" / "mlflow-auth.ini").read_text().replace("/var/lib/magrpo", str(home))
+    places = {"RUNS": str(home / "runs")}
+    if sockets is not None:
+        for name, value in {"PGHOST": str(sockets), "PGUSER": "magrpo"}.items():
+            monkeypatch.setenv(name, value)
+        subprocess.run(["createuser", "-U", "postgres", "magrpo"], check=True)
+        for name in ("prefect", "mlflow", "mlflow_auth"):
+            subprocess.run(["createdb", "-U", "postgres", "--owner", "magrpo", name], check=True)
+        env |= _readme_settings("PREFECT_SERVER_DATABASE_CONNECTION_URL|MLFLOW_BACKEND_STORE_URI")
+        env = {name: value.replace("/var/run/postgresql", str(sockets)) for name, value in env.items()}
+        users = re.sub("(?m)^database_uri.*", "database_uri = postgresql+psycopg:///mlflow_auth", users)
+        places |= _readme_settings("PREFECT_DB|MLFLOW_DB|MLFLOW_AUTH_DB")
+    (home / "mlflow-auth.ini").write_text(users)
+    return env, places
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])
 def test_servers_of_one_box(
     database: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They ask for a login, MLflow refuses foreign hosts, and what is in them comes back from a backup."""
-    (tmp_path / "runs").mkdir()
-    file = tmp_path / "magrpo.env"
-    subprocess.run([INFRA / "make-env.sh", file], check=True)
-    env = dict(line.split("=", 1) for line in file.read_text().splitlines() if line and not line.startswith("#"))
-    users = (INFRA / "systemd" / "mlflow-auth.ini").read_text().replace("/var/lib/magrpo", str(tmp_path))
-    places = {"RUNS": str(tmp_path / "runs")}
-    if database == "postgresql":
-        sockets = str(request.getfixturevalue("postgres"))
-        for name, value in {"PGHOST": sockets, "PGUSER": "magrpo"}.items():
-            monkeypatch.setenv(name, value)
-        subprocess.run(["createuser", "-U", "postgres", "magrpo"], check=True)
-        for name in ("prefect", "mlflow", "mlflow_auth"):
-            subprocess.run(["createdb", "-U", "postgres", "--owner", "magrpo", name], check=True)
-        env |= _readme_settings("PREFECT_SERVER_DATABASE_CONNECTION_URL|MLFLOW_BACKEND_STORE_URI")
-        env = {name: value.replace("/var/run/postgresql", sockets) for name, value in env.items()}
-        users = re.sub("(?m)^database_uri.*", "database_uri = postgresql+psycopg:///mlflow_auth", users)
-        places |= _readme_settings("PREFECT_DB|MLFLOW_DB|MLFLOW_AUTH_DB")
-    (tmp_path / "mlflow-auth.ini").write_text(users)
-
+    sockets = request.getfixturevalue("postgres") if database == "postgresql" else None
+    env, places = make_box(tmp_path, sockets, monkeypatch)
     mlflow_login = f"{env['MLFLOW_TRACKING_USERNAME']}:{env['MLFLOW_TRACKING_PASSWORD']}"
     with ExitStack() as stack:
         prefect = stack.enter_context(
-            _started("prefect", _free_port(), "/api/health", env["PREFECT_API_AUTH_STRING"], tmp_path, env)
+            started("prefect", free_port(), "/api/health", env["PREFECT_API_AUTH_STRING"], tmp_path, env)
         )
-        mlflow = stack.enter_context(_started("mlflow", _free_port(), "/health", mlflow_login, tmp_path, env))
+        mlflow = stack.enter_context(started("mlflow", free_port(), "/health", mlflow_login, tmp_path, env))
 
         flow = ("/api/flows/", {"name": "magrpo-train"})
         assert prefect.post(*flow)[0] == 401
         assert prefect.post(*flow, login="magrpo:wrong")[0] == 401
         assert prefect.post(*flow, login=prefect.login)[0] in {200, 201}
 
-        command, settings = _unit("worker", int(prefect.url.rsplit(":", 1)[1]), tmp_path)
+        command, settings = unit_of("worker", int(prefect.url.rsplit(":", 1)[1]), tmp_path)
         client = {"PREFECT_API_AUTH_STRING": env["PREFECT_API_AUTH_STRING"]}  # it gets no secret of a server
         worker = subprocess.run(
             [*command, "--run-once"], env=os.environ | settings | client, cwd=tmp_path, capture_output=True, text=True

@@ -29,6 +29,17 @@ class Sandbox(Plugin):
         return ScriptedSandbox(lambda e: "pass" if hashlib.sha256(e.source.encode()).digest()[0] % 2 else "wrong")
 
 
+class FaultySandbox(Sandbox):
+    """Cannot be opened as long as the file ``fault`` is there."""
+
+    fault: Path
+
+    def open(self) -> ScriptedSandbox:
+        if self.fault.exists():
+            raise RuntimeError(f"a fault is planted in {self.fault}")
+        return super().open()
+
+
 CONFIG = """
 root = "{root}"
 
@@ -80,13 +91,19 @@ max_problems = 2
 """
 
 
-def write_config(folder: Path, iterations: int = 3) -> Path:
-    """Write the base model and ``run.toml`` into ``folder``; runs go to ``folder/runs``."""
+def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -> Path:
+    """Write the base model and ``run.toml`` into ``folder``; runs go to ``folder/runs``.
+
+    With ``fault`` the first stage that needs a sandbox, the evaluation before training, fails while that file exists.
+    """
     base = folder / "base"
     if not base.exists():
         tiny_base(base, tiny_config(max_length=64))
     path = folder / "run.toml"
-    path.write_text(CONFIG.format(root=folder / "runs", base=base, iterations=iterations))
+    text = CONFIG.format(root=folder / "runs", base=base, iterations=iterations)
+    if fault is not None:
+        text = text.replace('micro:Sandbox"', f'micro:FaultySandbox"\nfault = "{fault}"')
+    path.write_text(text)
     return path
 
 
