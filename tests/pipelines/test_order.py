@@ -34,7 +34,7 @@ def names(runs: Runs, stage: str) -> list[str]:
 
 
 def test_the_order_is_that_of_the_loop(runs: Runs) -> None:
-    config = load_config(runs.config)
+    config = RunStore.open(runs.root, "whole").config()
     folders = [step.folder for step in steps(config)]
     assert len(set(folders)) == len(folders)
     stages = runs.root / "whole" / "stages"
@@ -76,7 +76,8 @@ def test_a_wrong_name_is_told_the_right_ones(runs: Runs, stage: str, says: str) 
 
 
 def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
-    config = load_config(runs.config, [f"root={tmp_path}"])
+    path, *given = runs.config
+    config = load_config(path, [*given, f"root={tmp_path}"])
     store = RunStore.create(config, "fresh")
     with pytest.raises(ConfigError, match="has not come that far; it has come to prepare"):
         rerun(store, config, "update")
@@ -104,5 +105,5 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
 
 def test_it_needs_a_run(runs: Runs) -> None:
     log = runs.root.parent / "mistake.log"
-    assert command(["train", str(runs.config), "--from-stage", "update"], log) == 2
+    assert command(["train", *runs.config, "--from-stage", "update"], log) == 2
     assert log.read_text() == "magrpo: --from-stage needs the run to go on with: --resume RUN_ID\n"
