@@ -80,6 +80,7 @@ def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> N
     assert "vLLM" in log.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
