@@ -235,10 +235,14 @@ def _cost(runs: Sequence[Compared]) -> Section:
 
 def _spent(run: Compared) -> dict[str, str]:
     seconds: dict[str, float] = defaultdict(float)
+    gpus = 0.0
     for _, stage, metrics in run.store.stage_metrics():
         name = stage.partition(".")[0]
         seconds[name] += metrics.get(f"time/{name}_s", 0.0)
+        gpus += metrics.get("start/gpus", 0.0)
+    spent = sum(seconds.values())
+    hours = f"{gpus * spent / 3600:.2f}"
     evaluated = sum(row.response_tokens for report in run.reports for row in report.rows)
     counts = {f"{title}, training": f"{getattr(run.budgets[-1], unit):,}" for unit, title in UNITS.items()}
     counts["tokens generated, evaluation"] = f"{evaluated:,}"
-    return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(sum(seconds.values()))}
+    return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(spent), "GPU-hours": hours}

@@ -105,7 +105,7 @@ class Session:
 
         def work(folder: Path) -> dict[str, float]:
             self._updater.save(folder)
-            return {}
+            return {"start/gpus": float(self._policy.device.type == "cuda")}
 
         return self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
 

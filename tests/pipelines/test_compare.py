@@ -15,7 +15,7 @@ from magrpo.ledger import Budget
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
-from pipelines.compare import Compared, _equal_budget, difference, load_compared
+from pipelines.compare import Compared, _equal_budget, _spent, difference, load_compared
 from pipelines.runner import is_held
 from pipelines.runs import duration, worked
 from tests.pipelines.micro import write_config
@@ -151,6 +151,14 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         "curves.png",
         "curves.svg",
     }
+
+
+def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = load(root, "one")
+    assert _spent(one)["GPU-hours"] == "0.00"
+    stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
+    monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
+    assert _spent(one)["GPU-hours"] == "0.50"
 
 
 def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
