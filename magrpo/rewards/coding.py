@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import ClassVar
 
-from magrpo.registry import Plugin
+from magrpo.rewards.common import ProgramReward
 from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
 from magrpo.rewards.usage import only_forwards, use_of
 from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
@@ -31,40 +32,21 @@ class Program:
     only_forwards: bool
 
 
-class CodingReward(Plugin):
+class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
     Reports are named ``program`` (the combined program) and ``wrapper`` (main's body replaced by a bare call of
     ``aux``, run only where the thin-wrapper rule needs it). See ``docs/rewards.md`` for what each part demands.
     """
 
+    part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
+
     kind: str = "coding"
-    scale: float = 1.0
-    """Factor on the sum of the parts."""
-    shift: float = 0.0
-    """Added to the scaled sum."""
-    refuse_forgeable: bool = False
-    """Count a report that did not go through the sandbox's trust split as no test passed."""
 
     @property
     def max_executions(self) -> int:
         """Programs of one joint action that run at most; the plan of a run counts with it."""
         return 2
-
-    @property
-    def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, ``scale`` and ``shift`` aside."""
-        return MAXIMA
-
-    @property
-    def max_total(self) -> float:
-        """The largest joint reward, ``scale`` and ``shift`` included."""
-        return self.scale * sum(MAXIMA.values()) + self.shift
-
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
-        """Whether the program ran and passed every test."""
-        report = reports.get("program")
-        return report is not None and 0 < report.tests_total == self._num_passed(report)
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
@@ -90,15 +72,9 @@ class CodingReward(Plugin):
         if program.has_entry and program.compiles:
             report = reports["program"]
             parts["syntax"] = 0.5
-            parts["tests"] = self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+            parts["tests"] = self._share_passed(report)
             parts["cooperation"] = self._cooperation(program, reports)
         return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
-
-    def _num_passed(self, report: ExecutionReport) -> int:
-        assert all(case.status != "infra_error" for case in report.cases), (
-            "a failed sandbox has no price: mask the turn"
-        )
-        return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
 
     def _use(self, program: Program, report: ExecutionReport) -> str:
         """How main really treated ``aux``: none, discarded, used, or unknown.

@@ -6,15 +6,15 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
-from magrpo.registry import Plugin
 from magrpo.rewards.coding import trusted_test
+from magrpo.rewards.common import ProgramReward
 from magrpo.rewards.program import assemble, compiles, extract, preamble, returns_value
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 
 
-class SoloReward(Plugin):
+class SoloReward(ProgramReward):
     """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
 
     The parts are those of the reward ``coding`` without cooperation; the report is named ``program`` too.
@@ -23,28 +23,9 @@ class SoloReward(Plugin):
     max_executions: ClassVar[int] = 1
     """Programs of one joint action that run at most; the plan of a run counts with it."""
 
+    part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
+
     kind: str = "solo"
-    scale: float = 1.0
-    """Factor on the sum of the parts."""
-    shift: float = 0.0
-    """Added to the scaled sum."""
-    refuse_forgeable: bool = False
-    """Count a report that did not go through the sandbox's trust split as no test passed."""
-
-    @property
-    def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, ``scale`` and ``shift`` aside."""
-        return MAXIMA
-
-    @property
-    def max_total(self) -> float:
-        """The largest joint reward, ``scale`` and ``shift`` included."""
-        return self.scale * sum(MAXIMA.values()) + self.shift
-
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
-        """Whether the program ran and passed every test."""
-        report = reports.get("program")
-        return report is not None and 0 < report.tests_total == self._num_passed(report)
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
@@ -66,11 +47,8 @@ class SoloReward(Plugin):
         if has_entry and compiles(source):
             report = reports["program"]
             parts["syntax"] = 0.5
-            parts["tests"] = self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+            parts["tests"] = self._share_passed(report)
         return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
-
-    def _num_passed(self, report: ExecutionReport) -> int:
-        return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
 
 
 @lru_cache(maxsize=4096)
