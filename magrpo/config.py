@@ -60,8 +60,9 @@ class AgentConfig(Section):
     """What the environment asks of it, e.g. ``helper`` or ``main``."""
     model: str
     """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``). Equal bases share memory."""
-    weights: Literal["lora", "full"] = "lora"
-    """``lora``: an adapter on the shared frozen base; ``full``: a copy of the base, all of it trained."""
+    weights: Literal["lora", "shared", "full"] = "lora"
+    """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all agents of the base that say
+    so (parameter sharing); ``full``: a copy of the base, all of it trained."""
     start_from: Path | None = None
     """Folder of trained weights to begin with: ``weights/<agent>`` of a checkpoint. None: untrained."""
     trained: bool = True
@@ -70,6 +71,15 @@ class AgentConfig(Section):
     """Its peak learning rate. None: ``optim.lr``. The schedule is that of ``optim``."""
     estimator: Estimator | None = None
     """Baseline of its advantages. None: ``algo.estimator``."""
+
+
+def holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
+    """Whose weights each agent acts with, by name: its own, or those of the first that shares an adapter with it."""
+    first: dict[str, str] = {}
+    return {
+        agent.name: first.setdefault(agent.model, agent.name) if agent.weights == "shared" else agent.name
+        for agent in agents
+    }
 
 
 class ModelConfig(Section):
@@ -84,7 +94,7 @@ class ModelConfig(Section):
 
 
 class LoraConfig(Section):
-    """The adapters of agents with ``weights = "lora"``."""
+    """The adapters of agents with ``weights = "lora"`` or ``"shared"``."""
 
     rank: int = Field(16, ge=1)
     """Rank of every adapter matrix."""
@@ -317,6 +327,11 @@ class RunConfig(Section):
             raise ValueError(f"agents: names must differ, got {', '.join(names)}")
         if not any(agent.trained for agent in self.agents):
             raise ValueError("agents: none is trained; set trained = true for one at least")
+        by_name = {agent.name: agent for agent in self.agents}
+        for name, holder in holders(self.agents).items():
+            one, other = by_name[name], by_name[holder]
+            if (one.lr, one.trained) != (other.lr, other.trained):
+                raise ValueError(f"agents: {holder!r} and {name!r} share their weights; give both one lr and one trained")
         wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
         if wanted != given:
             raise ValueError(f"agents: env {self.env.kind!r} needs one agent for each role {wanted}, got {given}")

@@ -1,9 +1,10 @@
 """The models, adapters and tokenizers of all agents, in one process.
 
-Agents with the same base share it in memory: one frozen model with one LoRA adapter each. An agent with
-``weights = "full"`` owns a copy. What trains is always float32: adapters stay float32 on a bfloat16 base, and a full
-copy keeps float32 masters and runs its matrix products in the configured dtype through autocast. Models stay in eval
-mode, so that the trainer's log-probabilities are those of the distribution the engine sampled from (no dropout).
+Agents with the same base share it in memory: one frozen model with one LoRA adapter each, or one for all of them with
+``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. What trains is always float32: adapters stay
+float32 on a bfloat16 base, and a full copy keeps float32 masters and runs its matrix products in the configured dtype
+through autocast. Models stay in eval mode, so that the trainer's log-probabilities are those of the distribution the
+engine sampled from (no dropout).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from magrpo.assets import locate
 from magrpo.collate import Batch, collate
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig, holders
 from magrpo.registry import ConfigError, choices
 from magrpo.seeds import derive_seed
 from magrpo.types import Observation, Sample
@@ -41,6 +42,8 @@ class _Agent:
     model: PreTrainedModel
     """The causal language model: the agent's own copy, or the shared base with adapters inside."""
     peft: PeftModel | None
+    holder: str
+    """The agent whose adapter this one acts with: itself, unless they share one."""
     tokenizer: PreTrainedTokenizerBase
     bos: tuple[int, ...]
     """What the tokenizer itself puts before a text."""
@@ -71,6 +74,7 @@ class Policy:
         dtype = dtype_of(model, device)
         policy = cls(device, dtype, model.chat_template)
         shared: dict[str, PeftModel] = {}
+        holder_of = holders(agents)
         for named in agents:
             config = named.model_copy(update={"model": locate(named.model)})
             tokenizer = _load_tokenizer(config)
@@ -78,12 +82,14 @@ class Policy:
                 causal = _load_model(config, torch.float32, device)
                 adapters = None
             else:
-                adapters = _add_adapter(shared.get(config.model), config, policy, lora, seed)
-                shared[config.model] = adapters
+                adapters = shared.get(config.model)
+                if holder_of[config.name] == config.name:
+                    adapters = shared[config.model] = _add_adapter(adapters, config, policy, lora, seed)
+                assert adapters is not None
                 causal = _causal(adapters)
             bos = tuple(tokenizer("").input_ids) if tokenizer.bos_token_id is not None else ()
             bos = bos[:1] if bos[:1] == (tokenizer.bos_token_id,) else ()
-            policy._agents[config.name] = _Agent(config, causal, adapters, tokenizer, bos)
+            policy._agents[config.name] = _Agent(config, causal, adapters, holder_of[config.name], tokenizer, bos)
         policy.load(0, {agent.name: agent.start_from for agent in agents if agent.start_from is not None})
         return policy
 
@@ -102,7 +108,11 @@ class Policy:
 
     def weights(self, agent: str) -> Literal["lora", "full"]:
         """What trains: an adapter, or a full copy."""
-        return self._agents[agent].config.weights
+        return "full" if self._agents[agent].peft is None else "lora"
+
+    def holder(self, agent: str) -> str:
+        """The agent whose weights this one acts with: itself, unless several share an adapter."""
+        return self._agents[agent].holder
 
     def tokenizer(self, agent: str) -> PreTrainedTokenizerBase:
         return self._agents[agent].tokenizer
@@ -134,7 +144,7 @@ class Policy:
         """The causal language model with this agent's weights in force, ready for forward passes."""
         entry = self._agents[agent]
         if entry.peft is not None:
-            entry.peft.set_adapter(agent)
+            entry.peft.set_adapter(entry.holder)
         with self._autocast(entry):
             yield entry.model
 
@@ -159,8 +169,8 @@ class Policy:
         found = {}
         for name, parameter in entry.peft.named_parameters():
             for matrix in ("lora_A", "lora_B"):
-                if name.endswith(f".{matrix}.{agent}.weight"):
-                    found[name.removesuffix(f".{agent}.weight") + ".weight"] = parameter
+                if name.endswith(f".{matrix}.{entry.holder}.weight"):
+                    found[name.removesuffix(f".{entry.holder}.weight") + ".weight"] = parameter
         return found
 
     def save(self, folder: Path) -> dict[str, Path]:
@@ -175,7 +185,7 @@ class Policy:
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
                 save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-                (target / ADAPTER_CONFIG).write_text(_adapter_config(entry.peft, agent), encoding="utf-8")
+                (target / ADAPTER_CONFIG).write_text(_adapter_config(entry.peft, entry.holder), encoding="utf-8")
             folders[agent] = target
         return folders
 
@@ -183,8 +193,10 @@ class Policy:
         """Take over, bit for bit, what :meth:`save` wrote.
 
         Raises:
-            ConfigError: a folder is missing or holds the weights of another model.
+            ConfigError: a folder is missing or holds the weights of another model, or agents that share an adapter are
+                given different ones.
         """
+        given: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():
             parameters = self.parameters(agent)
             try:
@@ -193,6 +205,9 @@ class Policy:
                 raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {_first_line(error)}") from None
             if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
                 raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: names or shapes differ")
+            other, same = given.setdefault(self.holder(agent), (folder, stored))
+            if any(not torch.equal(stored[name], same[name]) for name in stored):
+                raise ConfigError(f'{folder}: differs from {other}; agents with weights = "shared" start from the same')
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(stored[name])

@@ -153,7 +153,7 @@ def _use(config: RunConfig, version: int) -> list[str]:
         "```",
     ]
     for base, agents in _bases(config):
-        adapted = [agent for agent in agents if agent.weights == "lora"]
+        adapted = [agent for agent in agents if agent.weights != "full"]
         if adapted:
             lines += ["", f"{_names(adapted)} with peft, on one base in memory:", "", *_peft(locate(base), adapted)]
             lines += ["", "The same behind one vLLM server, each a model by its name:", ""]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.config import AgentConfig, RunConfig
+from magrpo.config import AgentConfig, RunConfig, holders
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 
@@ -68,18 +68,19 @@ def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[s
         ConfigError: the configuration of a base model cannot be read.
     """
     models = {agent.model: _model(agent, config) for agent in config.agents}
-    lora = {agent.model for agent in config.agents if agent.weights == "lora"}
-    full = [models[agent.model] for agent in config.agents if agent.weights == "full"]
-    reference = {a.model for a in config.agents if a.weights == "full"} if config.algo.beta > 0 else set()
+    apart = [agent for agent in config.agents if holders(config.agents)[agent.name] == agent.name]
+    lora = [agent.model for agent in apart if agent.weights != "full"]
+    full = [agent.model for agent in apart if agent.weights == "full"]
+    reference = set(full) if config.algo.beta > 0 else set()
     trained = [
-        models[agent.model].adapter if agent.weights == "lora" else models[agent.model].parameters
-        for agent in config.agents
+        models[agent.model].parameters if agent.weights == "full" else models[agent.model].adapter
+        for agent in apart
         if agent.trained
     ]
     found = {
-        "frozen parameters": sum(models[name].parameters for name in [*lora, *reference]) * dtype_bytes,
-        "adapters": sum(models[a.model].adapter for a in config.agents if a.weights == "lora") * 4,
-        "full copies": sum(model.parameters for model in full) * 4,
+        "frozen parameters": sum(models[name].parameters for name in [*set(lora), *reference]) * dtype_bytes,
+        "adapters": sum(models[name].adapter for name in lora) * 4,
+        "full copies": sum(models[name].parameters for name in full) * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
         # 34 bytes a token, layer and hidden unit at 16 bit: arXiv 2205.05198, section 4.1, without attention scores.
@@ -111,7 +112,7 @@ def _model(agent: AgentConfig, config: RunConfig) -> _Model:
         model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
         parameters = sum(p.numel() for p in model.parameters())
         adapter = 0
-        if agent.weights == "lora":
+        if agent.weights != "full":
             wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
             adapted = get_peft_model(model, wanted)
             adapter = sum(p.numel() for name, p in adapted.named_parameters() if ".lora_" in name)

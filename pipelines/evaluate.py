@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RegistryConfig, RunConfig, load_config, validated
+from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config, validated
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from pipelines.baselines import Team, Teams, names_of, with_baselines
@@ -85,6 +85,7 @@ def prepare_baselines(
         trained = _team(source, checkpoint)
         tree |= {"root": str(root), "registry": RegistryConfig().model_dump()}
         config = validated(RunConfig, tree, overrides, f"run {run}")
+    config = config.model_copy(update={"agents": tuple(map(_apart, config.agents))})
     teams = Teams(
         untrained=Team("the run", config.agents),
         run=trained,
@@ -99,8 +100,13 @@ def prepare_baselines(
 def _team(source: RunStore, iteration: int | None) -> Team:
     """The agents of a run with the weights of a checkpoint, the last one by default."""
     weights = source.path / "stages" / f"{_checkpoint(source, iteration):05d}" / "update" / "weights"
-    agents = source.config().agents
+    agents = map(_apart, source.config().agents)
     return Team(source.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+
+
+def _apart(agent: AgentConfig) -> AgentConfig:
+    """The agent with an adapter to itself, so that a row can change its weights alone."""
+    return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
 
 
 def _alike(run: str, config: RunConfig, root: Path) -> Team:

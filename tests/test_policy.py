@@ -71,6 +71,23 @@ def test_full_copies_are_separate_and_keep_an_untrained_reference(base: Path) ->
         assert torch.equal(untrained, model(input_ids=IDS).logits)
 
 
+def test_agents_may_share_one_adapter(base: Path, tmp_path: Path) -> None:
+    policy = open_policy(base, apart="lora", helper="shared", main="shared")
+    assert [policy.holder(agent) for agent in policy.agents] == ["apart", "helper", "helper"]
+    untrained = logits(policy, "main")
+    shake(policy, "main")
+    assert not torch.equal(untrained, logits(policy, "helper"))
+    assert torch.equal(logits(policy, "main"), logits(policy, "helper"))
+    assert torch.equal(untrained, logits(policy, "apart"))
+    folders = policy.save(tmp_path)
+    alone = open_policy(base, seed=5, helper="lora", main="lora")  # each folder stands on its own
+    alone.load(1, {agent: folders[agent] for agent in ("helper", "main")})
+    for agent in alone.agents:
+        assert torch.equal(logits(alone, agent), logits(policy, "main"))
+    with pytest.raises(ConfigError, match=r"differs from .*helper.* start from the same"):
+        policy.load(2, {"helper": folders["helper"], "main": folders["apart"]})
+
+
 def test_adapters_start_from_their_seed_and_name_alone(base: Path) -> None:
     first = open_policy(base, helper="lora", main="lora")
     torch.manual_seed(123)

@@ -37,7 +37,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
     with policy.active(agent) as model:
         assert not model.training
         merges = policy.weights(agent) == "lora" and model.dtype == torch.float32
-        yield _merged(model, agent) if merges else model
+        yield _merged(model, policy.holder(agent)) if merges else model
 
 
 def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:

@@ -57,7 +57,7 @@ class Updater:
         num_iterations: int,
         dump: Path,
     ) -> None:
-        """Open an optimizer for each agent that trains."""
+        """Open an optimizer for each agent that trains; for those that share an adapter, one."""
         self.policy = policy
         self.algo = algo
         self.optim = optim
@@ -70,7 +70,9 @@ class Updater:
         self._optims: dict[str, OptimConfig] = {}
         self._shares: dict[str, bool] = {}
         self._linear: dict[str, bool] = {}
-        for agent in filter(lambda name: policy.config(name).trained, policy.agents):
+        for agent in policy.agents:
+            if not policy.config(agent).trained or policy.holder(agent) != agent:
+                continue
             own = policy.config(agent).lr
             self._optims[agent] = optim if own is None else optim.model_copy(update={"lr": own})
             parameters = policy.parameters(agent).values()
@@ -84,7 +86,8 @@ class Updater:
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
         """Train every agent that trains on its samples; returns the metrics of ``update/``.
 
-        ``samples`` are theirs alone. ``progress`` counts completions.
+        ``samples`` are theirs alone. Agents that share an adapter take one step on the samples of all of them; its
+        metrics are those of the first. ``progress`` counts completions.
 
         Raises:
             NonFiniteLoss: nothing was changed by the step that would have used it.
@@ -92,7 +95,10 @@ class Updater:
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         stats = []
-        for agent, members in samples.items():
+        merged: dict[str, list[Sample]] = {}
+        for name, own in samples.items():
+            merged.setdefault(self.policy.holder(name), []).extend(own)
+        for agent, members in merged.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
             metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
@@ -111,6 +117,7 @@ class Updater:
 
         Parameters that no sample reaches have zeros. Raises as :meth:`update` does.
         """
+        agent = self.policy.holder(agent)
         work = self._work(agent, samples)
         parameters = self.policy.parameters(agent)
         if work.samples:

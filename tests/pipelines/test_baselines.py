@@ -9,7 +9,7 @@ from statistics import fmean
 
 import pytest
 
-from magrpo.config import BaselineRow, ConfigError
+from magrpo.config import BaselineRow, ConfigError, load_config
 from magrpo.store import RunStore
 from pipelines import evaluate
 from pipelines.cli import main
@@ -190,6 +190,21 @@ def test_a_mistake_is_one_clear_line(
 ) -> None:
     assert main(["evaluate", *arguments, "--root", str(root), "--local"]) == 2
     assert said in capsys.readouterr().err
+
+
+def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:
+    shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
+    config = str(root.parent / "run.toml")
+    assert main(["train", config, *shared, "train.num_iterations=1", "--local", "--name", "shared"]) == 0
+    arguments = ["--baselines", "magrpo,untrained_partner", "--name", "apart", "--root", str(root), "--local"]
+    assert main(["evaluate", "shared", *arguments]) == 0
+    rows = rows_of(root, "apart")
+    first, second = load_config(config).agents
+    assert seats(rows[f"untrained_partner_{first.name}"]) == [
+        (first.role, f"shared/{first.name}"),
+        (second.role, "untrained"),
+    ]
+    assert {agent.weights for agent in RunStore.open(root, "apart").config().agents} == {"lora"}
 
 
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:

@@ -98,6 +98,13 @@ def test_beta_and_the_importance_cap(config: Path) -> None:
     assert metrics_of(config, "algo.beta=0.1", "algo.importance_cap=2.0")["update/main/kl"] > 0
 
 
+def test_one_adapter_for_both_agents(config: Path) -> None:
+    metrics = metrics_of(config, "agents.0.weights=shared", "agents.1.weights=shared")
+    first, second = (agent.name for agent in load_config(config).agents)
+    assert metrics[f"update/{first}/tokens"] > 0
+    assert f"update/{second}/tokens" not in metrics
+
+
 def test_several_epochs_clip(config: Path) -> None:
     metrics = metrics_of(config, "algo.update_epochs=3", "algo.clip_low=0.01", "algo.clip_high=0.01", "optim.lr=0.05")
     assert metrics["update/main/clip_frac"] > 0

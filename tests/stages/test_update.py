@@ -322,6 +322,21 @@ def test_agents_train_apart(base: Path, dump: Path) -> None:
     assert_equal(weights_of(updater, "main"), weights_of(alone))
 
 
+def test_agents_that_share_an_adapter_take_one_step_on_all_samples(base: Path, dump: Path, tmp_path: Path) -> None:
+    updater = make(base, dump, "shared", agents=("helper", "main"))
+    metrics = updater.update({"helper": make_samples(0), "main": make_samples(1)})
+    alone = make(base, dump, agents=("helper",))
+    expected = alone.update({"helper": make_samples(0) + make_samples(1)})
+    assert_equal(weights_of(updater, "main"), weights_of(alone, "helper"))
+    assert metrics == expected
+    updater.save(tmp_path)
+    again = make(base, dump, "shared", agents=("helper", "main"))
+    again.load(tmp_path)
+    for one in (updater, again):
+        one.update({"helper": [], "main": make_samples(2)})
+    assert_equal(weights_of(again, "helper"), weights_of(updater, "main"))
+
+
 @pytest.mark.parametrize("weights", ["lora", "full"])
 def test_a_frozen_agent_has_no_optimizer_and_keeps_its_weights(
     base: Path, dump: Path, tmp_path: Path, weights: str
