@@ -331,7 +331,7 @@ class RunConfig(Section):
         for name, holder in holders(self.agents).items():
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
-                raise ValueError(f"agents: {holder!r} and {name!r} share their weights; give both one lr and one trained")
+                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both one lr and one trained")
         wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
         if wanted != given:
             raise ValueError(f"agents: env {self.env.kind!r} needs one agent for each role {wanted}, got {given}")

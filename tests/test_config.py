@@ -62,7 +62,7 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
 def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
     shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
     load_config(path, [*shared, "agents.0.lr=1e-3", "agents.1.lr=1e-3"])
-    with pytest.raises(ConfigError, match="share their weights; give both one lr"):
+    with pytest.raises(ConfigError, match="share weights; give both one lr"):
         load_config(path, [*shared, "agents.0.lr=1e-3"])
 
 
