@@ -5,26 +5,27 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
 import msgspec
 
-from magrpo.algo.stats import bootstrap_interval, paired_difference
+from magrpo.algo.stats import crossed_interval
 from magrpo.config import BaselineRow, RunConfig
 from magrpo.report import SPLIT_TITLES, cell, column_title, signed
 from magrpo.stages.evaluate import per_problem
 from magrpo.store import RunStore, read_records
 from magrpo.types import EvalReport, Interval, TimedAnswer
-from pipelines.baselines import REFERENCE
+from pipelines.baselines import BASELINES, REFERENCE
 from pipelines.paper import PAPER, QUANTITIES, TASKS
 from pipelines.tables import Section, markdown, page
 
 HEADLINE = "test/sampled"
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 UNDEFINED = "-"
+TITLE = "Agents and baselines"
 Means = Mapping[str, Mapping[str, float]]
 """The mean of each problem: ``means[quantity][task_id]``; fractions, counts, seconds."""
 
@@ -40,6 +41,13 @@ class Measured:
     """The parts that all rows have, with their maxima."""
     whole: bool
     """Whether its reward has the parts of the run's, so that returns compare."""
+    others: Sequence[Measured] = ()
+    """The same row of runs with other seeds."""
+
+    def values(self, key: str, quantity: str) -> list[Mapping[str, float]]:
+        """The mean of each problem, of this run and of the others; empty where the quantity is not defined."""
+        found = [one.means.get(key, {}).get(quantity, {}) for one in (self, *self.others)]
+        return found if all(found) else []
 
     @cached_property
     def means(self) -> dict[str, Means]:
@@ -81,15 +89,26 @@ def measured(config: RunConfig, folders: Sequence[Path]) -> list[Measured]:
     ]
 
 
+def pooled(runs: Sequence[Sequence[Measured]]) -> list[Measured]:
+    """The rows that all runs have, each with what all of them measured; the order is that of the first run."""
+    by_name = [{one.row.name: one for one in rows} for rows in runs]
+    found = []
+    for name, first in by_name[0].items():
+        others = [rows[name] for rows in by_name[1:] if name in rows]
+        if len(others) == len(runs) - 1:
+            same = all(one.row.title == first.row.title for one in others)
+            title = first.row.title if same else BASELINES[name].title
+            found.append(replace(first, row=first.row.model_copy(update={"title": title}), others=others))
+    return found
+
+
 def folders_of(store: RunStore, config: RunConfig) -> list[Path]:
     """Where the stages of the rows lie."""
     return [store.path / "stages" / "00000" / f"baseline.{row.name}" for row in config.baselines.rows]
 
 
-def write_tables(folder: Path, config: RunConfig, folders: Sequence[Path]) -> None:
+def write_tables(folder: Path, config: RunConfig, rows: Sequence[Measured], title: str = TITLE) -> None:
     """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
-    rows = measured(config, folders)
-    title = "Agents and baselines"
     sections = list(tables(config, rows))
     (folder / "baselines.html").write_text(page(title, sections, width="120rem"), encoding="utf-8")
     (folder / "baselines.md").write_text(markdown(title, sections), encoding="utf-8")
@@ -143,9 +162,10 @@ def _short(rows: Sequence[Measured], seed: int, part_of: str) -> Section:
         lines.append(cells)
     heads = [head for name in ["return", *shared] for head in (name, f"\u2212 {REFERENCE}")]
     note = (
-        "Percent of the maximum; differences in points, problem by problem; bootstrap 95 % intervals over problems. A "
-        "difference whose interval is without 0 is one at the level of 5 %. Tokens of all agents and turns; seconds of "
-        f"sampling for one problem asked alone.{part_of} A dash: not defined for this row."
+        "Percent of the maximum; differences in points, problem by problem; bootstrap 95 % intervals over "
+        f"{_over(rows)}. A difference whose interval is without 0 is one at the level of 5 %. Tokens of all agents and "
+        "turns; seconds of sampling for one problem asked alone."
+        f"{part_of} A dash: not defined for this row."
     )
     return Section("Held-out problems, sampled, in short", ("", *heads, "pass@1", "tokens", "seconds"), lines, note)
 
@@ -245,9 +265,13 @@ def _how(rows: Sequence[Measured]) -> Section:
     return Section("How the rows are made", columns, lines, text=True)
 
 
+def _over(rows: Sequence[Measured]) -> str:
+    """What intervals are over."""
+    return f"problems and the seeds of {len(rows[0].others) + 1} runs" if rows[0].others else "problems"
+
+
 def _interval(row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
-    values = row.means.get(key, {}).get(quantity)
-    return None if not values else bootstrap_interval([[value] for value in values.values()], seed)
+    return _over_both(row.values(key, quantity), seed)
 
 
 def _difference(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
@@ -255,8 +279,16 @@ def _difference(rows: Sequence[Measured], row: Measured, key: str, quantity: str
     reference = next((one for one in rows if one.row.name == REFERENCE), None)
     if reference is None or row is reference:
         return None
-    ours, theirs = (one.means.get(key, {}).get(quantity) for one in (row, reference))
-    return paired_difference(ours, theirs, seed) if ours and theirs else None
+    pairs = zip(row.values(key, quantity), reference.values(key, quantity), strict=False)
+    return _over_both([{t: ours[t] - theirs[t] for t in ours if t in theirs} for ours, theirs in pairs], seed)
+
+
+def _over_both(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
+    """The mean over seeds and the problems that all of them have, with its interval; None: there are no values."""
+    if not values:
+        return None
+    shared = [task_id for task_id in values[0] if all(task_id in one for one in values)]
+    return crossed_interval([[one[task_id] for task_id in shared] for one in values], seed)
 
 
 def _cell(row: Measured, key: str, quantity: str, seed: int) -> str:
@@ -275,10 +307,10 @@ def _less(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed
 
 
 def _mean(row: Measured, quantity: str) -> str:
-    values = row.means[HEADLINE].get(quantity)
+    values = row.values(HEADLINE, quantity)
     if not values:
         return UNDEFINED
-    mean = fmean(values.values())
+    mean = fmean(fmean(one.values()) for one in values)
     return f"{mean:.2f}" if quantity == "seconds" else f"{mean * (1.0 if 'tokens' in quantity else 100.0):.1f}"
 
 

@@ -21,6 +21,7 @@ from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.types import EvalReport, Interval, Problem
+from pipelines.compare_baselines import compare_baselines
 from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, markdown, page, show
@@ -71,18 +72,24 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
 
     Raises:
         ConfigError: fewer than two runs or more than there are colours, one twice, one there is not or without an
-            evaluation, or one that this version cannot read.
+            evaluation, one that this version cannot read, or some that hold baselines and others that do not.
     """
     if not 2 <= len(names) <= len(COLOURS):
         raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"compare: run {twice} is named twice")
-    runs = [
-        load_compared(letter, RunStore.open(root, name))
-        for letter, name in zip(string.ascii_uppercase, names, strict=False)
-    ]
+    stores = [RunStore.open(root, name) for name in names]
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 160
+    tables = [store.run_id for store in stores if _config(store).baselines.rows]
+    if len(tables) == len(stores):
+        return compare_baselines(stores, folder, console)
+    if tables:
+        raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
+    runs = [load_compared(letter, store) for letter, store in zip(string.ascii_uppercase, stores, strict=False)]
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
     sections = [*_sections(runs, root)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -91,9 +98,6 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     picture = save(drawn, folder / "curves")[0]
     (folder / "compare.md").write_text(markdown(title, sections, picture), encoding="utf-8")
     (folder / "compare.html").write_text(page(title, sections, picture), encoding="utf-8")
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 160
     show(sections, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
     return 0
@@ -105,17 +109,21 @@ def load_compared(letter: str, store: RunStore) -> Compared:
     Raises:
         ConfigError: it has none, or this version cannot read it.
     """
-    try:
-        config = store.config()
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"run {store.run_id}: config.json is of another version ({error})") from error
+    config = _config(store)
     folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
     if not folders:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; magrpo train --resume {store.run_id} goes on")
     pointers = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in folders]
     return Compared(letter, store, config, [load_report(store, pointer) for pointer in pointers if pointer])
+
+
+def _config(store: RunStore) -> RunConfig:
+    try:
+        return store.config()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"run {store.run_id}: config.json is of another version ({error})") from error
 
 
 def _sections(runs: Sequence[Compared], root: Path) -> Iterator[Section]:

@@ -295,9 +295,10 @@ class Session:
 
         def work(folder: Path) -> dict[str, float]:
             if self.config.baselines.rows:
-                from pipelines.baseline_tables import write_tables
+                from pipelines.baseline_tables import measured, write_tables
 
-                write_tables(folder, self.config, [self.store.folder(pointer) for pointer in evaluations])
+                rows = measured(self.config, [self.store.folder(pointer) for pointer in evaluations])
+                write_tables(folder, self.config, rows)
                 return {}
             from magrpo.ledger import ledger
             from magrpo.report import start_title, write_report

@@ -1,9 +1,9 @@
-"""Statistics of evaluations: pass@k, bootstrap intervals over problems, intervals over seeds."""
+"""Statistics of evaluations: pass@k, bootstrap intervals over problems, over seeds and over both."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -39,13 +39,21 @@ def bootstrap_interval(values_per_problem: Sequence[Sequence[float]], seed: int,
     return Interval(float(means.mean()), float(low), float(high))
 
 
-def paired_difference(minuend: Mapping[str, float], subtrahend: Mapping[str, float], seed: int) -> Interval:
-    """The mean over the problems that both have of their differences, with a 95 % percentile bootstrap interval.
+def crossed_interval(values: Sequence[Sequence[float]], seed: int, num_resamples: int = 1000) -> Interval:
+    """The mean of one value for each seed and problem, ``(S, P)``, with a 95 % percentile bootstrap interval over both.
 
-    One value a problem. A test of paired samples: an interval without 0 is a difference at the level of 5 %.
+    Every seed met the same problems, so the two are resampled independently and crossed: the pigeonhole bootstrap of
+    Owen 2007 (arXiv 0712.1111). With one seed it is :func:`bootstrap_interval`. Few seeds resampled vary less than new
+    ones would: with three the seeds' share of the variance comes out a third too small.
     """
-    both = sorted(minuend.keys() & subtrahend.keys())
-    return bootstrap_interval([[minuend[problem] - subtrahend[problem]] for problem in both], seed)
+    table = np.asarray(values, dtype=float)
+    assert table.ndim == 2, "one value for each seed and problem"
+    if len(table) == 1:
+        return bootstrap_interval([[value] for value in table[0]], seed, num_resamples)
+    generator = np.random.default_rng(seed)
+    weights = [generator.multinomial(n, [1 / n] * n, size=num_resamples) / n for n in table.shape]  # (R, S), (R, P)
+    low, high = np.percentile(np.einsum("rs,sp,rp->r", weights[0], table, weights[1]), [2.5, 97.5])
+    return Interval(float(table.mean()), float(low), float(high))
 
 
 def bootstrap_difference(

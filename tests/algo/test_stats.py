@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from magrpo.algo.stats import (
     bootstrap_difference,
     bootstrap_interval,
-    paired_difference,
+    crossed_interval,
     pass_at_k,
     seed_interval,
 )
@@ -121,20 +121,30 @@ def test_seed_interval_holds_the_mean_as_often_as_it_says() -> None:
         assert held == pytest.approx(0.95, abs=0.012), number
 
 
-def test_a_paired_difference_by_hand() -> None:
-    """Differences 0.5, 0.5, 0, -0.2 on the shared problems; the interval is the bootstrap's of these four numbers."""
-    ours = {"a": 1.0, "b": 0.5, "c": 0.3, "d": 0.0, "only ours": 9.0}
-    theirs = {"d": 0.2, "c": 0.3, "b": 0.0, "a": 0.5, "only theirs": -9.0}
-    found = paired_difference(ours, theirs, 0)
-    assert found.mean == pytest.approx(0.2)
-    assert (found.low, found.high) == pytest.approx((-0.1, 0.5))
-    assert paired_difference(theirs, ours, 0).mean == pytest.approx(-0.2)
+def test_an_interval_over_seeds_and_problems() -> None:
+    """Against the variance by hand: that of the seeds' means, of the problems' means, and of what is left of both."""
+    generator = np.random.default_rng(1)
+    seeds, problems = generator.normal(0, 1.0, (40, 1)), generator.normal(0, 2.0, 300)
+    found = crossed_interval((seeds + problems).tolist(), 0, num_resamples=4000)
+    spread = np.sqrt(seeds.var() / 40 + problems.var() / 300)  # no interaction
+    assert found.mean == pytest.approx(seeds.mean() + problems.mean())
+    assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.05)
+
+
+def test_with_one_seed_or_equal_seeds_the_interval_is_over_problems() -> None:
+    values = [0.0, 0.25, 1.0, 0.5]
+    alone = bootstrap_interval([[value] for value in values], 0)
+    assert crossed_interval([values], 0) == alone
+    twice = crossed_interval([values, values], 0)
+    assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high), abs=0.07)
+    seeds_only = crossed_interval([[0.0, 0.0], [1.0, 1.0]], 0)
+    assert (seeds_only.low, seeds_only.high) == (0.0, 1.0)
 
 
 def test_pairing_is_tighter_than_two_samples() -> None:
     theirs = {str(i): i / 50 for i in range(50)}
     ours = {key: value + 0.1 for key, value in theirs.items()}
-    paired = paired_difference(ours, theirs, 0)
+    paired = bootstrap_interval([[ours[key] - theirs[key]] for key in ours], 0)
     unpaired = bootstrap_difference(list(ours.values()), list(theirs.values()), 0)
     assert (paired.low, paired.high) == pytest.approx((0.1, 0.1))
     assert unpaired.low < 0 < unpaired.high

@@ -118,6 +118,35 @@ def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
     assert (stages / "report" / "baselines.html").exists()
 
 
+def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--baselines", "magrpo,swap", "--name", "table-b", "--root", str(root), "eval.num_samples=3"]
+    assert main(["evaluate", "b", *arguments, "--local"]) == 0
+    assert main(["compare", "table", "table-b", "--root", str(root), "--output", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert "left out: solo_helper: not in all of the runs" in said
+    tree = json.loads((tmp_path / "baselines.json").read_text())
+    figures = {(f["row"], f["of"], f["quantity"]): f for f in tree["figures"]}
+    assert {row for row, _, _ in figures} == {"naive", "magrpo", "swap"}
+    reports = [
+        json.loads((root / run / "stages/00000/report/baselines.json").read_text()) for run in ("table", "table-b")
+    ]
+    for name in ("value", "less_naive"):
+        of_each = [
+            f[name]["mean"]
+            for report in reports
+            for f in report["figures"]
+            if (f["row"], f["of"], f["quantity"]) == ("magrpo", "test/sampled", "return")
+        ]
+        assert figures["magrpo", "test/sampled", "return"][name]["mean"] == pytest.approx(fmean(of_each))
+    assert "over problems and the seeds of 2 runs" in (tmp_path / "baselines.md").read_text()
+    assert main(["compare", "table", "a", "--root", str(root)]) == 2
+    assert "run table holds baselines, others do not" in capsys.readouterr().err
+    assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
+    (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
+    assert main(["compare", "table", "other", "--root", str(root)]) == 2
+    assert "run other is not finished" in capsys.readouterr().err
+
+
 ALONE = "def f(n):\\n    return n"
 CODING = [
     "env.kind=coding",
