@@ -82,8 +82,8 @@ class Reward(Protocol):
         """The largest joint reward, ``scale`` and ``shift`` included."""
         ...
 
-    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
-        """Whether a joint action solved its problem: what pass@k counts."""
+    def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
+        """Whether a joint action solved its problem: what pass@k counts. None: there is nothing to solve."""
         ...
 
     def executions(
@@ -104,7 +104,7 @@ class Sandbox(Protocol):
     """Runs untrusted programs. Opened from a sandbox plug-in's ``open()``."""
 
     level: str
-    """The isolation level it runs at: namespaces, namespaces-flat, landlock or none."""
+    """The isolation level it runs at: namespaces, namespaces-flat, landlock or none; empty: it runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
         """One report for each execution, in order. A bad program is data; only a dead sandbox raises.

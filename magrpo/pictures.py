@@ -69,7 +69,9 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
         splits = [key.split("/")[0] for key in reports[-1].summary if key.endswith(f"/{MODE}")]
         returns = {"held-out" if split == "test" else split: (f"{split}/{MODE}", "return") for split in splits}
         _draw_curves(left, _curves(reports, returns), (INK, GREY))
-        _draw_curves(right, _curves(reports, {part: (f"test/{MODE}", part) for part in maxima}), COLOURS)
+        _draw_curves(
+            right, _curves(reports, {part.replace("_", " "): (f"test/{MODE}", part) for part in maxima}), COLOURS
+        )
         for axes in (left, right):
             axes.set_xlabel("training iterations")
             axes.set_ylim(0, 103)

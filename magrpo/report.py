@@ -138,7 +138,7 @@ def _compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, Eval
 def columns_of(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
     """The quantities of a summary that are shown, in the order in which they are."""
     pass_at = sorted((name for name in summary if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
-    return [*maxima, "return", *dict.fromkeys([pass_at[0], pass_at[-1]]), "response_tokens"]
+    return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "response_tokens"]
 
 
 def column_title(column: str) -> str:

@@ -308,7 +308,7 @@ class EvalRow:
     index: int
     returns: tuple[float, ...]
     parts: tuple[dict[str, float], ...]
-    passed: tuple[bool, ...]
+    passed: tuple[bool | None, ...]
     texts: dict[str, str]
     response_tokens: int
     generated_tokens: int = 0

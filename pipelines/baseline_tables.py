@@ -154,11 +154,16 @@ def tables(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
 def _short(rows: Sequence[Measured], seed: int, part_of: str) -> Section:
     lines = []
     shared = [] if all(row.whole for row in rows) else ["common"]
+    solved = ["pass_at_1"] if any("pass_at_1" in row.means[HEADLINE] for row in rows) else []
     for row in rows:
         cells = [row.row.title]
         for quantity in ["return", *shared]:
             cells += [_cell(row, HEADLINE, quantity, seed), _less(rows, row, HEADLINE, quantity, seed)]
-        cells += [_cell(row, HEADLINE, "pass_at_1", seed), _mean(row, "generated_tokens"), _mean(row, "seconds")]
+        cells += [
+            *(_cell(row, HEADLINE, name, seed) for name in solved),
+            _mean(row, "generated_tokens"),
+            _mean(row, "seconds"),
+        ]
         lines.append(cells)
     heads = [head for name in ["return", *shared] for head in (name, f"\u2212 {REFERENCE}")]
     note = (
@@ -167,7 +172,12 @@ def _short(rows: Sequence[Measured], seed: int, part_of: str) -> Section:
         "turns; seconds of sampling for one problem asked alone."
         f"{part_of} A dash: not defined for this row."
     )
-    return Section("Held-out problems, sampled, in short", ("", *heads, "pass@1", "tokens", "seconds"), lines, note)
+    return Section(
+        "Held-out problems, sampled, in short",
+        ("", *heads, *map(column_title, solved), "tokens", "seconds"),
+        lines,
+        note,
+    )
 
 
 def _section(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from time import monotonic
 
@@ -15,6 +15,7 @@ from rich.table import Column
 from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
+from magrpo.report import column_title
 from pipelines.attempt import Standing
 
 _HEARTBEAT_S = 15.0
@@ -27,6 +28,8 @@ _STAGES = {
     "evaluate": "evaluating",
     "baseline": "evaluating",
 }
+_PARTS = ("tests", "cooperation", "length_ratio", "style")
+"""Parts of rewards that the line of an iteration shows: those that training moves most."""
 _LOGGERS = [logging.getLogger(name) for name in ("magrpo", "pipelines")]
 _WIDE = 76
 """Columns of a terminal from which on there is room for everything."""
@@ -187,9 +190,9 @@ class RunConsole:
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in seen:
             parts.append(f"joint return {seen['reward/joint']:.2f} of {self.standing.max_total:g}")
-        for part in ("tests", "cooperation"):
+        for part in _PARTS:
             if f"reward/{part}" in seen:
-                parts.append(f"{part} {seen[f'reward/{part}']:.2f}")
+                parts.append(f"{column_title(part)} {seen[f'reward/{part}']:.2f}")
         split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         parts.append(f"{sum(seconds.values()):.1f} s")
         if not self._alive:
@@ -200,15 +203,18 @@ class RunConsole:
 
 def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:
     when = "before training" if iteration == 0 else f"after {iteration} iterations"
-    parts = [f"return {metrics['eval/return']:.1%} of the maximum", f"pass@1 {metrics['eval/pass_at_1']:.1%}"]
+    parts = [*_quality("eval", metrics)]
     if "eval/ood/sampled/return" in metrics:
         parts.append(f"ood return {metrics['eval/ood/sampled/return']:.1%}")
     return f"held-out problems {when}: {', '.join(parts)} ({metrics['time/evaluate_s']:.1f} s)"
 
 
 def _baseline_line(row: str, metrics: Mapping[str, float]) -> str:
-    value = {key: metrics[f"baseline/{row}/{key}"] for key in ("return", "pass_at_1")}
-    return (
-        f"{row}: return {value['return']:.1%} of the maximum, pass@1 {value['pass_at_1']:.1%} "
-        f"({metrics['time/baseline_s']:.1f} s)"
-    )
+    return f"{row}: {', '.join(_quality(f'baseline/{row}', metrics))} ({metrics['time/baseline_s']:.1f} s)"
+
+
+def _quality(prefix: str, metrics: Mapping[str, float]) -> Iterator[str]:
+    """The return, and pass@1 where problems can be solved."""
+    yield f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
+    if f"{prefix}/pass_at_1" in metrics:
+        yield f"pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}"

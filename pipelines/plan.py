@@ -78,14 +78,17 @@ def _reuse(
 def _work(config: RunConfig) -> Iterator[str]:
     work = work_of(config)
     yield f"tokens   at most {work.tokens} sampled an iteration, in {work.completions} completions"
+    if work.programs == 0:
+        yield f"sandbox  none is needed: {work.joint_actions} joint actions an iteration are judged as texts"
+        return
     programs = "as many as the reward asks for" if work.programs is None else f"at most {work.programs}"
     yield f"sandbox  {programs} runs an iteration, for {work.joint_actions} joint actions; equal programs run once"
+    yield f"         {_level(config.sandbox)}"
 
 
 def _machine(config: RunConfig) -> Iterator[str]:
     device = device_of(config.model)
     dtype = dtype_of(config.model, device)
-    yield f"         {_level(config.sandbox)}"
     engine: Any = config.engine
     if isinstance(engine, AutoEngine):
         engine = engine.choose(Policy(device, dtype, "auto"))

@@ -115,7 +115,7 @@ def _reports(
         items = [(problems[line.task_id], line.completions) for line in chunk]
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
-            passed = not result.masked and config.reward.passed(result.reports)
+            passed = not result.masked and bool(config.reward.passed(result.reports))
             yield _report(line.task_id, seen[line.task_id], result, sandbox.level), passed
             seen[line.task_id] += 1
 

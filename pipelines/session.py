@@ -381,8 +381,9 @@ class Session:
     def _sandbox(self) -> Sandbox:
         sandbox: Sandbox = self.config.sandbox.open()
         self._resources.callback(sandbox.close)
-        self.console.say(f"programs run at isolation level {sandbox.level}")
-        self._tag({"sandbox.level": sandbox.level})
+        if sandbox.level:
+            self.console.say(f"programs run at isolation level {sandbox.level}")
+            self._tag({"sandbox.level": sandbox.level})
         return sandbox
 
     def _let_go(self) -> None:

@@ -8,6 +8,14 @@ from magrpo.config import ConfigError, load_config, load_resolved
 from magrpo.registry import build, resolve
 from tests import plugins
 
+CONFIGS = sorted((Path(__file__).parents[1] / "pipelines" / "configs").glob("*.toml"))
+
+
+@pytest.mark.parametrize("example", CONFIGS, ids=lambda path: path.stem)
+def test_every_example_is_a_configuration(example: Path) -> None:
+    config = load_config(example)
+    assert load_resolved(config.resolved(secrets=True)) == config
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

@@ -5,4 +5,6 @@ TABLE = {
     "humaneval": "magrpo.problems.humaneval:HumanEval",
     "coophumaneval": "magrpo.problems.humaneval:CoopHumanEval",
     "mbpp": "magrpo.problems.mbpp:Mbpp",
+    "tldr": "magrpo.problems.writing:Tldr",
+    "arxiv": "magrpo.problems.writing:Arxiv",
 }

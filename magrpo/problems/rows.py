@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import zlib
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[S
         ConfigError: a ``task_id`` occurs twice, or a split would be empty.
     """
     ids = [problem.task_id for problem in problems]
-    if twice := next((name for name in ids if ids.count(name) > 1), None):
+    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
         raise ConfigError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
     number = round(test_frac * len(problems))
     if not 0 < number < len(problems):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 TABLE = {
+    "none": "magrpo.sandboxes.none:NoSandbox",
     "pool": "magrpo.sandboxes.pool:PoolSandbox",
 }
 

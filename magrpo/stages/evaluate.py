@@ -164,12 +164,13 @@ def per_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, 
         }
         for part, maximum in reward.maxima.items():
             quantities[part] = _each(partial(_fraction, part, maximum), problems)
-        fewest = min(len(members) for members in problems.values())
+        verdicts = {task_id: [row.passed[-1] for row in members] for task_id, members in problems.items()}
+        solvable = all(None not in passed for passed in verdicts.values())
+        fewest = min(map(len, verdicts.values()))
         for k in PASS_AT:
-            if k <= fewest:
+            if solvable and k <= fewest:
                 quantities[f"pass_at_{k}"] = {
-                    task_id: [pass_at_k(len(members), sum(row.passed[-1] for row in members), k)]
-                    for task_id, members in problems.items()
+                    task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts.items()
                 }
         values[name] = quantities
     return values

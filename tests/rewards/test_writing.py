@@ -148,7 +148,7 @@ def test_transition_scale() -> None:
 def test_nothing_runs_and_nothing_passes() -> None:
     reward = WritingReward()
     assert reward.executions(PROBLEM, {"summary": "a", "elaboration": "b"}, {}) == {}
-    assert reward.passed({}) is False
+    assert reward.passed({}) is None
     assert reward.max_total == 3.0 == sum(reward.maxima.values())
 
 

@@ -3,8 +3,13 @@ from __future__ import annotations
 import pytest
 
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
+from magrpo.envs.writing import WritingEnv
+from magrpo.registry import ConfigError
+from magrpo.report import columns_of
+from magrpo.rewards.writing import WritingReward
+from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.evaluate import evaluate
-from magrpo.types import EvalReport, Problem
+from magrpo.types import EvalReport, Execution, Problem
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="helper", role="helper", model="m"), AgentConfig(name="main", role="main", model="m"))
@@ -81,3 +86,28 @@ def test_agents_that_take_turns() -> None:
     row = next(row for row in report.rows if row.task_id == "b" and row.mode == "greedy")
     assert row.texts == {"helper": "bad", "main": "good"}
     assert (row.returns, row.passed) == ((0.0, 2.0), (False, True))
+
+
+def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
+    reward = WritingReward()
+    report = evaluate(
+        SPLITS,
+        policy_version=0,
+        agents=[AgentConfig(name=role, role=role, model="m") for role in ("summary", "elaboration")],
+        env=WritingEnv(kind="writing"),
+        reward=reward,
+        engine=ScriptedEngine(lambda request: " ".join(["word"] * (20 if request.agent == "elaboration" else 9))),
+        sandbox=NoSandbox().open(),
+        render=render,
+        config=EvalConfig(num_samples=4),
+        rollout_config=RolloutConfig(),
+        cache={},
+    )
+    summary = report.summary["test/sampled"]
+    assert summary["structure"].mean == summary["length_ratio"].mean == 1.0
+    assert columns_of(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]
+
+
+def test_a_reward_that_runs_programs_needs_a_sandbox() -> None:
+    with pytest.raises(ConfigError, match=r"kind 'none' runs no programs .* choose 'pool'"):
+        NoSandbox().run([Execution("", "f", "")])

@@ -1,0 +1,118 @@
+"""Texts that two authors write about: posts to summarise (TLDR) and abstracts to make an introduction of (arXiv).
+
+The two tasks of arXiv 2508.04652 for the environment and the reward ``writing``: ``Problem.prompt`` is the text, and
+there are no tests.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import ClassVar
+
+from pydantic import Field
+
+from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.registry import ConfigError, Plugin
+from magrpo.seeds import derive_seed
+from magrpo.types import Problem, Split
+
+_POST = re.compile(r"(?:SUBREDDIT:\s*(\S+)\s+)?TITLE:\s*(.*?)\s*^POST:\s*(.*)", re.DOTALL | re.MULTILINE)
+_TLDR = re.compile(r"\s*TL;DR:?\s*$")
+
+
+class Texts(Plugin):
+    """Texts of a hub set or a file; a text that occurs twice counts once. The splits never share a text."""
+
+    name: ClassVar[str]
+    fields: ClassVar[tuple[str, ...]]
+    """Where a row may have its text, the first of them counts."""
+
+    source: str
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    hub_split: str = "train"
+    """Split of a hub id to train on."""
+    hub_test_split: str = "test"
+    """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
+    test_frac: float = Field(0.2, gt=0, lt=1)
+    """Share of a file's texts held out, chosen by a hash of their task_id."""
+    num_train: int = Field(1000, ge=1)
+    """The most texts to train on, the first ones."""
+    num_test: int = Field(1000, ge=1)
+    """The most texts held out, the first ones."""
+    min_words: int = Field(8, ge=1)
+    """Shorter texts are left out."""
+    max_words: int = Field(500, ge=1)
+    """Longer texts are left out."""
+
+    def load(self) -> dict[Split, list[Problem]]:
+        """``train`` and ``test``.
+
+        Raises:
+            ConfigError: the source, a row or a field is unusable, or no text has an allowed length; the message names
+                it and the remedy.
+        """
+        problems = self._problems(self.hub_split)
+        if Path(self.source).expanduser().is_file() or not self.hub_test_split:
+            splits = halves(problems, self.test_frac, self.source)
+        else:
+            held_out = self._problems(self.hub_test_split)
+            known = {problem.prompt for problem in held_out}
+            splits = {"train": [problem for problem in problems if problem.prompt not in known], "test": held_out}
+        return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
+
+    def _problems(self, split: str) -> list[Problem]:
+        """The texts of allowed length, the first of equal ones."""
+        problems: dict[str, Problem] = {}
+        for row in read_rows(self.source, split):
+            problem = self._parse(row)
+            if self.min_words <= len(problem.prompt.split()) <= self.max_words:
+                problems.setdefault(problem.prompt, problem)
+        if not problems:
+            raise ConfigError(
+                f"{self.source}: no text has {self.min_words} to {self.max_words} words; see problems.min_words and "
+                "problems.max_words"
+            )
+        return list(problems.values())
+
+    def _parse(self, row: Row) -> Problem:
+        text, tags = self.parts(row.text(*self.fields).replace("\r\n", "\n").strip())
+        return Problem(str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}"), text, tags=tags)
+
+    def parts(self, text: str) -> tuple[str, dict[str, str]]:
+        """What authors see of a row's text, and tags of the problem."""
+        return text, {}
+
+
+class Tldr(Texts):
+    """Posts to summarise, in the field ``prompt``; ``SUBREDDIT: ... TITLE: ... POST: ... TL;DR:`` is taken apart.
+
+    ``tags``: ``subreddit`` where it is known. The field ``completion`` is not used.
+    """
+
+    name: ClassVar[str] = "tldr"
+    fields: ClassVar[tuple[str, ...]] = ("prompt", "post", "text")
+
+    source: str = "trl-lib/tldr"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+
+    def parts(self, text: str) -> tuple[str, dict[str, str]]:
+        """Title and post, a blank line between them; a text of another form unchanged but for a final ``TL;DR:``."""
+        text = _TLDR.sub("", text)
+        match = _POST.fullmatch(text)
+        if match is None:
+            return text, {}
+        subreddit, title, post = match.groups()
+        return f"{title}\n\n{post}".strip(), {"subreddit": subreddit} if subreddit else {}
+
+
+class Arxiv(Texts):
+    """Abstracts to make an introduction of, in the field ``abstract_text`` or ``abstract``."""
+
+    name: ClassVar[str] = "arxiv"
+    fields: ClassVar[tuple[str, ...]] = ("abstract_text", "abstract", "text")
+
+    source: str = "OpenMLRL/arXiv_abstract"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    hub_test_split: str = "val"
+    """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""

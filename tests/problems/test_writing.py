@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset
+
+from magrpo.envs.writing import WritingEnv
+from magrpo.problems.writing import Arxiv, Tldr
+
+POST = "SUBREDDIT: r/garden\n\nTITLE: Slugs\n\nPOST: They ate my beans. TITLE: no, that is part of it.{}\n\nTL;DR:"
+LONG = "We study how slugs find beans in a garden of average size and show that they do."
+
+
+def jsonl(path: Path, *rows: dict[str, Any]) -> str:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def test_a_post_is_taken_apart_into_title_and_text(tmp_path: Path) -> None:
+    rows = [{"prompt": POST.format(f" Day {i}."), "completion": " Slugs."} for i in range(5)]
+    rows.append({"prompt": POST.format(" Day 0.")})  # the same again
+    splits = Tldr(kind="tldr", source=jsonl(tmp_path / "posts.jsonl", *rows), test_frac=0.4).load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 3, "test": 2}
+    problem = next(p for problems in splits.values() for p in problems if "Day 0" in p.prompt)
+    assert problem.prompt == "Slugs\n\nThey ate my beans. TITLE: no, that is part of it. Day 0."
+    assert problem.tags == {"subreddit": "r/garden"}
+    assert problem.task_id.startswith("tldr/")
+    assert problem.prompt in WritingEnv(kind="writing").observe(problem, "summary", [], "a").messages[0].content
+
+
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("Plain words of a note.\nTL;DR: ", "Plain words of a note."),
+        ("TITLE: Beans\nPOST: They grew.", "Beans\n\nThey grew."),
+        ("POST: with no title", "POST: with no title"),
+        ("It says TL;DR: in the middle", "It says TL;DR: in the middle"),
+    ],
+)
+def test_texts_of_other_forms_stay_as_they_are(text: str, kept: str) -> None:
+    assert Tldr(kind="tldr").parts(text) == (kept, {})
+
+
+def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:
+    rows = [{"task_id": f"mine/{i}", "abstract": f"{LONG} {i}"} for i in range(10)]
+    rows += [{"abstract": "Too short."}, {"abstract": LONG * 40}]
+    source = jsonl(tmp_path / "abstracts.jsonl", *rows)
+    splits = Arxiv(kind="arxiv", source=source, test_frac=0.3, num_train=4, num_test=2).load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 4, "test": 2}
+    assert all(p.task_id.startswith("mine/") for problems in splits.values() for p in problems)
+    with pytest.raises(ValueError, match=r"abstracts\.jsonl: no text has 700 to 800 words; see problems\.min_words"):
+        Arxiv(kind="arxiv", source=source, min_words=700, max_words=800).load()
+
+
+def test_a_row_without_a_text_is_named(tmp_path: Path) -> None:
+    source = jsonl(tmp_path / "a.jsonl", {"abstract": LONG}, {"title": "x"})
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: has no field 'abstract_text' or 'abstract' or 'text'; its fiel"):
+        Arxiv(kind="arxiv", source=source).load()
+
+
+def test_a_hub_set_has_splits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = {"abstract_text": f"{LONG} Shared."}
+    parts = {
+        "train": [{"abstract_text": f"{LONG} {i}"} for i in range(6)] + [shared],
+        "val": [{"abstract_text": f"{LONG} {i}."} for i in range(2)] + [shared],
+    }
+    monkeypatch.setattr("datasets.load_dataset", lambda name, config, split: Dataset.from_list(parts[split]))
+    splits = Arxiv(kind="arxiv").load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 6, "test": 3}
+    assert [p.prompt for p in splits["train"]] == [row["abstract_text"] for row in parts["train"][:6]]
+    by_hash = Arxiv(kind="arxiv", hub_test_split="").load()
+    assert {split: len(problems) for split, problems in by_hash.items()} == {"train": 6, "test": 1}
