@@ -176,6 +176,15 @@ def test_commands_are_ones(path: Path) -> None:
     assert named <= known
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_overrides_are_ones(path: Path) -> None:
+    """Of every configuration that ships and is trained in a block of code."""
+    blocks = "\n".join(BLOCK.findall(path.read_text(encoding="utf-8")))
+    for line in re.findall(r"^magrpo (?:train|sweep) (pipelines/configs/[^[\n]+)$", blocks, re.MULTILINE):
+        config, *words = shlex.split(line, comments=True)
+        load_config(ROOT / config, [word for word in words if re.match(r"[a-z_]+\.[\w.]+=[^,]*$", word)])
+
+
 def test_cli_page_has_every_environment_variable() -> None:
     read = {ALLOW_NONE, *QUIET}
     for path in [*ROOT.glob("magrpo/**/*.py"), *ROOT.glob("pipelines/*.py")]:
