@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
-from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
-from magrpo.config import BaselineRow, RunConfig
+from magrpo.config import RunConfig
 from magrpo.engines import EngineError
 from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
@@ -32,14 +30,14 @@ from magrpo.types import (
     Sample,
     ScoredTurn,
     Split,
-    Trajectory,
     Turn,
 )
+from pipelines.resources import Resources
 
 if TYPE_CHECKING:
-    from magrpo.interfaces import Engine, Progress, Sandbox
-    from magrpo.policy import Policy
-    from magrpo.stages.update import Updater
+    from magrpo.interfaces import Engine, Progress
+    from magrpo.stages.play import Arena
+    from magrpo.stages.score import ScoreStats
 
 _POLICY = ("agents", "model", "lora", "train")
 
@@ -66,17 +64,14 @@ class Session:
     def __init__(
         self, config: RunConfig, store: RunStore, console: Console, tag: Callable[[Mapping[str, str]], None]
     ) -> None:
-        self._tag = tag
         self.config = config
         self.store = store
         self.console = console
-        self._resources = ExitStack()
+        self._tag = tag
+        self._open = Resources(config, store, self._isolated)
         self._reports: dict[Execution, ExecutionReport] = {}
         self._problems: dict[Split, list[Problem]] = {}
         self._progress: Progress | None = None  # of the stage under way
-        self._live: Pointer | None = None  # the checkpoint the updater holds
-        self._served: Pointer | None = None  # the checkpoint the engine holds
-        self._seated = 0  # rows of baselines whose weights the engine has been given
 
     def __enter__(self) -> Session:
         return self
@@ -84,7 +79,7 @@ class Session:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._resources.close()
+        self._open.close()
 
     # ------------------------------------------------------------------------------------------------------- stages
     def prepare(self) -> Pointer:
@@ -104,8 +99,8 @@ class Session:
         """Write the untrained weights: checkpoint 0."""
 
         def work(folder: Path) -> dict[str, float]:
-            self._updater.save(folder)
-            return {"start/gpus": float(self._policy.device.type == "cuda")}
+            self._open.updater.save(folder)
+            return {"start/gpus": float(self._open.policy.device.type == "cuda")}
 
         return self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
 
@@ -127,13 +122,12 @@ class Session:
                 nodes = children(self._scored(parents), config.rollout, seed)
             groups: list[RolloutGroup[Turn]] = []
             if nodes:
-                engine = self._serve(checkpoint)
                 groups = rollout(
                     nodes,
                     agents=config.agents,
                     env=config.env,
-                    render=self._policy.render,
-                    engine=engine,
+                    render=self._open.policy.render,
+                    engine=self._open.serve(checkpoint),
                     config=config.rollout,
                     seed=seed,
                     progress=self._progress,
@@ -154,9 +148,9 @@ class Session:
             unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
             scored, stats = score(
                 unscored,
-                roles=self._roles,
+                roles={agent.name: agent.role for agent in self.config.agents},
                 reward=self.config.reward,
-                sandbox=self._sandbox,
+                sandbox=self._open.sandbox,
                 cache=self._reports,
                 progress=self._progress,
             )
@@ -193,18 +187,15 @@ class Session:
                 for agent in self.config.agents
                 if agent.trained
             }
-            self._resume(checkpoint)
-            if self._served is not None:
-                self._engine.sleep()
-            self._live = None  # from here on the weights move; they are named again once committed
-            metrics = self._updater.update(batch, self._progress)
-            self._updater.save(folder)
+            updater = self._open.train(checkpoint)
+            metrics = updater.update(batch, self._progress)
+            updater.save(folder)
             computed = True
             return metrics
 
         pointer = self._stage("update", iteration, (*_POLICY, "optim", "algo"), [samples, checkpoint], work)
         if computed:
-            self._live = pointer
+            self._open.trained(pointer)
         if (iteration - 1) % self.config.eval.every != 0:
             self.store.prune(checkpoint, "optimizer.pt")
         return pointer
@@ -213,34 +204,17 @@ class Session:
         """The weights of ``checkpoint`` on problems never trained on."""
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.sandboxes.remarkable import write_remarkable
             from magrpo.stages.evaluate import evaluate
-            from magrpo.stages.score import ScoreStats
 
-            stats = ScoreStats()
-            kept: list[Trajectory] = []
-            report = evaluate(
-                self._load_problems(problems),
-                policy_version=iteration,
-                agents=self.config.agents,
-                env=self.config.env,
-                reward=self.config.reward,
-                engine=self._serve(checkpoint),
-                sandbox=self._sandbox,
-                render=self._policy.render,
-                config=self.config.eval,
-                rollout_config=self.config.rollout,
-                cache=self._reports,
-                progress=self._progress,
-                stats=stats,
-                kept=kept,
-            )
-            write_remarkable(folder / "remarkable.json", stats.ran)
+            config = self.config
+            arena = self._arena(self._open.serve(checkpoint))
+            splits = self._load_problems(problems)
+            report, kept = evaluate(arena, config, splits, config.eval, config.rollout, iteration)
+            _write_evaluation(folder, report, arena.stats)
             write_records(folder / "trajectories.jsonl.gz", kept)
-            (folder / "report.json").write_bytes(msgspec.json.encode(report))
             headline = report.summary["test/sampled"]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
-            metrics |= {f"eval/{key}": value for key, value in stats.metrics().items()}
+            metrics |= {f"eval/{key}": value for key, value in arena.stats.metrics().items()}
             for name, summary in report.summary.items():
                 if name != "test/sampled":
                     metrics[f"eval/{name}/return"] = summary["return"].mean
@@ -256,34 +230,27 @@ class Session:
         """
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.sandboxes.remarkable import write_remarkable
             from magrpo.stages.baseline import baseline, num_votes
-            from magrpo.stages.score import ScoreStats
 
-            chosen = next(one for one in self.config.baselines.rows if one.name == row)
+            config = self.config
+            chosen = next(one for one in config.baselines.rows if one.name == row)
             votes = 1
             if chosen.votes != "none":
                 votes = num_votes({name: load_report(self.store, made) for name, made in earlier.items()}, "single")
-            stats = ScoreStats()
+            arena = self._arena(self._open.seat(chosen, untrained))
             report, timed = baseline(
-                self._load_problems(problems),
+                arena,
                 chosen,
+                self._load_problems(problems),
+                config.eval,
+                config.rollout,
                 num_votes=votes,
-                timed_problems=self.config.baselines.timed_problems,
-                engine=self._seat(chosen, untrained),
-                sandbox=self._sandbox,
-                render=self._policy.render,
-                config=self.config.eval,
-                rollout_config=self.config.rollout,
-                cache=self._reports,
-                progress=self._progress,
-                stats=stats,
+                timed_problems=config.baselines.timed_problems,
             )
-            write_remarkable(folder / "remarkable.json", stats.ran)
-            (folder / "report.json").write_bytes(msgspec.json.encode(report))
+            _write_evaluation(folder, report, arena.stats)
             write_records(folder / "timed.jsonl.gz", timed)
             metrics = {key: interval.mean for key, interval in report.summary["test/sampled"].items()}
-            metrics |= stats.metrics() | {"votes": float(votes)}
+            metrics |= arena.stats.metrics() | {"votes": float(votes)}
             return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
 
         sections = ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout")
@@ -313,6 +280,10 @@ class Session:
         return self._stage("report", self.config.train.num_iterations, sections, evaluations, work)
 
     # ------------------------------------------------------------------------------------------------------ plumbing
+    def _isolated(self, level: str) -> None:
+        self.console.say(f"programs run at isolation level {level}")
+        self._tag({"sandbox.level": level})
+
     def _stage(
         self,
         stage: str,
@@ -345,83 +316,21 @@ class Session:
         try:
             pointer = self.store.commit(name, key, timed)
         except (EngineError, SandboxDied):
-            self._let_go()
+            self._open.let_go()
             raise
         self.console.end(stage, iteration, self.store.metrics(pointer), reused=False)
         return pointer
 
-    @cached_property
-    def _policy(self) -> Policy:
-        from magrpo.policy import Policy
+    def _arena(self, engine: Engine) -> Arena:
+        from magrpo.stages.play import Arena
 
-        return Policy.open(self.config.agents, self.config.model, self.config.lora, self.config.train.seed)
-
-    @cached_property
-    def _updater(self) -> Updater:
-        from magrpo.stages.update import Updater
-
-        config = self.config
-        return Updater(
-            self._policy,
-            config.algo,
-            config.optim,
-            temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
-            num_iterations=config.train.num_iterations,
-            dump=self.store.path / "failed-batch",
+        return Arena(
+            engine=engine,
+            sandbox=self._open.sandbox,
+            render=self._open.policy.render,
+            cache=self._reports,
+            progress=self._progress,
         )
-
-    @cached_property
-    def _engine(self) -> Engine:
-        engine: Engine = self.config.engine.open(self._policy)
-        self._resources.callback(engine.close)
-        return engine
-
-    @cached_property
-    def _sandbox(self) -> Sandbox:
-        sandbox: Sandbox = self.config.sandbox.open()
-        self._resources.callback(sandbox.close)
-        if sandbox.level:
-            self.console.say(f"programs run at isolation level {sandbox.level}")
-            self._tag({"sandbox.level": sandbox.level})
-        return sandbox
-
-    def _let_go(self) -> None:
-        """Close engine and sandbox, one of which died: another try opens them anew."""
-        self._resources.close()
-        self.__dict__.pop("_engine", None)
-        self.__dict__.pop("_sandbox", None)
-        self._served = None
-
-    @property
-    def _roles(self) -> dict[str, str]:
-        return {agent.name: agent.role for agent in self.config.agents}
-
-    def _resume(self, checkpoint: Pointer) -> None:
-        """Make the live weights and optimizers those of ``checkpoint``."""
-        if self._live != checkpoint:
-            self._updater.load(self.store.folder(checkpoint))
-            self._live = checkpoint
-
-    def _serve(self, checkpoint: Pointer) -> Engine:
-        """The engine, awake, with the weights of ``checkpoint``."""
-        self._resume(checkpoint)
-        if self._served is not None:
-            self._engine.wake()
-        if self._served != checkpoint:
-            folder = self.store.folder(checkpoint) / "weights"
-            self._engine.load(self._policy.version, {agent.name: folder / agent.name for agent in self.config.agents})
-            self._served = checkpoint
-        return self._engine
-
-    def _seat(self, row: BaselineRow, untrained: Pointer) -> Engine:
-        """The engine with the weights that ``row`` asks for; they are no checkpoint's."""
-        untrained_weights = self.store.folder(untrained) / "weights"
-        weights = {agent.name: agent.start_from or untrained_weights / agent.name for agent in row.agents}
-        self._live = self._served = None
-        self._seated += 1  # no two rows have the same version, so that every engine takes up the weights
-        self._engine.load(self._seated, weights)
-        return self._engine
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
         if not self._problems:
@@ -431,6 +340,13 @@ class Session:
 
     def _scored(self, pointer: Pointer) -> list[RolloutGroup[ScoredTurn]]:
         return read_records(self.store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])
+
+
+def _write_evaluation(folder: Path, report: EvalReport, stats: ScoreStats) -> None:
+    from magrpo.sandboxes.remarkable import write_remarkable
+
+    write_remarkable(folder / "remarkable.json", stats.ran)
+    (folder / "report.json").write_bytes(msgspec.json.encode(report))
 
 
 def load_report(store: RunStore, pointer: Pointer) -> EvalReport:

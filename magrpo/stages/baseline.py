@@ -14,10 +14,11 @@ from pathlib import Path
 from time import perf_counter
 
 from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
-from magrpo.interfaces import Engine, Progress, Sandbox
-from magrpo.stages.evaluate import play, summarise
-from magrpo.stages.rollout import Node, Render
-from magrpo.stages.score import Cache, ScoreStats, score_texts
+from magrpo.interfaces import Engine, Progress
+from magrpo.stages.evaluate import eval_rows, held_out, summarise
+from magrpo.stages.play import Arena, play
+from magrpo.stages.rollout import sampling_params
+from magrpo.stages.score import score_texts
 from magrpo.types import (
     Action,
     EvalReport,
@@ -36,19 +37,14 @@ Behaviour = Callable[[EvalRow], Hashable]
 
 
 def baseline(
-    splits: Mapping[Split, Sequence[Problem]],
+    arena: Arena,
     row: BaselineRow,
+    splits: Mapping[Split, Sequence[Problem]],
+    config: EvalConfig,
+    rollout_config: RolloutConfig,
     *,
     num_votes: int,
     timed_problems: int,
-    engine: Engine,
-    sandbox: Sandbox,
-    render: Render,
-    config: EvalConfig,
-    rollout_config: RolloutConfig,
-    cache: Cache,
-    progress: Progress | None = None,
-    stats: ScoreStats | None = None,
 ) -> tuple[EvalReport, list[TimedAnswer]]:
     """Evaluate the weights that the engine holds as ``row`` says; and the time of answers asked for one at a time.
 
@@ -56,44 +52,25 @@ def baseline(
     mode, in which all answers would be the same. The first ``timed_problems`` problems of ``test`` are timed, after
     one that is not.
     """
-    clock = Clock(engine)
-    tokens = row.max_new_tokens
-    sampled = SamplingParams(rollout_config.temperature, rollout_config.top_p, rollout_config.top_k, tokens)
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=tokens)
+    clock = Clock(arena.engine)
+    arena = replace(arena, engine=clock)
+    rollout_config = rollout_config.model_copy(update={"termination_threshold": None})
     per_trajectory = num_votes if row.votes != "none" else 1
-
-    def played(nodes: Sequence[Node], origin: Sequence[tuple[Split, Mode]]) -> list[EvalRow]:
-        return play(
-            nodes,
-            origin,
-            agents=row.agents,
-            env=row.env,
-            reward=row.reward,
-            engine=clock,
-            sandbox=sandbox,
-            render=render,
-            rollout_config=rollout_config.model_copy(update={"termination_threshold": None}),
-            seed=config.seed,
-            cache=cache,
-            progress=progress,
-            stats=stats,
-        )
-
-    asked: dict[tuple[Split, Mode], list[Node]] = {}
-    for split in sorted(splits):
-        problems = splits[split][: config.max_problems] if split != "train" else ()
-        asked[split, "sampled"] = [Node(p, (), (), sampled, config.num_samples * per_trajectory) for p in problems]
-        asked[split, "greedy"] = [Node(p, (), (), greedy, 1) for p in problems if row.votes == "none"]
-    rows = played([n for nodes in asked.values() for n in nodes], [key for key, nodes in asked.items() for _ in nodes])
+    sampled = replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens)
+    modes: dict[Mode, tuple[SamplingParams, int]] = {"sampled": (sampled, config.num_samples * per_trajectory)}
+    if row.votes == "none":
+        modes["greedy"] = (SamplingParams(temperature=0.0, max_new_tokens=row.max_new_tokens), 1)
+    starts = held_out(splits, config, modes)
+    rows = eval_rows(play(arena, row, starts, rollout_config, config.seed), row.reward)
     if row.votes != "none":
-        texts = {problem.task_id: problem for problems in splits.values() for problem in problems}
-        rows = vote(rows, num_votes, None if row.votes == "best" else behaviour(rows, texts, row, sandbox, cache))
+        rows = vote(rows, num_votes, None if row.votes == "best" else behaviour(rows, row, splits, arena))
+    first = [start for start in starts if (start.split, start.mode) == ("test", "sampled")]
     timed = []
-    first = [Node(node.problem, (), (), sampled, per_trajectory) for node in asked["test", "sampled"]]
-    for node in [*first[:1], *first[:timed_problems]]:
+    for start in [*first[:1], *first[:timed_problems]]:
         clock.restart()
-        played([node], [("test", "sampled")])
-        timed.append(TimedAnswer(node.problem.task_id, clock.seconds, clock.tokens))
+        alone = replace(start, node=replace(start.node, group_size=per_trajectory))
+        play(arena, row, [alone], rollout_config, config.seed)
+        timed.append(TimedAnswer(start.node.problem.task_id, clock.seconds, clock.tokens))
     return EvalReport(0, tuple(rows), summarise(rows, row.reward, config.seed)), timed[1:]
 
 
@@ -164,12 +141,13 @@ def vote(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | None) -
 
 
 def behaviour(
-    rows: Sequence[EvalRow], problems: Mapping[str, Problem], row: BaselineRow, sandbox: Sandbox, cache: Cache
+    rows: Sequence[EvalRow], row: BaselineRow, splits: Mapping[Split, Sequence[Problem]], arena: Arena
 ) -> Behaviour:
     """What the programs of ``rows`` came to on each test's input: the verdict and the value got, from their reports."""
     roles = {agent.name: agent.role for agent in row.agents}
+    problems = {problem.task_id: problem for members in splits.values() for problem in members}
     items = [(problems[one.task_id], {roles[agent]: text for agent, text in one.texts.items()}) for one in rows]
-    scored, _ = score_texts(items, reward=row.reward, sandbox=sandbox, cache=cache)
+    scored, _ = score_texts(items, reward=row.reward, sandbox=arena.sandbox, cache=arena.cache)
     seen = {_key(one): _outcome(result.reports) for one, result in zip(rows, scored, strict=True)}
     return lambda one: seen[_key(one)]
 

@@ -1,7 +1,7 @@
 """Evaluate: the agents on problems never trained on, sampled with a fixed seed and greedy.
 
-Every trajectory is played on its own: at each turn the agents that act answer once. What counts is the joint action of
-the last turn. Quantities are fractions of their maximum, with bootstrap intervals over problems.
+What counts is the joint action of a trajectory's last turn. Quantities are fractions of their maximum, with bootstrap
+intervals over problems.
 """
 
 from __future__ import annotations
@@ -11,134 +11,53 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
-from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
-from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
-from magrpo.stages.rollout import Node, Render, extend, rollout, sampling_params
-from magrpo.stages.score import Cache, ScoreStats, score
-from magrpo.types import (
-    PENDING,
-    EvalReport,
-    EvalRow,
-    Interval,
-    Mode,
-    Problem,
-    SamplingParams,
-    ScoredTurn,
-    Split,
-    Step,
-    Trajectory,
-)
+from magrpo.config import EvalConfig, RolloutConfig
+from magrpo.interfaces import Reward
+from magrpo.stages.play import Arena, Game, Start, play
+from magrpo.stages.rollout import Node, sampling_params
+from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Step, Trajectory
 
 PASS_AT = (1, 3, 5, 10)
 
 
 def evaluate(
+    arena: Arena,
+    game: Game,
     splits: Mapping[Split, Sequence[Problem]],
-    *,
-    policy_version: int,
-    agents: Sequence[AgentConfig],
-    env: Env,
-    reward: Reward,
-    engine: Engine,
-    sandbox: Sandbox,
-    render: Render,
     config: EvalConfig,
     rollout_config: RolloutConfig,
-    cache: Cache,
-    progress: Progress | None = None,
-    stats: ScoreStats | None = None,
-    kept: list[Trajectory] | None = None,
-) -> EvalReport:
-    """Evaluate the weights the engine holds on every split but ``train``.
+    policy_version: int,
+) -> tuple[EvalReport, list[Trajectory]]:
+    """Evaluate the weights the engine holds on every split but ``train``; the first trajectories of each problem.
 
-    All splits and both modes share one engine batch a turn. The sampled mode draws ``config.num_samples``
-    trajectories a problem at the training temperature. ``stats`` takes up what the sandbox did, ``kept`` the first
-    trajectory of each problem and mode.
+    The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. The trajectories
+    returned are one for each problem and mode, those on which the sandbox failed included.
     """
     sampled = sampling_params(rollout_config)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
-    origin: list[tuple[Split, Mode]] = []
-    nodes: list[Node] = []
-    for split in sorted(splits):
-        if split == "train":
-            continue
-        for problem in splits[split][: config.max_problems]:
-            origin += [(split, "sampled"), (split, "greedy")]
-            nodes += [Node(problem, (), (), sampled, config.num_samples), Node(problem, (), (), greedy, 1)]
-    rows = play(
-        nodes,
-        origin,
-        agents=agents,
-        env=env,
-        reward=reward,
-        engine=engine,
-        sandbox=sandbox,
-        render=render,
-        rollout_config=rollout_config,
-        seed=config.seed,
-        cache=cache,
-        progress=progress,
-        stats=stats,
-        kept=kept,
-    )
-    return EvalReport(policy_version, tuple(rows), summarise(rows, reward, config.seed))
+    starts = held_out(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
+    trajectories = play(arena, game, starts, rollout_config, config.seed)
+    rows = eval_rows(trajectories, game.reward)
+    report = EvalReport(policy_version, tuple(rows), summarise(rows, game.reward, config.seed))
+    return report, [trajectory for trajectory in trajectories if trajectory.path[0] == 0]
 
 
-def play(
-    nodes: Sequence[Node],
-    origin: Sequence[tuple[Split, Mode]],
-    *,
-    agents: Sequence[AgentConfig],
-    env: Env,
-    reward: Reward,
-    engine: Engine,
-    sandbox: Sandbox,
-    render: Render,
-    rollout_config: RolloutConfig,
-    seed: int,
-    cache: Cache,
-    progress: Progress | None = None,
-    stats: ScoreStats | None = None,
-    kept: list[Trajectory] | None = None,
-) -> list[EvalRow]:
-    """Play every trajectory that starts at ``nodes``, none of which has a past, to its end; in a fixed order.
+def held_out(
+    splits: Mapping[Split, Sequence[Problem]], config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
+) -> list[Start]:
+    """Starts at the problems of every split but ``train``: for each mode how to sample, and how many trajectories."""
+    return [
+        Start(split, mode, Node(problem, (), (), sampling, number))
+        for split in sorted(splits)
+        if split != "train"
+        for problem in splits[split][: config.max_problems]
+        for mode, (sampling, number) in modes.items()
+    ]
 
-    ``origin`` names split and mode of each node. A trajectory on which the sandbox failed is left out. ``kept`` takes
-    up the first trajectory of each node, failed ones included.
-    """
-    rows: list[EvalRow] = []
-    aligned = rollout_config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
-    roles = {agent.name: agent.role for agent in agents}
-    open_nodes: list[tuple[tuple[Split, Mode], Node, tuple[Step, ...]]]
-    open_nodes = [(where, node, ()) for where, node in zip(origin, nodes, strict=True)]
-    while open_nodes:
-        turn = len(open_nodes[0][1].path)
-        groups = rollout(
-            [node for _, node, _ in open_nodes],
-            agents=agents,
-            env=env,
-            render=render,
-            engine=engine,
-            config=aligned,
-            seed=seed,
-            progress=progress,
-        )
-        scored, turn_stats = score(groups, roles=roles, reward=reward, sandbox=sandbox, cache=cache, progress=None)
-        if stats is not None:
-            stats.add(turn_stats)
-        following: list[tuple[tuple[Split, Mode], Node, tuple[Step, ...]]] = []
-        for (where, node, before), group in zip(open_nodes, scored, strict=True):
-            for index, joint_action in enumerate(group.turns):
-                steps = (*before, Step.of(group, index))
-                if turn + 1 < env.num_turns and _goes_on(joint_action, rollout_config.termination_threshold):
-                    following.append((where, extend(group, index, node.sampling, 1), steps))
-                    continue
-                trajectory = Trajectory(group.problem, *where, (*group.path, index), steps)
-                if kept is not None and trajectory.path[0] == 0:
-                    kept.append(trajectory)
-                if not joint_action.masked:
-                    rows.append(_row(trajectory, reward))
-        open_nodes = following
+
+def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:
+    """The trajectories as rows, in a fixed order; those on which the sandbox failed are left out."""
+    rows = [_row(trajectory, reward) for trajectory in trajectories if not trajectory.steps[-1].turn.masked]
     return sorted(rows, key=lambda row: (row.split, row.mode, row.task_id, row.index))
 
 
@@ -182,11 +101,6 @@ def _each(value: Callable[[EvalRow], float], problems: Mapping[str, list[EvalRow
 
 def _fraction(part: str, maximum: float, row: EvalRow) -> float:
     return row.parts[-1].get(part, 0.0) / maximum
-
-
-def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
-    ends = threshold is not None and turn.reward.total > threshold and turn.reward != PENDING
-    return not turn.masked and not ends
 
 
 def _tokens(step: Step) -> int:

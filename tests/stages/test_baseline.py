@@ -8,6 +8,7 @@ import pytest
 
 from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
 from magrpo.stages.baseline import baseline, num_votes, vote
+from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
 from tests.plugins import Env, Reward
@@ -32,18 +33,14 @@ def run(
         max_new_tokens=9,
         **options,
     )
-    return baseline(
-        SPLITS,
-        row,
-        num_votes=3,
-        timed_problems=2,
+    arena = Arena(
         engine=engine,
         sandbox=sandbox or ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
         render=render,
-        config=EvalConfig(num_samples=4),
-        rollout_config=RolloutConfig(termination_threshold=-1.0),
         cache={},
     )
+    rollout_config = RolloutConfig(termination_threshold=-1.0)
+    return baseline(arena, row, SPLITS, EvalConfig(num_samples=4), rollout_config, num_votes=3, timed_problems=2)
 
 
 def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:

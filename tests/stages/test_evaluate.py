@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
@@ -9,6 +11,7 @@ from magrpo.report import columns_of
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.evaluate import evaluate
+from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, Execution, Problem
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
@@ -23,19 +26,18 @@ SPLITS = {
 def run(
     engine: ScriptedEngine, num_turns: int, env: type[LengthEnv] = LengthEnv, **rollout_options: float
 ) -> EvalReport:
-    return evaluate(
-        SPLITS,
-        policy_version=3,
-        agents=AGENTS,
-        env=env(num_turns),
-        reward=PassReward(),
+    arena = Arena(
         engine=engine,
         sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
         render=render,
-        config=EvalConfig(num_samples=4),
-        rollout_config=RolloutConfig(group_size=8, **rollout_options),
         cache={},
     )
+    game = SimpleNamespace(agents=AGENTS, env=env(num_turns), reward=PassReward())
+    report, kept = evaluate(
+        arena, game, SPLITS, EvalConfig(num_samples=4), RolloutConfig(group_size=8, **rollout_options), policy_version=3
+    )
+    assert len(kept) == 3 * 2, "one of each problem and mode"
+    return report
 
 
 def answer(request) -> str:
@@ -90,19 +92,15 @@ def test_agents_that_take_turns() -> None:
 
 def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
     reward = WritingReward()
-    report = evaluate(
-        SPLITS,
-        policy_version=0,
-        agents=[AgentConfig(name=role, role=role, model="m") for role in ("summary", "elaboration")],
-        env=WritingEnv(kind="writing"),
-        reward=reward,
+    arena = Arena(
         engine=ScriptedEngine(lambda request: " ".join(["word"] * (20 if request.agent == "elaboration" else 9))),
         sandbox=NoSandbox().open(),
         render=render,
-        config=EvalConfig(num_samples=4),
-        rollout_config=RolloutConfig(),
         cache={},
     )
+    agents = [AgentConfig(name=role, role=role, model="m") for role in ("summary", "elaboration")]
+    game = SimpleNamespace(agents=agents, env=WritingEnv(kind="writing"), reward=reward)
+    report, _ = evaluate(arena, game, SPLITS, EvalConfig(num_samples=4), RolloutConfig(), policy_version=0)
     summary = report.summary["test/sampled"]
     assert summary["structure"].mean == summary["length_ratio"].mean == 1.0
     assert columns_of(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]

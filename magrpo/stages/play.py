@@ -1,0 +1,90 @@
+"""Play: whole trajectories, each on its own, from a problem to its last turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from magrpo.config import AgentConfig, RolloutConfig
+from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
+from magrpo.stages.rollout import Node, Render, extend, rollout
+from magrpo.stages.score import Cache, ScoreStats, score
+from magrpo.types import PENDING, Mode, ScoredTurn, Split, Step, Trajectory
+
+
+class Game(Protocol):
+    """Who plays, where, and what it is worth: the configuration of a run, or a row of the table of baselines."""
+
+    @property
+    def agents(self) -> Sequence[AgentConfig]: ...
+
+    @property
+    def env(self) -> Env: ...
+
+    @property
+    def reward(self) -> Reward: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arena:
+    """What games are played with. ``engine`` holds the weights; ``stats`` takes up what the sandbox did."""
+
+    engine: Engine
+    sandbox: Sandbox
+    render: Render
+    cache: Cache
+    progress: Progress | None = None
+    stats: ScoreStats = field(default_factory=ScoreStats)
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """A node without a past at which ``node.group_size`` trajectories begin, and what they count for."""
+
+    split: Split
+    mode: Mode
+    node: Node
+
+
+def play(arena: Arena, game: Game, starts: Sequence[Start], config: RolloutConfig, seed: int) -> list[Trajectory]:
+    """Every trajectory from ``starts`` to its end, all of them in one engine batch a turn.
+
+    At each turn the agents that act answer once. A trajectory ends early where its reward exceeds
+    ``config.termination_threshold``, or where the sandbox failed on it: then its last turn is masked.
+    """
+    aligned = config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
+    roles = {agent.name: agent.role for agent in game.agents}
+    finished: list[Trajectory] = []
+    going: list[tuple[Start, tuple[Step, ...]]] = [(start, ()) for start in starts]
+    while going:
+        turn = len(going[0][0].node.path)
+        groups = rollout(
+            [start.node for start, _ in going],
+            agents=game.agents,
+            env=game.env,
+            render=arena.render,
+            engine=arena.engine,
+            config=aligned,
+            seed=seed,
+            progress=arena.progress,
+        )
+        scored, stats = score(groups, roles=roles, reward=game.reward, sandbox=arena.sandbox, cache=arena.cache)
+        arena.stats.add(stats)
+        following: list[tuple[Start, tuple[Step, ...]]] = []
+        for (start, before), group in zip(going, scored, strict=True):
+            for index, joint_action in enumerate(group.turns):
+                steps = (*before, Step.of(group, index))
+                if turn + 1 < game.env.num_turns and _goes_on(joint_action, config.termination_threshold):
+                    node = extend(group, index, start.node.sampling, 1)
+                    following.append((Start(start.split, start.mode, node), steps))
+                else:
+                    path = (*group.path, index)
+                    finished.append(Trajectory(group.problem, start.split, start.mode, path, steps))
+        going = following
+    return finished
+
+
+def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
+    ends = threshold is not None and turn.reward.total > threshold and turn.reward != PENDING
+    return not turn.masked and not ends
