@@ -38,6 +38,7 @@ class Problem:
 
     ``prompt`` is the preamble, the signature and the docstring of ``entry_point``; ``test`` is source that defines
     ``check(candidate)``; ``canonical_solution`` continues ``prompt``. ``tags`` are free labels (``level``, ``split``).
+    ``hidden_test`` is more of the same as ``test`` for the reward alone: agents see nothing of what it comes to.
     """
 
     task_id: str
@@ -46,6 +47,7 @@ class Problem:
     test: str = ""
     canonical_solution: str = ""
     tags: dict[str, str] = field(default_factory=dict)
+    hidden_test: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,7 +41,8 @@ def work_of(config: RunConfig) -> Work:
         joint_actions += nodes * joint
         nodes *= min(joint, rollout.branching or joint)
     each: int | None = getattr(config.reward, "max_executions", None)
-    programs = None if each is None else joint_actions * each
+    tests = 2 if getattr(config.problems, "hidden_tests", False) else 1
+    programs = None if each is None else joint_actions * each * tests
     return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
 

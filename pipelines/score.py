@@ -21,6 +21,7 @@ from magrpo.config import plugin, validated
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.registry import ConfigError, Section
+from magrpo.rewards.common import whole
 from magrpo.stages.score import Cache, Scored, score_texts
 from magrpo.types import Problem
 
@@ -121,7 +122,7 @@ def _reports(
 
 
 def _report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
-    program = next(iter(scored.reports.values()), None)
+    program = whole(scored.reports, next(iter(scored.reports))) if scored.reports else None
     status = "infra_error" if scored.masked else program.status if program else "not_run"
     return ReportLine(
         task_id=task_id,

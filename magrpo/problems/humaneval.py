@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import ast
-import logging
 from typing import ClassVar
 
-from pydantic import Field
-
-from magrpo.problems.rows import Row, halves, read_rows
-from magrpo.registry import ConfigError, Plugin
-from magrpo.types import Problem, Split
-
-log = logging.getLogger(__name__)
+from magrpo.problems.files import FileProblems
+from magrpo.problems.rows import Row
+from magrpo.registry import ConfigError
+from magrpo.types import Problem
 
 
-class HumanEval(Plugin):
+class HumanEval(FileProblems):
     """Problems in the HumanEval form: ``task_id, prompt, entry_point, test, canonical_solution``.
 
     ``prompt`` ends in the docstring of ``entry_point``, ``test`` defines ``check(candidate)``, and
@@ -27,22 +23,10 @@ class HumanEval(Plugin):
 
     source: str = "openai/openai_humaneval"
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
-    hub_split: str = "test"
-    """Split to read of a hub id."""
-    test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of the problems held out, chosen by a hash of their task_id."""
 
-    def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``; warns where training would use a public benchmark's test problems.
-
-        Raises:
-            ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
-        """
-        problems = [parse_problem(row) for row in read_rows(self.source, self.hub_split)]
-        splits = halves(problems, self.test_frac, self.source)
-        if all(problem.task_id.startswith(self.ids) for problem in problems):
-            warn_about_training(self.benchmark, len(splits["train"]))
-        return splits
+    def parse(self, row: Row) -> Problem:
+        """See :func:`parse_problem`."""
+        return parse_problem(row)
 
 
 class CoopHumanEval(HumanEval):
@@ -53,17 +37,6 @@ class CoopHumanEval(HumanEval):
 
     source: str = "OpenMLRL/CoopHumanEval"
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
-
-
-def warn_about_training(benchmark: str, number: int) -> None:
-    """Warn that what is called ``train`` comes from the test split of a public benchmark."""
-    log.warning(
-        "the train split holds %d problems of the public test split of %s: results on %s itself, or of any model "
-        "trained here, are no longer comparable with published ones",
-        number,
-        benchmark,
-        benchmark,
-    )
 
 
 def parse_problem(row: Row) -> Problem:

@@ -5,15 +5,13 @@ from __future__ import annotations
 import ast
 from typing import ClassVar
 
-from pydantic import Field
-
-from magrpo.problems.humaneval import warn_about_training
-from magrpo.problems.rows import Row, halves, read_rows
-from magrpo.registry import ConfigError, Plugin
-from magrpo.types import Problem, Split
+from magrpo.problems.files import FileProblems
+from magrpo.problems.rows import Row
+from magrpo.registry import ConfigError
+from magrpo.types import Problem
 
 
-class Mbpp(Plugin):
+class Mbpp(FileProblems):
     """MBPP, sanitized: ``task_id, prompt, code, test_imports, test_list``. The full set's ``text`` is read as well."""
 
     benchmark: ClassVar[str] = "MBPP"
@@ -22,20 +20,10 @@ class Mbpp(Plugin):
     """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id (its configuration ``sanitized`` is read)."""
     hub_split: str = "train+validation+prompt+test"
     """Split to read of a hub id."""
-    test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of the problems held out, chosen by a hash of their task_id."""
 
-    def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``; warns that both hold problems of the benchmark's test split.
-
-        Raises:
-            ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
-        """
-        splits = halves(
-            [parse_problem(row) for row in read_rows(self.source, self.hub_split)], self.test_frac, self.source
-        )
-        warn_about_training(self.benchmark, len(splits["train"]))
-        return splits
+    def parse(self, row: Row) -> Problem:
+        """See :func:`parse_problem`."""
+        return parse_problem(row)
 
 
 def parse_problem(row: Row) -> Problem:

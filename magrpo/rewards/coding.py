@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
-from magrpo.rewards.common import ProgramReward
+from magrpo.rewards.common import ProgramReward, executions_of, whole
 from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
 from magrpo.rewards.usage import only_forwards, use_of
 from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
@@ -36,7 +36,8 @@ class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
     Reports are named ``program`` (the combined program) and ``wrapper`` (main's body replaced by a bare call of
-    ``aux``, run only where the thin-wrapper rule needs it). See ``docs/rewards.md`` for what each part demands.
+    ``aux``, run only where the thin-wrapper rule needs it), those of hidden tests ``program_hidden`` and
+    ``wrapper_hidden``. See ``docs/rewards.md`` for what each part demands.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -55,12 +56,12 @@ class CodingReward(ProgramReward):
         program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not (program.has_entry and program.compiles):
             return {}
-        test = trusted_test(problem.prompt, problem.entry_point, problem.test)
         if "program" not in reports:
-            return {"program": Execution(program.source, problem.entry_point, test, watch=HELPER)}
+            return executions_of(problem, "program", program.source, watch=HELPER)
         undecided = not program.only_forwards and "wrapper" not in reports
-        if undecided and self._num_passed(reports["program"]) and self._use(program, reports["program"]) == "used":
-            return {"wrapper": Execution(program.wrapper, problem.entry_point, test)}
+        passed = self._num_passed(whole(reports, "program"))
+        if undecided and passed and self._use(program, reports["program"]) == "used":
+            return executions_of(problem, "wrapper", program.wrapper)
         return {}
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
@@ -70,9 +71,8 @@ class CodingReward(ProgramReward):
         parts = dict.fromkeys(MAXIMA, 0.0)
         parts["structure"] = (0.4 if program.has_helper else 0.0) + (0.6 if program.has_entry else 0.0)
         if program.has_entry and program.compiles:
-            report = reports["program"]
             parts["syntax"] = 0.5
-            parts["tests"] = self._share_passed(report)
+            parts["tests"] = self._share_passed(whole(reports, "program"))
             parts["cooperation"] = self._cooperation(program, reports)
         return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
 
@@ -89,13 +89,16 @@ class CodingReward(ProgramReward):
         return program.use
 
     def _cooperation(self, program: Program, reports: Mapping[str, ExecutionReport]) -> float:
-        report = reports["program"]
-        use = self._use(program, report)
+        use = self._use(program, reports["program"])
         if use == "discarded":
             return -0.5
-        if use != "used" or self._num_passed(report) == 0:
+        if use != "used" or self._num_passed(whole(reports, "program")) == 0:
             return 0.0
-        thin = program.only_forwards or _passes_unchanged(report.cases, reports["wrapper"].cases)
+        thin = program.only_forwards or all(
+            _passes_unchanged(run.cases, reports[name.replace("program", "wrapper")].cases)
+            for name, run in reports.items()
+            if name.startswith("program")
+        )
         return 0.5 if thin else 1.5
 
 
@@ -116,13 +119,6 @@ def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
         use=use_of(main_module.source, HELPER),
         only_forwards=has_entry and only_forwards(main_module.source, entry_point, HELPER),
     )
-
-
-@lru_cache(maxsize=1024)
-def trusted_test(prompt: str, entry_point: str, test: str) -> str:
-    """The test with the prompt's preamble before it: some tests call the helpers that the prompt defines."""
-    above = preamble(prompt, entry_point)
-    return assemble([above, Module((), test)]) if above.source or above.futures else test
 
 
 def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
 from typing import ClassVar
 
 from magrpo.registry import Plugin
-from magrpo.types import ExecutionReport
+from magrpo.rewards.program import Module, assemble, preamble
+from magrpo.types import Execution, ExecutionReport, Problem
 
 
 class ProgramReward(Plugin):
-    """A reward with a part for tests; the report of the program that all agents made is named ``program``."""
+    """A reward with a part for tests; the report of the program that all agents made is named ``program``.
+
+    Hidden tests have a run and a report of their own, ``program_hidden``: what is made from ``program`` alone, as
+    feedback is, cannot tell anything about them.
+    """
 
     part_maxima: ClassVar[Mapping[str, float]]
     """The largest value of every part."""
@@ -34,7 +41,7 @@ class ProgramReward(Plugin):
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         """Whether the program ran and passed every test."""
-        report = reports.get("program")
+        report = whole(reports, "program") if "program" in reports else None
         return report is not None and 0 < report.tests_total == self._num_passed(report)
 
     def _num_passed(self, report: ExecutionReport) -> int:
@@ -45,3 +52,36 @@ class ProgramReward(Plugin):
 
     def _share_passed(self, report: ExecutionReport) -> float:
         return self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+
+
+def executions_of(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
+    """A program against the problem's tests and, as ``<name>_hidden``, against its hidden tests if it has any."""
+    prompt, entry_point = problem.prompt, problem.entry_point
+    wanted = {name: Execution(source, entry_point, trusted_test(prompt, entry_point, problem.test), watch)}
+    if problem.hidden_test:
+        hidden = trusted_test(prompt, entry_point, problem.hidden_test)
+        wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden)
+    return wanted
+
+
+def whole(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
+    """The report ``name`` with the cases of the hidden tests after its own."""
+    report, hidden = reports[name], reports.get(f"{name}_hidden")
+    if hidden is None:
+        return report
+    return replace(
+        report,
+        status=hidden.status if report.status == "pass" else report.status,
+        cases=report.cases + hidden.cases,
+        duration_s=report.duration_s + hidden.duration_s,
+        cpu_s=report.cpu_s + hidden.cpu_s,
+        memory_bytes=max(report.memory_bytes, hidden.memory_bytes),
+        forgeable=report.forgeable or hidden.forgeable,
+    )
+
+
+@lru_cache(maxsize=1024)
+def trusted_test(prompt: str, entry_point: str, test: str) -> str:
+    """The test with the prompt's preamble before it: some tests call the helpers that the prompt defines."""
+    above = preamble(prompt, entry_point)
+    return assemble([above, Module((), test)]) if above.source or above.futures else test

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import ClassVar
 
-from magrpo.rewards.coding import trusted_test
-from magrpo.rewards.common import ProgramReward
+from magrpo.rewards.common import ProgramReward, executions_of, whole
 from magrpo.rewards.program import assemble, compiles, extract, preamble, returns_value
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
@@ -34,8 +33,7 @@ class SoloReward(ProgramReward):
         source, has_entry = combine(problem.prompt, problem.entry_point, texts["solo"])
         if "program" in reports or not (has_entry and compiles(source)):
             return {}
-        test = trusted_test(problem.prompt, problem.entry_point, problem.test)
-        return {"program": Execution(source, problem.entry_point, test)}
+        return executions_of(problem, "program", source)
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
@@ -45,9 +43,8 @@ class SoloReward(ProgramReward):
         if has_entry:
             parts["structure"] = 1.0
         if has_entry and compiles(source):
-            report = reports["program"]
             parts["syntax"] = 0.5
-            parts["tests"] = self._share_passed(report)
+            parts["tests"] = self._share_passed(whole(reports, "program"))
         return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
 
 

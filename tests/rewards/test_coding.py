@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from hypothesis import strategies as st
 from magrpo.interfaces import Sandbox
 from magrpo.problems.conventions import write
 from magrpo.problems.coopcode import CoopCode, composition_of
-from magrpo.rewards.coding import MAXIMA, CodingReward, trusted_test
+from magrpo.rewards.coding import MAXIMA, CodingReward
+from magrpo.rewards.common import trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
@@ -54,6 +56,20 @@ def parts(
     price = REWARD.price(PROBLEM, texts, reports)
     assert price.total == sum(price.parts.values())
     return tuple(price.parts[name] for name in MAXIMA)
+
+
+def test_hidden_tests_count_like_any_other() -> None:
+    """A thin wrapper is one that passes whatever the program passes, of all tests."""
+    problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}
+    reports = {"program": report(4, calls=4, used=True), "program_hidden": report(1)}
+    assert list(REWARD.executions(problem, texts, {})) == list(reports)
+    assert list(REWARD.executions(problem, texts, reports)) == ["wrapper", "wrapper_hidden"]
+    for passed, cooperation in ((0, 1.5), (1, 0.5)):
+        both = reports | {"wrapper": report(4), "wrapper_hidden": report(passed)}
+        assert REWARD.executions(problem, texts, both) == {}
+        price = REWARD.price(problem, texts, both)
+        assert (price.parts["tests"], price.parts["cooperation"]) == (5 / 8, cooperation)
+        assert not REWARD.passed(both)
 
 
 USED, IGNORED, UNCALLED = (report(4, calls=4, used=True), report(4, calls=4), report(4))

@@ -1,0 +1,66 @@
+"""Problem sets read from files: every row of the source is a problem, and a share of them is held out."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from typing import ClassVar
+
+from pydantic import Field
+
+from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.registry import ConfigError, Plugin
+from magrpo.types import Problem, Split
+
+log = logging.getLogger(__name__)
+
+
+class FileProblems(Plugin):
+    """What the problem sets of files have in common."""
+
+    benchmark: ClassVar[str]
+    """The public benchmark whose test problems the source holds; empty if it has a training split of its own."""
+    ids: ClassVar[str] = ""
+    """What the ``task_id`` of every problem of that benchmark begins with."""
+    hidden_tests: ClassVar[bool] = False
+    """Whether problems have hidden tests, so that each program runs twice; the plan of a run counts with it."""
+
+    source: str
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    hub_split: str = "test"
+    """Split to read of a hub id."""
+    test_frac: float = Field(0.2, gt=0, lt=1)
+    """Share of the problems held out, chosen by a hash of their task_id."""
+
+    @abstractmethod
+    def parse(self, row: Row) -> Problem | None:
+        """The problem of a row; None leaves the row out.
+
+        Raises:
+            ConfigError: a field is missing or unusable; the message names row, field and remedy.
+        """
+
+    def load(self) -> dict[Split, list[Problem]]:
+        """``train`` and ``test``; warns where training would use a public benchmark's test problems.
+
+        Raises:
+            ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
+        """
+        rows = read_rows(self.source, self.hub_split)
+        problems = [problem for row in rows if (problem := self.parse(row))]
+        if not problems:
+            raise ConfigError(
+                f"{self.source}: none of its {len(rows)} rows is a problem under the limits of [problems]"
+            )
+        if len(problems) < len(rows):
+            log.warning("%d of %d rows are left out by the limits of [problems]", len(rows) - len(problems), len(rows))
+        splits = halves(problems, self.test_frac, self.source)
+        if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
+            log.warning(
+                "the train split holds %d problems of the public test split of %s: results on %s itself, or of any "
+                "model trained here, are no longer comparable with published ones",
+                len(splits["train"]),
+                self.benchmark,
+                self.benchmark,
+            )
+        return splits
