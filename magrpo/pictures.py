@@ -124,39 +124,41 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 
 
+RETURNS = (("test", "return"), ("ood", "return"))
+
+
 def comparison_picture(
     runs: Mapping[str, Sequence[EvalReport]],
     note: str = OVER_PROBLEMS,
     tokens: Mapping[str, Mapping[int, float]] | None = None,
+    quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> Figure:
-    """Held-out return of several runs over their training iterations, and that on new compositions where all have it.
+    """``quantities``, by split and name, of several runs over their training iterations: those that all runs have.
 
     ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
     of its own run's maximum. ``note`` says below it what the bands are. ``tokens``: those generated for training up to
     each iteration that was evaluated; a second row of panels has them in place of the iterations.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
-    splits = [split for split in ("test", "ood") if all(f"{split}/{MODE}" in r[-1].summary for r in runs.values())]
+    last = [reports[-1].summary for reports in runs.values()]
+    shown = [(split, name) for split, name in quantities if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
     with mpl.rc_context(STYLE):
         rows = 1 if tokens is None else 2
-        figure, panels = _panels(len(splits), height=4.4 * rows, rows=rows)
+        figure, panels = _panels(len(shown), height=4.4 * rows, rows=rows)
         for number, axes in enumerate(panels):
-            split, over_tokens = splits[number % len(splits)], number >= len(splits)
-            curves = {label: _returns(reports, split) for label, reports in runs.items()}
+            (split, name), over_tokens = shown[number % len(shown)], number >= len(shown)
+            curves = {label: _curves(r, {"": (f"{split}/{MODE}", name)})[""] for label, r in runs.items()}
             if tokens is not None and over_tokens:
                 curves = {label: [(tokens[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
             _draw_curves(axes, curves, COLOURS)
-            axes.set(title=f"Joint return, {TITLES[split].lower()}", ylim=(0, 103))
+            title = "Joint return" if name == "return" else name.replace("pass_at_", "pass@")
+            axes.set(title=f"{title}, {TITLES[split].lower()}", ylim=(0, 103))
             axes.set_xlabel("thousands of tokens generated in training" if over_tokens else "training iterations")
             axes.grid(axis="y")
-            if number % len(splits) == 0:
+            if number % len(shown) == 0:
                 axes.set_ylabel("percent of the maximum")
         figure.supxlabel(note, fontsize=9.5, color=GREY)
     return figure
-
-
-def _returns(reports: Sequence[EvalReport], split: str) -> Curve:
-    return [(report.policy_version, report.summary[f"{split}/{MODE}"]["return"]) for report in reports]
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn

@@ -281,12 +281,12 @@ def runs(*, root: Root = Path("runs")) -> int:
 def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
     """Set two runs or more side by side: configuration, learning curves, evaluations, cost.
 
-    Runs of baselines become one table, with intervals over problems and seeds.
+    Runs of baselines become one table, with intervals over problems and seeds; sweeps are compared over their seeds.
 
     Parameters
     ----------
     run
-        Ids of runs; differences are to the first.
+        Ids of runs, or names of sweeps; differences are to the first.
     output
         Folder for what is written; by default ROOT/comparisons/RUN-vs-RUN.
     """

@@ -79,11 +79,18 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise ConfigError(f"compare: run {twice} is named twice")
-    stores = [RunStore.open(root, name) for name in names]
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 160
+    sweeps = [name for name in names if (root / "sweeps" / name).is_dir()]
+    if len(sweeps) == len(names):
+        from pipelines.compare_sweeps import compare_sweeps
+
+        return compare_sweeps(names, root, folder, console)
+    if sweeps:
+        raise ConfigError(f"compare: {sweeps[0]} is a sweep, others are not; compare it with sweeps")
+    stores = [RunStore.open(root, name) for name in names]
     tables = [store.run_id for store in stores if _config(store).baselines.rows]
     if len(tables) == len(stores):
         return compare_baselines(stores, folder, console)

@@ -19,6 +19,7 @@ from pipelines.runs import duration
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, markdown, page, show
 
+HEADLINE = "test/sampled"
 _GOOD = 0.85
 """The share of the maximum that counts as learned."""
 _NOTE = (
@@ -29,18 +30,15 @@ _NOTE = (
 
 def write(sweep: Sweep, console: Console) -> list[Path]:
     """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
-    done: dict[str, list[Compared]] = {}
-    for child in sweep.children:
-        if finished(sweep.store(child)):
-            done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
+    done = finished_runs(sweep)
     if not done:
         return []
     means = {title: averaged([run.reports for run in runs]) for title, runs in done.items()}
     sections = list(_sections(sweep, done, means))
     title = f"Sweep {sweep.name}"
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
-    short = _short(sweep)
-    shown = {short[name]: means[name] for name in means if name in best}
+    words = short(sweep)
+    shown = {words[name]: means[name] for name in means if name in best}
     picture = comparison_picture(shown, "Sampled completions; means and 95 % intervals over seeds.")
     pictures = save(picture, sweep.folder / "curves")
     paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
@@ -53,6 +51,15 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     show(sections, wide)
     console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
     return [*paths, *pictures]
+
+
+def finished_runs(sweep: Sweep) -> dict[str, list[Compared]]:
+    """The runs of each setting that went to their end, by its title."""
+    done: dict[str, list[Compared]] = {}
+    for child in sweep.children:
+        if finished(sweep.store(child)):
+            done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
+    return done
 
 
 def averaged(runs: Sequence[Sequence[EvalReport]]) -> list[EvalReport]:
@@ -76,14 +83,14 @@ def _average(reports: Sequence[EvalReport]) -> EvalReport:
     return EvalReport(reports[0].policy_version, (), summary)
 
 
-def _short(sweep: Sweep) -> dict[str, str]:
+def short(sweep: Sweep) -> dict[str, str]:
     """What a picture calls each setting: its values, if they tell it from the others."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
 
 def _return(report: EvalReport) -> Interval:
-    return report.summary["test/sampled"]["return"]
+    return report.summary[HEADLINE]["return"]
 
 
 def _sections(
@@ -93,10 +100,10 @@ def _sections(
     parts = next(iter(done.values()))[0].config.reward.maxima
     order = list(SPLIT_TITLES)
     for key in sorted(
-        _shared(last.values()), key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy"))
+        shared_keys(last.values()), key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy"))
     ):
         summaries = {title: summary[key] for title, summary in last.items()}
-        names = _shared(summaries.values())
+        names = shared_keys(summaries.values())
         some = next(iter(summaries.values()))
         columns = columns_of(
             {name: some[name] for name in names}, {part: parts[part] for part in parts if part in names}
@@ -108,12 +115,12 @@ def _sections(
         note = _NOTE if key == "test/sampled" else ""
         yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
     yield from _differences(done)
-    yield _reached(done)
-    yield _cost(done)
+    yield reached(done)
+    yield cost(done)
     yield _runs(sweep, done)
 
 
-def _shared(tables: Iterable[Mapping[str, object]]) -> list[str]:
+def shared_keys(tables: Iterable[Mapping[str, object]]) -> list[str]:
     """The keys that all have, in the order of the first."""
     first, *others = tables
     return [key for key in first if all(key in other for other in others)]
@@ -135,7 +142,7 @@ def _differences(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
         )
 
 
-def _reached(done: Mapping[str, Sequence[Compared]]) -> Section:
+def reached(done: Mapping[str, Sequence[Compared]]) -> Section:
     """How far each setting's runs had to go for a good return."""
     rows = []
     for title, runs in done.items():
@@ -159,7 +166,7 @@ def first_at(run: Compared, value: float) -> Budget | None:
     return None
 
 
-def _cost(done: Mapping[str, Sequence[Compared]]) -> Section:
+def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
     rows = []
     for title, runs in done.items():
         spent = [run.budgets[-1] for run in runs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
@@ -26,6 +27,7 @@ from pipelines.compare import Compared, load_compared
 from pipelines.sweep_report import averaged, first_at
 from tests.pipelines.micro import write_config
 
+ENGINES = ("tests.pipelines.test_sweep:Moody", "transformers")
 MOODS: list[BaseException] = []
 
 
@@ -149,6 +151,7 @@ def test_a_sweep_survives_failures_and_interruptions(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.count("finished") >= 4
     check_report(root, names)
     check_tracking(root, names)
+    check_comparison(root, names, capsys)
 
 
 def check_report(root: Path, names: list[str]) -> None:
@@ -178,3 +181,25 @@ def check_tracking(root: Path, names: list[str]) -> None:
     logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "sweep")}
     assert logged == {"sweep.html", "sweep.md", "sweep.csv", "curves.png", "curves.svg"}
     assert len(client.search_runs(["1"])) == len(names) + 1
+
+
+def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """With the same runs under another name: every setting twice, each at the mean of its seeds."""
+    shutil.copytree(root / "sweeps" / "s", root / "sweeps" / "t")
+    assert main(["compare", "s", "t", "--root", str(root)]) == 0
+    folder = root / "comparisons" / "s-vs-t"
+    text = (folder / "compare.md").read_text()
+    mean = fmean(
+        load_compared("", RunStore.open(root, name)).last.summary["test/sampled"]["return"].mean for name in names[:2]
+    )
+    for title in ("At the end of training", "At an equal budget of tokens"):
+        table = text.partition(f"## {title}\n")[2].partition("## ")[0]
+        rows = [line.split(" | ") for line in table.splitlines() if line.startswith(("| s ", "| t "))]
+        assert [row[0] for row in rows] == [f"| {name} {title}" for name in "st" for title in ENGINES]
+        assert {row[1] for row in rows} == {"2"}
+        assert {row[7].split()[0] for row in rows} == {f"{100 * mean:.1f}"}
+    assert f"| t {ENGINES[1]} | +0.0 [+0.0, +0.0] | +0.0 [+0.0, +0.0] | 2 |" in text
+    assert (folder / "compare.html").read_text().count("data:image/png") == 1
+    capsys.readouterr()
+    assert main(["compare", "s", names[0], "--root", str(root)]) == 2
+    assert "s is a sweep, others are not" in capsys.readouterr().err
