@@ -13,7 +13,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from magrpo.config import TABLES, AgentConfig, BaselineRow, RunConfig, validated
+from magrpo.config import AgentConfig, BaselineRow, RunConfig
+from magrpo.reading import TABLES, validated
 from magrpo.registry import ConfigError, choices, resolve
 
 

@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RegistryConfig, RunConfig, validated
+from magrpo.config import RegistryConfig, RunConfig
+from magrpo.reading import validated
 from magrpo.registry import ConfigError
 from magrpo.spool import Unavailable
 from magrpo.store import RunStore, write_durably

@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import App, CycloptsError, Parameter, validators
+from cyclopts import App, CycloptsError, Parameter
 
 from magrpo.registry import ConfigError
+from pipelines.arguments import Overrides, Positive, Root
+from pipelines.cli_bench import bench
 from pipelines.settings import prepare_environment
 
 if TYPE_CHECKING:
@@ -37,8 +39,7 @@ app = App(
     version=lambda: __import__("magrpo").__version__,
 )
 
-Root = Annotated[Path, Parameter(help="Folder of run directories.")]
-Overrides = Annotated[str, Parameter(help="section.key=value changes one value of the configuration.")]
+app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -135,7 +136,7 @@ def sweep(
     /,
     *overrides: Overrides,
     settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
-    seeds: Annotated[int | None, Parameter(validator=validators.Number(gte=1))] = None,
+    seeds: Positive | None = None,
     local: bool = False,
     resume: str | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
@@ -240,7 +241,7 @@ def serve(
     interval: str | None = None,
     rrule: str | None = None,
     timezone: str = "UTC",
-    limit: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 1,
+    limit: Positive = 1,
     name: str | None = None,
 ) -> int:
     """Train again and again, at the times of a schedule, until interrupted.
@@ -361,55 +362,3 @@ def sync(run: str, /, *, root: Root = Path("runs")) -> int:
     from pipelines.launch import sync
 
     return sync(run, root)
-
-
-bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
-app.command(bench)
-
-
-@bench.command(help_epilogue="")
-def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -> int:
-    """Split the wall time of a run into its stages, orchestration and tracking.
-
-    Parameters
-    ----------
-    config
-        TOML file.
-    local
-        Measure the loop without Prefect.
-    """
-    from pipelines.bench import orchestration
-
-    return orchestration(config, overrides, local=local)
-
-
-@bench.command(help_epilogue="")
-def credit(
-    config: Path, /, *overrides: Overrides, batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8
-) -> int:
-    """Compare the gradient's variance under aligned and crossed credit, from the same completions.
-
-    Parameters
-    ----------
-    config
-        TOML file of a run with one turn.
-    batches
-        Iterations' worth of problems to sample.
-    """
-    from pipelines.bench_credit import bench_credit
-
-    return bench_credit(config, overrides, batches)
-
-
-@bench.command(help_epilogue="")
-def sandbox(*, workers: Annotated[int, Parameter(validator=validators.Number(gte=1))] = 2) -> int:
-    """Time the sandbox, and one bubblewrap per candidate beside it in the same run.
-
-    Parameters
-    ----------
-    workers
-        Jails side by side.
-    """
-    from pipelines.bench_sandbox import bench_sandbox
-
-    return bench_sandbox(workers)

@@ -10,7 +10,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from magrpo.config import TABLES, AgentConfig, RunConfig
+from magrpo.config import AgentConfig, RunConfig
+from magrpo.reading import TABLES
 from magrpo.registry import resolve
 
 

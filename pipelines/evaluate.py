@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config, validated
+from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config
+from magrpo.reading import validated
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore
 from pipelines.baselines import Team, Teams, names_of, with_baselines

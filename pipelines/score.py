@@ -17,9 +17,9 @@ import msgspec
 from rich.console import Console
 from rich.progress import Progress, TimeRemainingColumn
 
-from magrpo.config import plugin, validated
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
+from magrpo.reading import plugin, validated
 from magrpo.registry import ConfigError, Section
 from magrpo.rewards.common import whole
 from magrpo.stages.score import Cache, Scored, score_texts
