@@ -7,6 +7,7 @@ import sys
 from collections import deque
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
+from statistics import median
 from time import monotonic
 
 from rich.console import Console
@@ -36,7 +37,11 @@ _WIDE = 76
 
 
 class Pace:
-    """When a run will end, by the iterations that this process has done whole: reused ones take no time."""
+    """When a run will end, by the iterations that this process has done whole: reused ones take no time.
+
+    The others are taken to last as long as the median of the newest 20: first ones are slow, and single ones hold an
+    evaluation or what else the machine had to do.
+    """
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations = num_iterations
@@ -59,7 +64,7 @@ class Pace:
         """Time to the end, ``0:12:30 left``; empty before an iteration is done."""
         if self._since is None or not self._seconds:
             return ""
-        whole = sum(self._seconds) / len(self._seconds) * (self._num_iterations - done)
+        whole = median(self._seconds) * (self._num_iterations - done)
         return f"{timedelta(seconds=round(max(whole - (monotonic() - self._since), 0.0)))} left"
 
 

@@ -77,6 +77,14 @@ def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock
     assert live_line(console).endswith("· 0:00:50 left")
 
 
+def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
+    console = RunConsole(Standing(10, 4.0), Console(file=io.StringIO()))
+    for iteration in range(1, 4):
+        iterate(console, iteration, clock)
+        clock.now += 300.0 * (iteration == 1)
+    assert live_line(console).endswith("· 0:01:10 left")
+
+
 @pytest.mark.parametrize(("width", "fits_all"), [(60, False), (80, True), (120, True)])
 def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
