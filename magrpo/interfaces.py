@@ -5,7 +5,8 @@ A plug-in (:class:`magrpo.registry.Plugin`) configures; what holds resources is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -158,6 +159,28 @@ class SandboxPlugin(Protocol):
     """Configuration of a sandbox."""
 
     def open(self) -> Sandbox: ...
+
+
+class Conventions(Protocol):
+    """How the agents of a warm start write about a problem, each by conventions that it draws for itself alone."""
+
+    roles: tuple[str, ...]
+
+    def draw(self, rng: random.Random, role: str) -> str:
+        """The name of a convention."""
+        ...
+
+    def all(self, role: str) -> Iterable[str]:
+        """Conventions whose texts, over all problems, hold every word that any text can hold."""
+        ...
+
+    def write(self, problem: Problem, role: str, convention: str) -> str:
+        """The completion of the agent in ``role``: equal arguments, equal text."""
+        ...
+
+    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
+        """The same with a mistake."""
+        ...
 
 
 class Tracker(Protocol):

@@ -1,4 +1,4 @@
-"""The embedded base model from random weights, as a Prefect flow: demonstrate, train, save.
+"""An embedded base model from random weights, as a Prefect flow: demonstrate, train, save.
 
 Imports prefect only where the recipe is run with it.
 """
@@ -17,13 +17,19 @@ from pydantic import ValidationError
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from magrpo.envs import diagnosis, writing
 from magrpo.envs.coding import CodingEnv
+from magrpo.interfaces import Problems, SandboxPlugin
 from magrpo.interfaces import Progress as Advance
-from magrpo.problems.coopcode import CoopCode
-from magrpo.registry import ConfigError, choices
+from magrpo.problems import TABLE
+from magrpo.problems.conventions import Divisions
+from magrpo.problems.voices import Voices
+from magrpo.registry import ConfigError, build, choices
 from magrpo.rewards.coding import CodingReward
+from magrpo.rewards.writing import WritingReward
+from magrpo.sandboxes.none import NoSandbox
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.stages.demonstrate import Example, revisions
+from magrpo.stages.demonstrate import Example, Recipe, revisions
 from magrpo.stages.warm_start import WarmStartConfig
 from magrpo.stages.warm_start import warm_start as train
 from magrpo.store import read_records, write_records
@@ -34,7 +40,17 @@ Step = Callable[[], None]
 AsStep = Callable[[str, Step], Step]
 """Wraps a step, for example as a Prefect task."""
 
-_ENV = CodingEnv(prompt="bare", num_turns=2)
+RECIPES: Mapping[str, tuple[Recipe, SandboxPlugin]] = {
+    "coopcode": (
+        Recipe(CodingEnv(prompt="bare", num_turns=2), CodingReward(), Divisions(), diagnosis.BARE_LINES),
+        PoolSandbox(test_s=0.5, total_s=1.0),
+    ),
+    "notes": (
+        Recipe(writing.WritingEnv(prompt="bare", num_turns=2), WritingReward(), Voices(), writing.BARE_LINES, 0.9),
+        NoSandbox(),
+    ),
+}
+"""By ``problems``: what is demonstrated, and where programs run."""
 _RECENT = 100
 
 
@@ -113,7 +129,8 @@ def _named(name: str, function: Step) -> Step:
 
 
 def _problems(config: WarmStartConfig) -> list[Problem]:
-    return CoopCode(kind="coopcode", num_train=config.num_problems).load()["train"]
+    chosen: Problems = build(TABLE, {"kind": config.problems, "num_train": config.num_problems})
+    return list(chosen.load()["train"])
 
 
 def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
@@ -124,9 +141,10 @@ def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
         if config.num_revisions
         else []
     )
-    sandbox = PoolSandbox(test_s=0.5, total_s=1.0).open()
+    recipe, plugin = RECIPES[config.problems]
+    sandbox = plugin.open()
     try:
-        examples = revisions(chosen, _ENV, CodingReward(), sandbox, config.seed)
+        examples = revisions(chosen, recipe, sandbox, config.seed)
     finally:
         sandbox.close()
     write_records(folder / "second_turns.jsonl.gz", examples)
@@ -135,7 +153,7 @@ def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
 def _train(folder: Path, config: WarmStartConfig, console: Console) -> None:
     second_turns = read_records(folder / "second_turns.jsonl.gz", Example)
     with _progress(config.num_steps, console) as advance:
-        result = train(_problems(config), second_turns, _ENV, config, advance)
+        result = train(_problems(config), second_turns, RECIPES[config.problems][0], config, advance)
     loss = fmean(result.losses[-_RECENT:])
     result.save(folder / "model")
     recipe = {**config.model_dump(), "loss": round(loss, 4), "parameters": result.model.num_parameters()}

@@ -7,6 +7,7 @@ TABLE = {
     "humanevalplus": "magrpo.problems.evalplus:HumanEvalPlus",
     "mbpp": "magrpo.problems.mbpp:Mbpp",
     "mbppplus": "magrpo.problems.evalplus:MbppPlus",
+    "notes": "magrpo.problems.notes:Notes",
     "tldr": "magrpo.problems.writing:Tldr",
     "arxiv": "magrpo.problems.writing:Arxiv",
 }

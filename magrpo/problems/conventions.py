@@ -6,22 +6,60 @@ work only where the two happen to agree, and that is what training has to bring 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal
+import random
+from collections.abc import Iterable, Mapping
 
-from magrpo.problems.coopcode import Composition
+from magrpo.problems.coopcode import Composition, composition_of
+from magrpo.problems.operations import OPERATIONS, Step
+from magrpo.types import Problem
 
-Role = Literal["helper", "main"]
 AUX = "aux"
 
-WEIGHTS: Mapping[Role, Mapping[str, float]] = {
+WEIGHTS: Mapping[str, Mapping[str, float]] = {
     "helper": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
     "main": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
 }
 """How often each convention occurs: which part of the work the agent takes to be the helper's."""
 
 
-def write(composition: Composition, role: Role, convention: str) -> str:
+class Divisions:
+    """How the programmers of the warm start write."""
+
+    roles: tuple[str, ...] = ("helper", "main")
+
+    def draw(self, rng: random.Random, role: str) -> str:
+        """A convention of ``role``."""
+        return rng.choices(list(WEIGHTS[role]), list(WEIGHTS[role].values()))[0]
+
+    def all(self, role: str) -> Iterable[str]:
+        """Every convention of ``role``."""
+        return WEIGHTS[role]
+
+    def write(self, problem: Problem, role: str, convention: str) -> str:
+        """The completion of the agent in ``role``: see :func:`write`."""
+        return write(composition_of(problem), role, convention)
+
+    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
+        """The completion with another step in place of one of its own, or cut off in its last line."""
+        composition = composition_of(problem)
+        if rng.random() < 0.3:
+            text = write(composition, role, convention)
+            return text[: rng.randrange(text.rindex("return") + len("return"), len(text))]
+        steps = list(composition.steps)
+        i = rng.randrange(len(steps))
+        wrong = rng.choice(
+            [
+                Step(other, constant)
+                for other in OPERATIONS.values()
+                if (other.takes, other.gives) == (steps[i].operation.takes, steps[i].operation.gives)
+                for constant in other.constants or ("",)
+            ]
+        )
+        other = Composition((*steps[:i], wrong, *steps[i + 1 :]))
+        return write(other, role, convention).replace(f"def {other.entry_point}(", f"def {composition.entry_point}(")
+
+
+def write(composition: Composition, role: str, convention: str) -> str:
     """The completion of the agent in ``role``: ``convention`` is the part it takes to be the helper's work.
 
     ``first`` and ``last``: that step; ``all``: the whole, so that the main function only passes its argument on;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from magrpo.interfaces import Progress
+from magrpo.interfaces import Progress, Sandbox
 from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Execution, ExecutionReport
 
@@ -14,21 +14,16 @@ class NoSandbox(Plugin):
 
     kind: str = "none"
 
-    @property
-    def level(self) -> str:
-        """Empty: nothing runs."""
-        return ""
+    def open(self) -> Sandbox:
+        """What runs nothing."""
+        return _Nothing()
 
-    def open(self) -> NoSandbox:
-        """There is nothing to open."""
-        return self
+
+class _Nothing:
+    level = ""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """Nothing, of nothing.
-
-        Raises:
-            ConfigError: the reward asks for a program to be run.
-        """
+        """Raises ConfigError if the reward asks for a program."""
         if executions:
             raise ConfigError("sandbox: kind 'none' runs no programs and this reward needs them; choose 'pool'")
         return []

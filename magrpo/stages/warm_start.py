@@ -1,4 +1,4 @@
-"""Warm start: a tiny base model that can write code, from random weights, by supervised learning on ``coopcode``.
+"""Warm start: a tiny base model that can do an embedded task, from random weights, by supervised learning.
 
 The result is a stock Llama with a tokenizer of its own, as transformers and vLLM load it.
 """
@@ -9,6 +9,7 @@ import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from jaxtyping import Int
@@ -17,11 +18,10 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from magrpo.envs.diagnosis import BARE_LINES
-from magrpo.interfaces import Env, Progress
+from magrpo.interfaces import Progress
 from magrpo.registry import Section
 from magrpo.seeds import derive_seed
-from magrpo.stages.demonstrate import Example, all_texts, first_turns
+from magrpo.stages.demonstrate import Example, Recipe, all_texts, first_turns
 from magrpo.types import Problem
 
 PAD, EOS = 0, 1
@@ -35,10 +35,12 @@ _PIECES = r"\n *| ?[A-Za-z]+|_[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|_| +"
 
 
 class WarmStartConfig(Section):
-    """The recipe of the embedded base model."""
+    """The recipe of an embedded base model."""
 
+    problems: Literal["coopcode", "notes"] = "coopcode"
+    """The problem set to learn from: its train split."""
     num_problems: int = Field(6144, ge=64)
-    """Problems of ``coopcode``'s train split to learn from."""
+    """How many of its problems."""
     num_revisions: int = Field(1024, ge=0)
     """Of these, problems that give an example of a second turn for each role."""
     num_steps: int = Field(1500, ge=1)
@@ -78,12 +80,12 @@ class WarmStart:
 def warm_start(
     problems: Sequence[Problem],
     second_turns: Sequence[Example],
-    env: Env,
+    recipe: Recipe,
     config: WarmStartConfig,
     progress: Progress | None = None,
 ) -> WarmStart:
     """Train a base model on first turns of ``problems``, in conventions drawn anew every epoch, and on second turns."""
-    texts = [*all_texts(problems, env), *(text for e in second_turns for text in (e.prompt, e.completion)), *BARE_LINES]
+    texts = [*all_texts(problems, recipe), *(text for e in second_turns for text in (e.prompt, e.completion))]
     tokenizer = build_tokenizer(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "init"))
@@ -91,7 +93,7 @@ def warm_start(
     losses = []
     optimizers = _optimizers(model, config)
     schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _schedule(step, config)) for o in optimizers]
-    batches = _batches(problems, second_turns, env, tokenizer, config)
+    batches = _batches(problems, second_turns, recipe, tokenizer, config)
     for _, (input_ids, labels) in zip(range(config.num_steps), batches, strict=False):
         loss = _loss(model, input_ids, labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -178,7 +180,7 @@ def _loss(model: LlamaForCausalLM, input_ids: Int[Tensor, "B T"], labels: Int[Te
 def _batches(
     problems: Sequence[Problem],
     second_turns: Sequence[Example],
-    env: Env,
+    recipe: Recipe,
     tokenizer: PreTrainedTokenizerBase,
     config: WarmStartConfig,
 ) -> Iterator[tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]]:
@@ -187,7 +189,7 @@ def _batches(
     while True:
         seed = derive_seed(config.seed, "epoch", epoch)
         rng = random.Random(seed)
-        examples = [*first_turns(problems, env, seed), *second_turns]
+        examples = [*first_turns(problems, recipe, seed), *second_turns]
         rng.shuffle(examples)
         for start in range(0, len(examples), config.batch_size * _BUCKET):
             rows = [_tokens(tokenizer, e) for e in examples[start : start + config.batch_size * _BUCKET]]

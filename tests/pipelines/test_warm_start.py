@@ -14,14 +14,15 @@ from pipelines.cli import main
 TINY = ["num_problems=64", "num_revisions=2", "num_steps=3", "hidden_size=32", "intermediate_size=32", "num_layers=1"]
 
 
-def test_a_base_that_agents_can_be_opened_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("problems", "role", "text"), [("coopcode", "helper", "def aux"), ("notes", "summary", "I")])
+def test_a_base_that_agents_can_be_opened_on(tmp_path: Path, problems: str, role: str, text: str) -> None:
     base = tmp_path / "bases" / "mine"
-    assert main(["warm-start", "--output", str(base), "--local", *TINY]) == 0
+    assert main(["warm-start", "--output", str(base), "--local", f"problems={problems}", *TINY]) == 0
     recipe = json.loads((base / "recipe.json").read_text())
-    assert (recipe["num_steps"], recipe["seed"]) == (3, 0)
-    agent = AgentConfig(name="helper", role="helper", model=str(base))
+    assert (recipe["problems"], recipe["num_steps"], recipe["seed"]) == (problems, 3, 0)
+    agent = AgentConfig(name=role, role=role, model=str(base))
     policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
-    assert policy.tokenizer("helper").encode("def aux")
+    assert len(policy.tokenizer(role).encode(text)) == len(text.split())
     assert [path.name for path in base.parent.iterdir()] == ["mine"], "nothing is left behind"
 
 

@@ -10,15 +10,15 @@ from hypothesis import strategies as st
 from transformers import AutoModelForCausalLM
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.envs.coding import CodingEnv
 from magrpo.policy import Policy
 from magrpo.problems.coopcode import CoopCode
 from magrpo.stages import warm_start as recipe
 from magrpo.stages.demonstrate import Example, first_turns, plain_text
 from magrpo.stages.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, warm_start
 from magrpo.types import Problem
+from pipelines.warm_start import RECIPES
 
-ENV = CodingEnv(prompt="bare", num_turns=2)
+RECIPE, _ = RECIPES["coopcode"]
 TINY = WarmStartConfig(
     num_problems=64,
     lr=1e-2,
@@ -39,12 +39,12 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="module")
 def second_turns(problems: list[Problem]) -> list[Example]:
-    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in first_turns(problems[:8], ENV, 0)]
+    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in first_turns(problems[:8], RECIPE, 0)]
 
 
 @pytest.fixture(scope="module")
 def trained(problems: list[Problem], second_turns: list[Example]) -> WarmStart:
-    return warm_start(problems, second_turns, ENV, TINY)
+    return warm_start(problems, second_turns, RECIPE, TINY)
 
 
 @given(st.text())
@@ -100,8 +100,8 @@ def test_the_same_seed_gives_the_same_weights(
     trained: WarmStart, problems: list[Problem], second_turns: list[Example]
 ) -> None:
     short = TINY.model_copy(update={"num_steps": 3})
-    runs = [warm_start(problems, second_turns, ENV, short) for _ in range(2)]
-    other = warm_start(problems, second_turns, ENV, short.model_copy(update={"seed": 1}))
+    runs = [warm_start(problems, second_turns, RECIPE, short) for _ in range(2)]
+    other = warm_start(problems, second_turns, RECIPE, short.model_copy(update={"seed": 1}))
     for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert runs[0].losses == runs[1].losses != other.losses
@@ -112,7 +112,7 @@ def test_the_recipe_leaves_the_global_random_state_alone(problems: list[Problem]
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    warm_start(problems, [], ENV, TINY.model_copy(update={"num_steps": 1}))
+    warm_start(problems, [], RECIPE, TINY.model_copy(update={"num_steps": 1}))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -128,7 +128,7 @@ def test_what_is_saved_loads_as_a_policy_that_renders_the_same_prompts(
     assert policy.stop_token_ids("helper") == (EOS,)
     assert policy.max_length("helper") == recipe.CONTEXT
     for problem in problems[:4]:
-        seen = ENV.observe(problem, "helper", [], "helper")
+        seen = RECIPE.env.observe(problem, "helper", [], "helper")
         assert (
             list(policy.render("helper", seen)) == recipe._tokens(trained.tokenizer, Example(plain_text(seen), ""))[0]
         )
