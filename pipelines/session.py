@@ -214,7 +214,7 @@ class Session:
             write_records(folder / "trajectories.jsonl.gz", kept)
             headline = report.summary["test/sampled"]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
-            metrics |= {f"eval/{key}": value for key, value in arena.stats.metrics().items()}
+            metrics["eval/sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
             for name, summary in report.summary.items():
                 if name != "test/sampled":
                     metrics[f"eval/{name}/return"] = summary["return"].mean
@@ -250,7 +250,8 @@ class Session:
             _write_evaluation(folder, report, arena.stats)
             write_records(folder / "timed.jsonl.gz", timed)
             metrics = {key: interval.mean for key, interval in report.summary["test/sampled"].items()}
-            metrics |= arena.stats.metrics() | {"votes": float(votes)}
+            metrics["sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
+            metrics["votes"] = float(votes)
             return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
 
         sections = ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout")
@@ -274,7 +275,7 @@ class Session:
             budgets = ledger(self.store.stage_metrics())
             write_report(folder, reports, self.config.reward.maxima, start_title(self.config), budgets)
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
-            return {"report/return_before": before, "report/return_after": after, "report/return_gain": after - before}
+            return {"report/return_gain": after - before}
 
         sections = ("baselines",) if self.config.baselines.rows else ("reward", "agents")
         return self._stage("report", self.config.train.num_iterations, sections, evaluations, work)

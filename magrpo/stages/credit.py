@@ -43,7 +43,8 @@ def credit(
         )
     nodes = _with_returns(groups, algo.gamma)
     metrics = _reward_metrics(groups)
-    metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
+    if any(group.path for group in groups):
+        metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
     samples: dict[str, list[Sample]] = {}
     equal: list[bool] = []
     for agent in agents:

@@ -94,22 +94,22 @@ class Updater:
             torch.cuda.OutOfMemoryError: one completion alone does not fit; the same holds.
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
-        stats = []
+        gaps = []
         merged: dict[str, list[Sample]] = {}
         for name, own in samples.items():
             merged.setdefault(self.policy.holder(name), []).extend(own)
         for agent, members in merged.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
-            metrics[f"update/{agent}/lr"] = lr
+            if self.policy.config(agent).lr is not None:
+                metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
             result = self._update_agent(agent, members, progress)
-            stats.append(result)
+            gaps.append(result["sampling_gap"])
             metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
-        for name in ("sampling_gap", "frac_skipped"):
-            metrics[f"update/{name}"] = fmean(result[name] for result in stats)
+        metrics["update/sampling_gap"] = fmean(gaps)
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
@@ -153,7 +153,7 @@ class Updater:
                 told = _Furthest(progress if epoch == self.algo.update_epochs - 1 else None)
                 work, sums = self._fitting(work, partial(self._gradient, frozen=frozen, told=told))
                 totals = self._step(work, sums)
-        return _agent_metrics(totals, samples, kept)
+        return _agent_metrics(totals, samples)
 
     def _work(self, agent: str, samples: Sequence[Sample]) -> _Work:
         """Those of ``samples`` that the loss depends on; the divisor counts all of them."""
@@ -354,7 +354,7 @@ def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float
     return optim.lr * (1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
 
 
-def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample], kept: Sequence[Sample]) -> dict[str, float]:
+def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, float]:
     """Means over trained tokens. ``entropy`` is estimated from the sampled tokens: minus their mean log-probability."""
     tokens = totals.get("tokens", 0.0)
     metrics = {
@@ -362,7 +362,6 @@ def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample], kept:
         "grad_norm": totals.get("grad_norm", 0.0),
         "tokens": tokens,
         "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
-        "frac_skipped": 1 - len(kept) / len(samples) if samples else 0.0,
         "entropy": -math.fsum(logp for s in samples for logp in s.sampling_logps) / max(_num_tokens(samples), 1),
     }
     for total, mean in (("clipped", "clip_frac"), ("kl", "kl")):

@@ -26,7 +26,7 @@ from magrpo.tracking.system import PREFIX
 from pipelines.runner import flatten
 from tests.pipelines.micro import command, write_config
 
-TIMED = ("time/", "sandbox/", "eval/sandbox/")
+TIMED = ("time/", "sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
 
 BUDGET = "budget.csv"
