@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import logging
 from abc import abstractmethod
 from typing import ClassVar
@@ -49,11 +50,13 @@ class FileProblems(Plugin):
         rows = read_rows(self.source, self.hub_split)
         problems = [problem for row in rows if (problem := self.parse(row))]
         if not problems:
-            raise ConfigError(
-                f"{self.source}: none of its {len(rows)} rows is a problem under the limits of [problems]"
-            )
+            raise ConfigError(f"{self.source}: all {len(rows)} rows are left out; widen the limits of [problems]")
         if len(problems) < len(rows):
-            log.warning("%d of %d rows are left out by the limits of [problems]", len(rows) - len(problems), len(rows))
+            log.warning(
+                "%d of %d rows are left out: no problem under the limits of [problems]",
+                len(rows) - len(problems),
+                len(rows),
+            )
         splits = halves(problems, self.test_frac, self.source)
         if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
             log.warning(
@@ -64,3 +67,21 @@ class FileProblems(Plugin):
                 self.benchmark,
             )
         return splits
+
+
+def head(function: ast.FunctionDef) -> str:
+    """The lines of a function above its body."""
+    decorators = "".join(f"@{ast.unparse(node)}\n" for node in function.decorator_list)
+    returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
+    return f"{decorators}def {function.name}({ast.unparse(function.args)}){returns}:"
+
+
+def docstring(text: str) -> str:
+    """A text as the source of a docstring."""
+    text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
+    return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
+
+
+def indent(text: str) -> str:
+    """A text as the body of a function."""
+    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())

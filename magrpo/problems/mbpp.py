@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from typing import ClassVar
 
-from magrpo.problems.files import FileProblems
+from magrpo.problems.files import FileProblems, docstring, head, indent
 from magrpo.problems.rows import Row
 from magrpo.registry import ConfigError
 from magrpo.types import Problem
@@ -53,10 +53,10 @@ def parse_problem(row: Row) -> Problem:
         task_id=f"MBPP/{row.values.get('task_id', row.where)}",
         prompt="".join(f"{text}\n" for text in above)
         + ("\n\n" if above else "")
-        + f"{_head(entry)}\n{_indent(_docstring(row.text('prompt', 'text')))}",
+        + f"{head(entry)}\n{indent(docstring(row.text('prompt', 'text')))}",
         entry_point=entry.name,
         test=_check(row, entry.name, tests),
-        canonical_solution=_indent(body) + "".join(f"\n\n{text}\n" for text in below),
+        canonical_solution=indent(body) + "".join(f"\n\n{text}\n" for text in below),
     )
 
 
@@ -82,22 +82,7 @@ def _entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.Funct
     return functions[max(called, key=called.count)]
 
 
-def _head(entry: ast.FunctionDef) -> str:
-    decorators = "".join(f"@{ast.unparse(node)}\n" for node in entry.decorator_list)
-    returns = f" -> {ast.unparse(entry.returns)}" if entry.returns else ""
-    return f"{decorators}def {entry.name}({ast.unparse(entry.args)}){returns}:"
-
-
 def _check(row: Row, name: str, tests: list[ast.stmt]) -> str:
     imports = [*row.texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
     lines = [f"{name} = candidate", *(ast.unparse(test) for test in tests)]
-    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + _indent("\n".join(lines))
-
-
-def _docstring(text: str) -> str:
-    text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
-    return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
-
-
-def _indent(text: str) -> str:
-    return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())
+    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + indent("\n".join(lines))

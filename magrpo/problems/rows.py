@@ -53,12 +53,15 @@ class Row:
 
 
 def read_rows(source: str, split: str) -> list[Row]:
-    """All rows of ``source``: a file, or else a hub id (``owner/name``) of which ``split`` is read.
+    """All rows of ``source``: a file, a file of a hub id (``owner/name:file``), or a hub id of which ``split`` is read.
 
     Raises:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
     """
     path = Path(source).expanduser()
+    repository, _, name = source.partition(":")
+    if name and repository.count("/") == 1 and not path.exists():
+        path = _hub_file(repository, name)
     if path.is_file():
         rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path))
     elif source.endswith(_SUFFIXES) or source.startswith((".", "/", "~")) or source.count("/") != 1:
@@ -138,6 +141,17 @@ def _parquet(path: Path) -> list[Row]:
     return [Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1)]
 
 
+def _hub_file(repository: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return Path(hf_hub_download(repository, name, repo_type="dataset"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"{repository}:{name}: cannot be had from the hub: {error}; give the path of a local copy"
+        ) from None
+
+
 def _hub(name: str, split: str) -> list[Row]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
@@ -145,7 +159,7 @@ def _hub(name: str, split: str) -> list[Row]:
     config = "sanitized" if name.endswith("/mbpp") else None
     try:
         data = load_dataset(name, config, split=split)
-    except (DatasetNotFoundError, ConnectionError, ValueError) as error:
+    except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
         raise ConfigError(
             f"{name}: no such file, and it cannot be had from the hub: {error}; give the path of a local copy"
         ) from None

@@ -1,0 +1,38 @@
+"""CodeContests (AlphaCode, arXiv 2203.07814): contest problems with public, private and generated tests."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from magrpo.problems.contests import Contest, prints
+from magrpo.problems.rows import Row
+from magrpo.registry import ConfigError
+from magrpo.types import Problem
+
+
+class CodeContests(Contest):
+    """CodeContests: ``name, description, public_tests, private_tests, generated_tests``.
+
+    The entry point is ``solve(stdin)``. Public tests may be shown.
+    """
+
+    benchmark: ClassVar[str] = "CodeContests"
+
+    source: str = "deepmind/code_contests"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or a file of one: ``owner/name:file``."""
+    hub_split: str = "valid+test"
+    """Split to read of a hub id."""
+
+    def parse(self, row: Row) -> Problem | None:
+        """The problem; None if no public test is short enough."""
+        shown = _tests(row, "public_tests")
+        hidden = _tests(row, "private_tests") + _tests(row, "generated_tests")
+        return self.stdin_problem(f"CodeContests/{row.text('name')}", row.text("description"), shown, hidden)
+
+
+def _tests(row: Row, field: str) -> list[str]:
+    values = row.values.get(field) or {"input": [], "output": []}
+    try:
+        return [prints(given, expected) for given, expected in zip(values["input"], values["output"], strict=True)]
+    except (KeyError, TypeError, ValueError):
+        raise ConfigError(f"{row.where}: field {field!r} has no lists input and output of one length") from None

@@ -1,0 +1,137 @@
+"""What sets of programming contests have in common: many tests, most of them hidden, of two kinds.
+
+A problem that is stated in terms of standard input and output becomes a function ``solve(stdin: str) -> str``, so that
+two agents can share the work and every test is a call like any other: the program never reads or prints, and what it
+returns is compared outside its process.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from magrpo.problems.files import FileProblems, docstring, head, indent
+from magrpo.problems.rows import Row
+from magrpo.registry import ConfigError
+from magrpo.types import Problem
+
+MAX_DIGITS = 4300
+_STDIN = "def solve(stdin: str) -> str:\n"
+_NOTE = "Do not read and print: `stdin` is the whole input, and the function returns the whole output."
+_TYPES = "from typing import Dict, List, Optional, Set, Tuple\n\n\n"
+_PRINTED = '''\
+from decimal import Decimal, InvalidOperation
+
+
+def number(token):
+    try:
+        value = Decimal(token)
+        return value if value == value else token
+    except InvalidOperation:
+        return token
+
+
+def printed(text):
+    """The tokens of each line: white space at both ends and between tokens does not matter, 1.50 is 1.5."""
+    return [[number(token) for token in line.split()] for line in text.strip().split("\\n")]
+
+
+'''
+
+
+class Contest(FileProblems):
+    """Problems with tests that may be shown and hidden ones, each an ``assert`` of its own."""
+
+    hidden_tests: ClassVar[bool] = True
+
+    max_tests: int = Field(20, ge=1)
+    """Tests of a problem, shown and hidden ones each: the first that are not too long."""
+    max_test_chars: int = Field(4000, ge=1)
+    """Longer tests, input and output together, are left out; so are problems with no other tests to show."""
+
+    def stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
+        """A problem whose tests are those of :func:`prints`."""
+        prompt = _STDIN + indent(docstring(f"{statement.strip()}\n\n{_NOTE}"))
+        return self._problem(task_id, prompt, "solve", shown, hidden, _PRINTED)
+
+    def call_problem(
+        self, task_id: str, statement: str, function: ast.FunctionDef, shown: list[str], hidden: list[str]
+    ) -> Problem | None:
+        """A problem whose tests are calls of ``function``."""
+        prompt = f"{_TYPES}{head(function)}\n{indent(docstring(statement))}"
+        return self._problem(task_id, prompt, function.name, shown, hidden, "")
+
+    def _problem(
+        self, task_id: str, prompt: str, entry_point: str, shown: list[str], hidden: list[str], above: str
+    ) -> Problem | None:
+        first, second = ("".join(f"    {line}\n" for line in self._chosen(tests)) for tests in (shown, hidden))
+        if not first:
+            return None
+        test, hidden_test = (f"{above}def check(candidate):\n{body}" if body else "" for body in (first, second))
+        return Problem(task_id, prompt, entry_point, test, hidden_test=hidden_test)
+
+    def _chosen(self, tests: list[str]) -> list[str]:
+        return [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
+
+
+def prints(given: str, expected: str) -> str:
+    """The test that ``solve`` returns the expected output, white space and the form of numbers aside."""
+    return f"assert printed(candidate({given!r})) == printed({expected!r})"
+
+
+def returns(arguments: Sequence[Any], *expected: Any) -> str:
+    """The test that a call with plain values returns what is expected, or one of several."""
+    call = f"candidate({', '.join(map(repr, arguments))})"
+    return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
+
+
+def starting(row: Row, name: str) -> ast.FunctionDef:
+    """The function ``name`` of the field ``starter_code``, without ``self`` if it is a method.
+
+    Raises:
+        ConfigError: the code is not Python, or does not define the function.
+    """
+    code = row.text("starter_code").rstrip()
+    last = code.split("\n")[-1]
+    begun = f"{last[: len(last) - len(last.lstrip())]}    pass" if last.endswith(":") else ""
+    try:
+        tree = ast.parse(f"{code}\n{begun}\n".replace("\t", "    "))
+    except SyntaxError as error:
+        raise ConfigError(f"{row.where}: field 'starter_code' is not Python: {error.msg}") from None
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
+            return node
+    raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {name!r}")
+
+
+def loaded(row: Row, field: str, text: str) -> Any:
+    """The JSON in a field, whose numbers must be finite.
+
+    Raises:
+        ConfigError: it is no such JSON.
+    """
+    try:
+        return json.loads(text, parse_int=_integer, parse_constant=_refuse)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{row.where}: field {field!r} is not JSON: {error}") from None
+
+
+class _Long(int):
+    """An integer of more decimal digits than Python reads or writes: its source is a call."""
+
+    def __repr__(self) -> str:
+        return f"int({hex(self)!r}, 16)"
+
+
+def _integer(digits: str) -> int:
+    return int(digits) if len(digits) <= MAX_DIGITS else _Long(Decimal(digits))
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
