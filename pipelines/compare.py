@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import string
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from statistics import fmean
 
 from rich.console import Console
 
@@ -26,7 +27,10 @@ from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, markdown, page, show
 
+HEADLINE = "test/sampled"
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
+_GOOD = 0.85
+"""The share of the maximum that counts as learned."""
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
 
@@ -143,6 +147,7 @@ def _sections(runs: Sequence[Compared], root: Path) -> Iterator[Section]:
     for key in keys:
         yield _evaluation(runs, key)
     yield from _equal_budget(runs, keys)
+    yield reached({run.letter: [run] for run in runs})
     yield _cost(runs)
 
 
@@ -239,6 +244,30 @@ def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Sec
     )
     columns = ("run", "iteration", *UNITS.values(), *map(evaluation_title, keys))
     yield Section("At an equal budget of tokens", columns, rows, note)
+
+
+def reached(done: Mapping[str, Sequence[Compared]]) -> Section:
+    """How far each setting's runs had to go for a good return."""
+    rows = []
+    for title, runs in done.items():
+        there = [found for run in runs if (found := first_at(run, _GOOD)) is not None]
+        counts = (f"{fmean(getattr(budget, unit) for budget in there):,.0f}" for unit in UNITS if unit != "updates")
+        figures = (f"{fmean(budget.iteration for budget in there):,.0f}", *counts) if there else ("",) * len(UNITS)
+        rows.append((title, f"{len(there)} of {len(runs)}", *figures))
+    units = (title for unit, title in UNITS.items() if unit != "updates")
+    note = (
+        "The first evaluation at which the held-out return, sampled, is there; means over the seeds that get there. "
+        "Read it with the first column: seeds that do not get there are in no mean. It is as fine as eval.every."
+    )
+    return Section(f"Reaching {_GOOD:.0%} of the maximum", ("", "seeds", "iterations", *units), rows, note)
+
+
+def first_at(run: Compared, value: float) -> Budget | None:
+    """What training had taken at the first evaluation with a held-out return of ``value``, a fraction; None: never."""
+    for report in run.reports:
+        if report.summary[HEADLINE]["return"].mean >= value:
+            return at(run.budgets, report.policy_version)
+    return None
 
 
 def _cost(runs: Sequence[Compared]) -> Section:

@@ -14,9 +14,9 @@ from magrpo.pictures import COLOURS, comparison_picture, save
 from magrpo.registry import ConfigError
 from magrpo.report import cell, column_title, signed
 from magrpo.types import EvalReport, Interval
-from pipelines.compare import Compared
+from pipelines.compare import HEADLINE, Compared, reached
 from pipelines.sweep import load
-from pipelines.sweep_report import HEADLINE, averaged, cost, finished_runs, reached, shared_keys, short
+from pipelines.sweep_report import averaged, cost, finished_runs, shared_keys, short
 from pipelines.tables import Section, markdown, page, show
 
 Settings = Mapping[str, Sequence[Compared]]

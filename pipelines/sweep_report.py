@@ -10,18 +10,15 @@ from statistics import fmean
 from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
-from magrpo.ledger import UNITS, Budget, at
+from magrpo.ledger import UNITS
 from magrpo.pictures import COLOURS, comparison_picture, save
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.types import EvalReport, Interval
-from pipelines.compare import Compared, evaluation_title, load_compared
+from pipelines.compare import HEADLINE, Compared, evaluation_title, load_compared, reached
 from pipelines.runs import duration
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, markdown, page, show
 
-HEADLINE = "test/sampled"
-_GOOD = 0.85
-"""The share of the maximum that counts as learned."""
 _NOTE = (
     "Means over seeds, 95 % intervals over seeds (Student's t). A setting with one finished seed has the interval over "
     "problems in its place, which says nothing about other seeds."
@@ -140,30 +137,6 @@ def _differences(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
         yield Section(
             "Held-out return, sampled, less the first setting's", ("setting", "difference", "seeds"), rows, note
         )
-
-
-def reached(done: Mapping[str, Sequence[Compared]]) -> Section:
-    """How far each setting's runs had to go for a good return."""
-    rows = []
-    for title, runs in done.items():
-        there = [found for run in runs if (found := first_at(run, _GOOD)) is not None]
-        counts = (f"{fmean(getattr(budget, unit) for budget in there):,.0f}" for unit in UNITS if unit != "updates")
-        figures = (f"{fmean(budget.iteration for budget in there):,.0f}", *counts) if there else ("",) * len(UNITS)
-        rows.append((title, f"{len(there)} of {len(runs)}", *figures))
-    units = (title for unit, title in UNITS.items() if unit != "updates")
-    note = (
-        "The first evaluation at which the held-out return, sampled, is there; means over the seeds that get there. "
-        "Read it with the first column: seeds that do not get there are in no mean. It is as fine as eval.every."
-    )
-    return Section(f"Reaching {_GOOD:.0%} of the maximum", ("setting", "seeds", "iterations", *units), rows, note)
-
-
-def first_at(run: Compared, value: float) -> Budget | None:
-    """What training had taken at the first evaluation with a held-out return of ``value``, a fraction; None: never."""
-    for report in run.reports:
-        if _return(report).mean >= value:
-            return at(run.budgets, report.policy_version)
-    return None
 
 
 def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
