@@ -1,4 +1,7 @@
-"""The two pictures of a training run, after the figures of arXiv 2508.04652: learning curves, turn against turn.
+"""The pictures of a training run: learning curves and turn against turn, after the figures of arXiv 2508.04652, and
+every return as a cloud.
+
+A picture is made of panels. Files (PNG, SVG) have them side by side; a page of HTML has each by itself.
 
 Drawn without pyplot, so importing this changes no global state and needs no display. The colours are those of Okabe and
 Ito, which stay apart under every common colour blindness; marker shapes say the same again.
@@ -6,8 +9,14 @@ Ito, which stay apart under every common colour blindness; marker shapes say the
 
 from __future__ import annotations
 
+import io
+import itertools
+import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from html import escape
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,10 +26,11 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import MaxNLocator
 
 from magrpo.types import EvalReport, Interval
 
-INK, GREY = "#222222", "#8a8a8a"
+INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 BEFORE, AFTER = "#E69F00", "#0072B2"
@@ -33,7 +43,7 @@ STYLE: dict[Any, Any] = {
     "axes.titleweight": "bold",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "grid.color": "#e6e6e6",
+    "grid.color": GRID,
     "grid.linewidth": 0.8,
     "text.color": INK,
     "xtick.color": INK,
@@ -41,10 +51,51 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "magrpo",
 }
+_METADATA = ("Creator", "Date", "Format", "Type")
 MODE = "sampled"
 TITLES = {"train": "Training problems", "test": "Held-out problems", "ood": "New compositions (ood)"}
+OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
+_BIN = 2.0
+"""Returns of the cloud that lie this near, in percent, are side by side."""
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
+
+
+@dataclass(frozen=True, slots=True)
+class Panel:
+    """One pair of axes under its title, in a figure with others or alone."""
+
+    title: str
+    draw: Callable[[Axes], None]
+    height: float = 3.9
+    """In inches, where it is alone and 6 inches wide."""
+
+
+def svg(panel: Panel, name: str) -> str:
+    """The panel alone, without its title, as an ``<svg>`` element for a page of HTML; equal arguments, equal text.
+
+    ``name`` is its own in the page: no identifier in the element is one of another name's.
+
+    Ink, grid and series have the page's colours: the custom properties ``--ink``, ``--line``, ``--series-0`` and so on.
+    """
+    text = io.StringIO()
+    with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
+        figure, [axes] = _panels(1, panel.height, width=6.0)
+        panel.draw(axes)
+        figure.savefig(text, format="svg", transparent=True, dpi=200, metadata=dict.fromkeys(_METADATA))
+    element = text.getvalue()[text.getvalue().index("<svg") :]
+    colours = {INK: "--ink", GRID: "--line", **{colour: f"--series-{i}" for i, colour in enumerate(COLOURS)}}
+    for colour, name in colours.items():
+        element = element.replace(colour.lower(), f"var({name})")
+    element = re.sub(r'<g id="[^"]*"', "<g", element)
+    return re.sub(
+        r'<svg .*?viewBox="([^"]*)"[^>]*>',
+        rf'<svg viewBox="\1" role="img" aria-label="{escape(panel.title)}">',
+        element,
+        count=1,
+        flags=re.DOTALL,
+    )
 
 
 def save(figure: Figure, stem: Path) -> list[Path]:
@@ -62,24 +113,33 @@ def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float])
 
     Every marker is an evaluation of sampled completions, every band its bootstrap 95 % interval over problems.
     """
-    with mpl.rc_context(STYLE):
-        figure, (left, right) = _panels(2, height=4.4)
-        left.set_title("Joint return")
-        right.set_title("Its parts, held-out problems")
-        splits = [key.split("/")[0] for key in reports[-1].summary if key.endswith(f"/{MODE}")]
-        returns = {"held-out" if split == "test" else split: (f"{split}/{MODE}", "return") for split in splits}
-        _draw_curves(left, _curves(reports, returns), (INK, GREY))
-        _draw_curves(
-            right, _curves(reports, {part.replace("_", " "): (f"test/{MODE}", part) for part in maxima}), COLOURS
-        )
-        for axes in (left, right):
-            axes.set_xlabel("training iterations")
-            axes.set_ylim(0, 103)
-            axes.grid(axis="y")
-        left.set_ylabel("percent of the maximum")
-        note = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
-        figure.supxlabel(note, fontsize=9.5, color=GREY)
-    return figure
+    return _compose(learning_panels(reports, maxima)[:2], 4.4, OVER_PROBLEMS)
+
+
+def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+    """The return of every split over the training iterations, then the parts of each split."""
+    splits = _splits(reports)
+    returns = {"held-out" if split == "test" else split: (f"{split}/{MODE}", "return") for split in splits}
+
+    def parts_of(split: str) -> Panel:
+        parts = {part.replace("_", " "): (f"{split}/{MODE}", part) for part in maxima}
+        title = f"Parts of the return, {TITLES[split][0].lower()}{TITLES[split][1:]}"
+        return Panel(title, lambda axes: _draw_learning(axes, _curves(reports, parts), COLOURS))
+
+    first = Panel("Joint return", lambda axes: _draw_learning(axes, _curves(reports, returns), (INK, GREY)))
+    return [first, *map(parts_of, splits)]
+
+
+def _splits(reports: Sequence[EvalReport]) -> list[str]:
+    """The splits evaluated, in the order of their titles."""
+    return [split for split in TITLES if f"{split}/{MODE}" in reports[-1].summary]
+
+
+def _draw_learning(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
+    _draw_curves(axes, curves, colours)
+    axes.set(xlabel="training iterations", ylabel="percent of the maximum", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axes.grid(axis="y")
 
 
 def _curves(reports: Sequence[EvalReport], quantities: Mapping[str, tuple[str, str]]) -> dict[str, Curve]:
@@ -121,9 +181,6 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
     return placed
 
 
-OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
-
-
 RETURNS = (("test", "return"), ("ood", "return"))
 
 
@@ -133,32 +190,44 @@ def comparison_picture(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> Figure:
+    """The panels of :func:`comparison_panels` side by side; those over tokens are a second row.
+
+    ``note`` says below them what the bands are.
+    """
+    panels = comparison_panels(runs, tokens, quantities)
+    rows = 1 if tokens is None else 2
+    return _compose(panels, 4.4 * rows, note, rows)
+
+
+def comparison_panels(
+    runs: Mapping[str, Sequence[EvalReport]],
+    tokens: Mapping[str, Mapping[int, float]] | None = None,
+    quantities: Sequence[tuple[str, str]] = RETURNS,
+) -> list[Panel]:
     """``quantities``, by split and name, of several runs over their training iterations: those that all runs have.
 
     ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
-    of its own run's maximum. ``note`` says below it what the bands are. ``tokens``: those generated for training up to
-    each iteration that was evaluated; a second row of panels has them in place of the iterations.
+    of its own run's maximum. ``tokens``: those generated for training up to each iteration that was evaluated; as many
+    panels more have them in place of the iterations.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
     shown = [(split, name) for split, name in quantities if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
-    with mpl.rc_context(STYLE):
-        rows = 1 if tokens is None else 2
-        figure, panels = _panels(len(shown), height=4.4 * rows, rows=rows)
-        for number, axes in enumerate(panels):
-            (split, name), over_tokens = shown[number % len(shown)], number >= len(shown)
-            curves = {label: _curves(r, {"": (f"{split}/{MODE}", name)})[""] for label, r in runs.items()}
-            if tokens is not None and over_tokens:
-                curves = {label: [(tokens[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
-            _draw_curves(axes, curves, COLOURS)
-            title = "Joint return" if name == "return" else name.replace("pass_at_", "pass@")
-            axes.set(title=f"{title}, {TITLES[split].lower()}", ylim=(0, 103))
-            axes.set_xlabel("thousands of tokens generated in training" if over_tokens else "training iterations")
-            axes.grid(axis="y")
-            if number % len(shown) == 0:
-                axes.set_ylabel("percent of the maximum")
-        figure.supxlabel(note, fontsize=9.5, color=GREY)
-    return figure
+
+    def panel(split: str, name: str, of: Mapping[str, Mapping[int, float]] | None) -> Panel:
+        curves = {label: _curves(reports, {"": (f"{split}/{MODE}", name)})[""] for label, reports in runs.items()}
+        if of is not None:
+            curves = {label: [(of[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
+
+        def draw(axes: Axes) -> None:
+            _draw_learning(axes, curves, COLOURS)
+            if of is not None:
+                axes.set_xlabel("thousands of tokens generated in training")
+
+        title = "Joint return" if name == "return" else name.replace("pass_at_", "pass@").replace("_", " ")
+        return Panel(f"{title}, {TITLES[split].lower()}", draw)
+
+    return [panel(split, name, of) for of in ([None] if tokens is None else [None, tokens]) for split, name in shown]
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
@@ -169,24 +238,36 @@ def turns_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) ->
     is set against that after training, and the picture says so. Points that coincide are drawn as one, its area the
     number of them. A trajectory that ended early keeps the return it ended with, on the diagonal.
     """
+    panels = turn_panels(reports, maxima)
+    one = num_turns(reports) == 1
+    note = "Trajectories have one turn here, so each problem is drawn before training against after it."
+    return _compose(panels, 5.0 + 0.3 * one, note if one else "")
+
+
+def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+    """As :func:`turns_picture` says, a panel for each split. One evaluation by itself is drawn if it has turns."""
     before, after = reports[0], reports[-1]
-    num_turns = max(len(row.parts) for report in (before, after) for row in report.rows)
-    splits = [split for split in TITLES if any(row.split == split for row in after.rows)]
-    with mpl.rc_context(STYLE):
-        figure, panels = _panels(len(splits), height=5.0 + 0.3 * (num_turns == 1))
-        for axes, split in zip(panels, splits, strict=True):
-            if num_turns > 1:
-                _draw_points(axes, _first_and_last(before, split, maxima), BEFORE, "before training", hollow=True)
-                _draw_points(axes, _first_and_last(after, split, maxima), AFTER, "after training")
-                _finish_scatter(axes, TITLES[split], "turn 1", f"turn {num_turns}")
-            else:
-                x, y = _per_problem(before, split, maxima), _per_problem(after, split, maxima)
-                _draw_points(axes, [(x[task_id], y[task_id]) for task_id in x], AFTER, "problem")
-                _finish_scatter(axes, TITLES[split], "before training", "after training")
-        if num_turns == 1:
-            note = "Trajectories have one turn here, so each problem is drawn before training against after it."
-            figure.supxlabel(note, fontsize=9.5, color=GREY)
-    return figure
+    last = num_turns(reports)
+
+    def turns(axes: Axes, split: str) -> None:
+        if len(reports) > 1:
+            _draw_points(axes, _first_and_last(before, split, maxima), BEFORE, "before training", hollow=True)
+        label = "after training" if len(reports) > 1 else "trajectories"
+        _draw_points(axes, _first_and_last(after, split, maxima), AFTER, label)
+        _finish_scatter(axes, "turn 1", f"turn {last}")
+
+    def problems(axes: Axes, split: str) -> None:
+        x, y = _per_problem(before, split, maxima), _per_problem(after, split, maxima)
+        _draw_points(axes, [(x[task_id], y[task_id]) for task_id in x if task_id in y], AFTER, "problem")
+        _finish_scatter(axes, "before training", "after training")
+
+    draw = turns if last > 1 else problems
+    return [Panel(TITLES[split], partial(draw, split=split), 5.0) for split in _splits(reports)]
+
+
+def num_turns(reports: Sequence[EvalReport]) -> int:
+    """The turns that the longest trajectory before or after training took."""
+    return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
 
 
 def _first_and_last(report: EvalReport, split: str, maxima: Mapping[str, float]) -> list[Point]:
@@ -217,16 +298,70 @@ def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, h
     axes.scatter([], [], s=45, label=f"{label}, mean {means} (n = {len(points)})", **style)
 
 
-def _finish_scatter(axes: Axes, title: str, x: str, y: str) -> None:
+def _finish_scatter(axes: Axes, x: str, y: str) -> None:
     axes.plot([0, 100], [0, 100], color=GREY, linewidth=1, linestyle=(0, (4, 3)), zorder=1)
-    axes.set(title=title, xlabel=f"joint return {x}, % of maximum", ylabel=f"joint return {y}, % of maximum")
+    axes.set(xlabel=f"joint return {x}, % of maximum", ylabel=f"joint return {y}, % of maximum")
     axes.set(xlim=(-4, 106), ylim=(-20, 106), aspect="equal", xticks=range(0, 101, 20), yticks=range(0, 101, 20))
     axes.grid()
     axes.legend(loc="lower right", frameon=False, borderpad=0, handletextpad=0.2, fontsize=9.5)
 
 
-def _panels(number: int, height: float, rows: int = 1) -> tuple[Figure, list[Axes]]:
-    """A figure 9 inches wide with ``rows`` rows of ``number`` panels side by side, row by row."""
-    figure = Figure(figsize=(9, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+# ------------------------------------------------------------------------------------------------------------ cloud
+def cloud_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
+    """The panels of :func:`cloud_panels` side by side."""
+    return _compose(cloud_panels(reports, maxima), 4.4, CLOUD)
+
+
+def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+    """The joint return of every sampled trajectory of every evaluation, and the mean; a panel for each split."""
+    return [
+        Panel(
+            f"Joint returns, {TITLES[split].lower()}", partial(_draw_cloud, reports=reports, split=split, maxima=maxima)
+        )
+        for split in _splits(reports)
+    ]
+
+
+def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: Mapping[str, float]) -> None:
+    """A column of points for each evaluation, as wide at a height as there are returns near it."""
+    versions = [report.policy_version for report in reports]
+    room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
+    returns = [
+        [_percent(row.parts[-1], maxima) for row in report.rows if row.split == split and row.mode == MODE]
+        for report in reports
+    ]
+    for version, values in zip(versions, returns, strict=True):
+        bins = Counter(round(value / _BIN) for value in values)
+        most = max(bins.values())
+        seen: Counter[int] = Counter()
+        x, y = [], []
+        for value in values:
+            place = round(value / _BIN)
+            seen[place] += 1
+            spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the width of the column here
+            x.append(version + 2 * room * spread * bins[place] / most)
+            y.append(value + 0.7 * (2 * seen[place] % 5 - 2) * (bins[place] > 5))
+        axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
+    means = [fmean(values) for values in returns]
+    axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
+    axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(-4, 104), xticks=versions)
+    axes.grid(axis="y")
+
+
+def _compose(panels: Sequence[Panel], height: float, note: str, rows: int = 1) -> Figure:
+    """The panels in rows, under their titles, with a note below."""
+    with mpl.rc_context(STYLE):
+        figure, every = _panels(len(panels) // rows, height, rows)
+        for panel, axes in zip(panels, every, strict=True):
+            panel.draw(axes)
+            axes.set_title(panel.title)
+        if note:
+            figure.supxlabel(note, fontsize=9.5, color=GREY)
+    return figure
+
+
+def _panels(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
+    """A figure ``width`` inches wide with ``rows`` rows of ``number`` panels side by side, row by row."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
     FigureCanvasAgg(figure)
     return figure, list(figure.subplots(rows, number, squeeze=False).flat)

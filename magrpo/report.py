@@ -1,4 +1,4 @@
-"""What a run ends with: the evaluation as a table, and two pictures of what training did.
+"""The figures that a run ends with: what they are called, how they are written, the closing table, the CSV files.
 
 Fractions of the maximum are shown in percent, with their bootstrap 95 % intervals. The untrained agents are the paper's
 baseline "naive concatenation": both write blind, and nothing has taught them to fit together.
@@ -9,61 +9,17 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from rich import box
 from rich.table import Table
 
 from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget
-from magrpo.pictures import learning_picture, save, turns_picture
 from magrpo.types import EvalReport, Interval
 
 UNTRAINED = "untrained (naive concatenation)"
+LOADED = "loaded (start_from)"
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
-
-
-def write_report(
-    folder: Path,
-    reports: Sequence[EvalReport],
-    maxima: Mapping[str, float],
-    start: str = UNTRAINED,
-    budgets: Sequence[Budget] = (Budget(),),
-) -> list[Path]:
-    """Write the evaluation table (Markdown, CSV) and, given two evaluations or more, the two pictures (PNG, SVG).
-
-    ``budgets`` is the run's ledger; if something was trained it is written too (CSV).
-
-    ``reports`` are the evaluations of one run in the order they were made; ``maxima`` the largest value of every part
-    of the reward; ``start`` what the agents are called before training. Returns the paths written.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    markdown, tidy = folder / "evaluation.md", folder / "evaluation.csv"
-    markdown.write_text(evaluation_markdown(reports, maxima, start), encoding="utf-8")
-    tidy.write_text(evaluation_csv(reports), encoding="utf-8")
-    written = [markdown, tidy]
-    if budgets[-1].updates:
-        written.append(folder / "budget.csv")
-        written[-1].write_text(budget_csv(budgets), encoding="utf-8")
-    if len(reports) == 1:
-        return written
-    pictures = {"learning": learning_picture(reports, maxima), "turns": turns_picture(reports, maxima)}
-    return [*written, *(path for name, figure in pictures.items() for path in save(figure, folder / name))]
-
-
-def evaluation_markdown(reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED) -> str:
-    """One Markdown table for each split and mode: the agents before training, then the trained ones."""
-    rows = _compared(reports, start)
-    lines = ["# Evaluation", "", "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."]
-    for split, mode, key in _keys(rows[-1][1]):
-        summary = rows[-1][1].summary[key]
-        columns = columns_of(summary, maxima)
-        lines += ["", f"## {SPLIT_TITLES[split]}, {mode}", ""]
-        lines += [f"| agents | {' | '.join(map(column_title, columns))} |", "|---|" + "---:|" * len(columns)]
-        for name, report in rows:
-            cells = (cell(column, report.summary[key][column]) for column in columns)
-            lines += [f"| {name} | {' | '.join(cells)} |"]
-    return "\n".join(lines) + "\n"
 
 
 def evaluation_csv(reports: Sequence[EvalReport]) -> str:
@@ -97,12 +53,12 @@ def closing_table(
     reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, mode: str = "sampled"
 ) -> Table:
     """What a run prints at its end: a section for each split, a line for each quantity; fits 80 columns."""
-    rows = _compared(reports, start)
+    rows = compared(reports, start)
     table = Table(box=box.SIMPLE_HEAD, title=f"{mode}; percent of the maximum, 95 % interval over problems")
     table.add_column("")
     for name, _ in rows:
         table.add_column(name.replace(" (", "\n("), justify="right")
-    for split, key_mode, key in _keys(rows[-1][1]):
+    for split, key_mode, key in keys_of(rows[-1][1]):
         summary = rows[-1][1].summary[key]
         if key_mode == mode:
             table.add_section()
@@ -116,18 +72,18 @@ def closing_table(
 def start_title(config: RunConfig) -> str:
     """What to call the agents of a run before training: a naive concatenation only where several act side by side."""
     if any(agent.start_from is not None for agent in config.agents):
-        return "loaded (start_from)"
+        return LOADED
     return UNTRAINED if len(config.env.acting(0)) == len(config.agents) > 1 else "untrained"
 
 
-def _keys(report: EvalReport) -> list[tuple[str, str, str]]:
+def keys_of(report: EvalReport) -> list[tuple[str, str, str]]:
     """Split, mode and key of the summaries, in the order in which they are shown."""
     order = list(SPLIT_TITLES)
-    keys = sorted(report.summary, key=lambda key: order.index(key.split("/")[0]))
+    keys = sorted(report.summary, key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
     return [(*key.split("/"), key) for key in keys]  # type: ignore[misc]
 
 
-def _compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, EvalReport]]:
+def compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, EvalReport]]:
     """The agents before training and the last ones, by name; only what there is."""
     first, last = reports[0], reports[-1]
     before = [(start, first)] if first.policy_version == 0 else []
@@ -152,6 +108,6 @@ def cell(column: str, value: Interval) -> str:
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
 
 
-def signed(difference: Interval) -> str:
-    """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent."""
-    return f"{100 * difference.mean:+.1f} [{100 * difference.low:+.1f}, {100 * difference.high:+.1f}]"
+def signed(difference: Interval, scale: float = 100.0) -> str:
+    """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent, or of counts with a ``scale`` of 1."""
+    return f"{scale * difference.mean:+.1f} [{scale * difference.low:+.1f}, {scale * difference.high:+.1f}]"

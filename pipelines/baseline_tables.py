@@ -19,8 +19,9 @@ from magrpo.stages.evaluate import per_problem
 from magrpo.store import RunStore, read_records
 from magrpo.types import EvalReport, Interval, TimedAnswer
 from pipelines.baselines import BASELINES, REFERENCE
-from pipelines.paper import PAPER, QUANTITIES, TASKS
-from pipelines.tables import Section, markdown, page
+from pipelines.page import markdown, page
+from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
+from pipelines.tables import Section
 
 HEADLINE = "test/sampled"
 COST = ("seconds", "tokens_per_s", "generated_tokens")
@@ -143,8 +144,7 @@ def tables(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
     yield _cost(rows, seed)
     if any(row.row.name.startswith("partners_") for row in rows):
         yield _matrix(rows, seed)
-    if config.problems.kind in TASKS:
-        yield _beside_the_paper(config, rows)
+    yield from _beside_the_paper(config, rows)
     yield _how(rows)
     if config.baselines.left_out:
         columns = ("row", "why")
@@ -241,27 +241,13 @@ def _who(row: Measured) -> tuple[str, str]:
     return runs[0], runs[-1]
 
 
-def _beside_the_paper(config: RunConfig, rows: Sequence[Measured]) -> Section:
-    lines = []
+def _beside_the_paper(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
+    ours = []
     for row in rows:
-        name = (
-            row.row.name if row.row.name != "magrpo" else {1: "one_turn", 2: "two_turns"}.get(row.row.env.num_turns, "")
-        )
-        theirs = PAPER.get(name)
-        if theirs is not None:
-            ours = [_mean(row, quantity) for quantity in QUANTITIES]
-            lines.append(
-                [
-                    row.row.title,
-                    *(f"{own} / {theirs.get(q, UNDEFINED)}" for own, q in zip(ours, QUANTITIES, strict=True)),
-                ]
-            )
-    models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
-    note = (
-        f"Ours, with {models}, and theirs: arXiv 2508.04652, quoted at second hand; Qwen2.5-Coder, one of 7B for the "
-        "single agent and two of 3B for the others. Not the same models or machines unless yours are."
-    )
-    return Section("Beside the paper: ours / theirs", ("", *map(column_title, QUANTITIES)), lines, note)
+        name = trained_row(row.row.env.num_turns) if row.row.name == "magrpo" else row.row.name
+        cells = {quantity: _mean(row, quantity) for quantity in QUANTITIES}
+        ours.append((row.row.title, name, {name: cell for name, cell in cells.items() if cell != UNDEFINED}))
+    yield from beside_the_paper(config, ours)
 
 
 def _how(rows: Sequence[Measured]) -> Section:

@@ -13,10 +13,10 @@ from huggingface_hub import ModelCard, try_to_load_from_cache
 from magrpo.assets import locate
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.engines.vllm import MAX_RANKS
-from magrpo.report import evaluation_markdown, start_title
 from magrpo.store import MANIFEST, Pointer, RunStore
 from magrpo.types import EvalReport
 from pipelines.plan import differing
+from pipelines.run_report import evaluation_sections
 
 NOT_STATED = "not stated by its model card"
 
@@ -130,8 +130,8 @@ def _code(code: Mapping[str, str]) -> str:
 
 
 def _evaluation(reports: Sequence[EvalReport], config: RunConfig) -> list[str]:
-    page = evaluation_markdown(reports, config.reward.maxima, start_title(config))
-    return [line.replace("## ", "### ") for line in page.splitlines()[2:]]  # it has a heading here already
+    sections = evaluation_sections(config, reports)
+    return [line for section in sections for line in (f"### {section.title}", "", *section.markdown(), "")][:-1]
 
 
 def _data(store: RunStore, problems: Pointer) -> list[str]:

@@ -15,7 +15,7 @@ from rich.console import Console
 from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
 from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget, at, ledger
-from magrpo.pictures import COLOURS, comparison_picture, save
+from magrpo.pictures import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save
 from magrpo.registry import ConfigError
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.spool import Unavailable
@@ -23,9 +23,10 @@ from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.types import EvalReport, Interval, Problem
 from pipelines.compare_baselines import compare_baselines
+from pipelines.page import Block, Pictures, markdown, page
 from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
-from pipelines.tables import Section, markdown, page, show
+from pipelines.tables import Section, show
 
 HEADLINE = "test/sampled"
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
@@ -105,10 +106,12 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     sections = [*_sections(runs, root)]
     folder.mkdir(parents=True, exist_ok=True)
     tokens = {run.letter: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
-    drawn = comparison_picture({run.letter: run.reports for run in runs}, tokens=tokens)
-    picture = save(drawn, folder / "curves")[0]
-    (folder / "compare.md").write_text(markdown(title, sections, picture), encoding="utf-8")
-    (folder / "compare.html").write_text(page(title, sections, picture), encoding="utf-8")
+    evaluations = {run.letter: run.reports for run in runs}
+    save(comparison_picture(evaluations, tokens=tokens), folder / "curves")
+    curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
+    blocks: list[Block] = [curves, *sections]
+    (folder / "compare.md").write_text(markdown(title, blocks), encoding="utf-8")
+    (folder / "compare.html").write_text(page(title, blocks), encoding="utf-8")
     show(sections, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
     return 0

@@ -10,14 +10,15 @@ from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
 from magrpo.ledger import UNITS, Budget
-from magrpo.pictures import COLOURS, comparison_picture, save
+from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
 from magrpo.registry import ConfigError
 from magrpo.report import cell, column_title, signed
 from magrpo.types import EvalReport, Interval
 from pipelines.compare import HEADLINE, Compared, reached
+from pipelines.page import Block, Pictures, markdown, page
 from pipelines.sweep import load
 from pipelines.sweep_report import averaged, cost, finished_runs, shared_keys, short
-from pipelines.tables import Section, markdown, page, show
+from pipelines.tables import Section, show
 
 Settings = Mapping[str, Sequence[Compared]]
 """The finished runs of each setting, one for each seed, by its title."""
@@ -50,10 +51,12 @@ def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Cons
     sections = [*_sections(done)]
     folder.mkdir(parents=True, exist_ok=True)
     note = "Sampled completions; means and 95 % intervals over seeds."
-    drawn = comparison_picture(means, note, tokens, [("test", quantity) for quantity in _DRAWN])
-    picture = save(drawn, folder / "curves")[0]
-    (folder / "compare.md").write_text(markdown(title, sections, picture), encoding="utf-8")
-    (folder / "compare.html").write_text(page(title, sections, picture), encoding="utf-8")
+    quantities = [("test", quantity) for quantity in _DRAWN]
+    save(comparison_picture(means, note, tokens, quantities), folder / "curves")
+    curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), "curves.png", note)
+    blocks: list[Block] = [curves, *sections]
+    (folder / "compare.md").write_text(markdown(title, blocks), encoding="utf-8")
+    (folder / "compare.html").write_text(page(title, blocks), encoding="utf-8")
     show(sections, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
     return 0

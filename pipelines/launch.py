@@ -127,20 +127,21 @@ def _where_it_lies(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     rows = config.baselines.rows
     console.print(f"time:    {_spent(result)}")
-    console.print(f"report:  {near(store.folder(result.outcome.report))}{'/baselines.html' if rows else ''}")
+    page = "baselines.html" if rows else "report.html"
+    console.print(f"report:  {near(store.folder(result.outcome.report) / page)}; pictures and tables beside it")
     if not rows:
         console.print(f"agents:  {near(store.folder(result.outcome.checkpoint) / 'weights')}")
     if result.promotion is not None:
         console.print(f"team:    {result.promotion}")
     elif config.registry.model is not None and config.train.num_iterations:
         console.print(f"team:    not registered; {tool('magrpo')} train --resume {store.run_id} goes on with it")
-    command, page = result.look
+    command, look = result.look
     if result.undelivered:
         console.print(f"waiting: {result.undelivered} records for MLflow; {tool('magrpo')} sync {store.run_id}")
     if command:
-        console.print(f"next:    {tool('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}")
+        console.print(f"next:    {tool('mlflow')}{command.removeprefix('mlflow')}\n         then open {look}")
     else:
-        console.print(f"next:    open {page}")
+        console.print(f"next:    open {look}")
 
 
 def _wide(console: Console) -> Console:

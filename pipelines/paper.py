@@ -6,7 +6,11 @@ hand. Speed is in tokens a second, all else in percent of the maximum; what is n
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+
+from magrpo.config import RunConfig
+from magrpo.report import column_title
+from pipelines.tables import Section
 
 TASKS = ("humaneval", "coophumaneval")
 """Problem sets of which the paper speaks, by ``problems.kind``."""
@@ -24,3 +28,39 @@ PAPER: Mapping[str, Mapping[str, float]] = {
     }.items()
 }
 """By the name of the row: see :data:`pipelines.baselines.BASELINES`."""
+
+_TITLES = {
+    "single": "paper: single agent, 7B",
+    "naive": "paper: naive concatenation",
+    "sequential": "paper: sequential pipeline",
+    "discussion": "paper: one-round discussion",
+    "one_turn": "paper: MAGRPO, one turn",
+    "two_turns": "paper: MAGRPO, two turns",
+}
+
+
+def trained_row(num_turns: int) -> str:
+    """The paper's row of agents trained together; empty if it has none with so many turns."""
+    return {1: "one_turn", 2: "two_turns"}.get(num_turns, "")
+
+
+def beside_the_paper(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, str]]]) -> Iterator[Section]:
+    """Our rows, each above the paper's, where the task is one of the paper's; else nothing.
+
+    ``rows``: what ours is called, the name of the paper's, and our figures by quantity; rows it has not are left out.
+    """
+    rows = [row for row in rows if row[1] in PAPER]
+    if config.problems.kind not in TASKS or not rows:
+        return
+    shown = [quantity for quantity in QUANTITIES if any(quantity in ours for _, _, ours in rows)]
+    lines = []
+    for title, name, ours in rows:
+        theirs = {quantity: f"{value:.1f}" for quantity, value in PAPER[name].items()}
+        for called, figures in ((title, ours), (_TITLES[name], theirs)):
+            lines.append((called, *(figures.get(quantity, "-") for quantity in shown)))
+    models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
+    note = (
+        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, second-hand, theirs; Qwen2.5-Coder, one of "
+        "7B for the single agent and two of 3B for the others. Not the same models or machines unless yours are."
+    )
+    yield Section("Beside the paper", ("", *map(column_title, shown)), lines, note)

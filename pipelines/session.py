@@ -269,11 +269,11 @@ class Session:
                 write_tables(folder, self.config, rows)
                 return {}
             from magrpo.ledger import ledger
-            from magrpo.report import start_title, write_report
+            from pipelines.run_report import write_report
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
             budgets = ledger(self.store.stage_metrics())
-            write_report(folder, reports, self.config.reward.maxima, start_title(self.config), budgets)
+            write_report(folder, self.store.run_id, self.config, reports, budgets, self._held_out())
             before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_gain": after - before}
 
@@ -338,6 +338,15 @@ class Session:
             for path in self.store.folder(problems).glob("*.jsonl.gz"):
                 self._problems[path.name.removesuffix(".jsonl.gz")] = read_records(path, Problem)  # type: ignore[index]
         return self._problems
+
+    def _held_out(self) -> dict[str, Problem]:
+        """The problems never trained on, by id."""
+        prepared = self.store.find("00000/prepare")
+        assert prepared is not None, "a run that was evaluated has its problems"
+        splits = self._load_problems(prepared)
+        return {
+            problem.task_id: problem for split, members in splits.items() if split != "train" for problem in members
+        }
 
     def _scored(self, pointer: Pointer) -> list[RolloutGroup[ScoredTurn]]:
         return read_records(self.store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])

@@ -11,14 +11,16 @@ from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
 from magrpo.ledger import UNITS
-from magrpo.pictures import COLOURS, comparison_picture, save
+from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.types import EvalReport, Interval
 from pipelines.compare import HEADLINE, Compared, evaluation_title, load_compared, reached
+from pipelines.page import Block, Pictures, markdown, page
 from pipelines.runs import duration
 from pipelines.sweep import Sweep, finished
-from pipelines.tables import Section, markdown, page, show
+from pipelines.tables import Section, show
 
+OVER_SEEDS = "Sampled completions; means and 95 % intervals over seeds."
 _NOTE = (
     "Means over seeds, 95 % intervals over seeds (Student's t). A setting with one finished seed has the interval over "
     "problems in its place, which says nothing about other seeds."
@@ -36,11 +38,12 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
     words = short(sweep)
     shown = {words[name]: means[name] for name in means if name in best}
-    picture = comparison_picture(shown, "Sampled completions; means and 95 % intervals over seeds.")
-    pictures = save(picture, sweep.folder / "curves")
+    pictures = save(comparison_picture(shown, OVER_SEEDS), sweep.folder / "curves")
+    curves = Pictures("Learning curves", comparison_panels(shown), "curves.png", OVER_SEEDS)
+    blocks: list[Block] = [curves, *sections]
     paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
-    paths[0].write_text(page(title, sections, pictures[0]), encoding="utf-8")
-    paths[1].write_text(markdown(title, sections, pictures[0]), encoding="utf-8")
+    paths[0].write_text(page(title, blocks), encoding="utf-8")
+    paths[1].write_text(markdown(title, blocks), encoding="utf-8")
     _write_csv(paths[2], done, means)
     wide = Console(highlight=False)
     if not wide.is_terminal:

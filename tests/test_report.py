@@ -1,10 +1,11 @@
-"""The closing table, the evaluation files and the two pictures."""
+"""The closing table, the CSV files and the pictures."""
 
 from __future__ import annotations
 
 import csv
 import io
 import itertools
+import re
 import struct
 from pathlib import Path
 from typing import Literal
@@ -15,8 +16,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from magrpo.ledger import Budget
-from magrpo.pictures import _spread, learning_picture, turns_picture
-from magrpo.report import closing_table, evaluation_csv, evaluation_markdown, spent, write_report
+from magrpo.pictures import _spread, cloud_picture, learning_panels, learning_picture, save, svg, turns_picture
+from magrpo.report import budget_csv, closing_table, evaluation_csv, spent
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
@@ -47,25 +48,6 @@ TWO_TURNS = [
     _report(0, 0.5, (_row("a", (0, 0), (1, 0)), _row("b", (1, 0), (1, 1)))),
     _report(40, 0.9, (_row("a", (1, 0), (1, 3)), _row("b", (1, 3)))),  # b ended after its first turn
 ]
-
-
-def test_markdown_sets_the_trained_agents_against_the_untrained() -> None:
-    text = evaluation_markdown(ONE_TURN, MAXIMA)
-    assert "## held-out problems, sampled" in text
-    assert "| agents | structure | tests | return | pass@1 | pass@10 | response tokens |" in text
-    assert (
-        "| untrained (naive concatenation) | 50.0 [49.0, 52.0] | 50.0 [49.0, 52.0] | 25.0 [24.0, 27.0] |"
-        " 25.0 [24.0, 27.0] | 75.0 [74.0, 77.0] | 7.0 [6.0, 8.0] |" in text
-    )
-    assert "| MAGRPO, 40 iterations | 90.0 [89.0, 92.0] |" in text
-    assert "| agents | structure | tests | return | pass@1 | response tokens |" in text  # greedy has no pass@10
-
-
-@pytest.mark.parametrize(("index", "shown", "hidden"), [(0, "untrained", "MAGRPO"), (1, "MAGRPO", "untrained")])
-def test_a_single_evaluation_is_one_row(index: int, shown: str, hidden: str) -> None:
-    text = evaluation_markdown([ONE_TURN[index]], MAXIMA)
-    assert shown in text
-    assert hidden not in text
 
 
 def test_csv_holds_every_figure() -> None:
@@ -126,27 +108,43 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
     assert sizes[100.0, 100.0] == pytest.approx(3 * sizes[0.0, 100.0])
 
 
-def test_files_written(tmp_path: Path) -> None:
-    paths = write_report(tmp_path / "out", TWO_TURNS, MAXIMA)
-    names = ["evaluation.md", "evaluation.csv", "learning.png", "learning.svg", "turns.png", "turns.svg"]
-    assert [path.name for path in paths] == names
-    for name in ("learning.png", "turns.png"):
-        data = (tmp_path / "out" / name).read_bytes()
-        assert data.startswith(b"\x89PNG")
-        assert struct.unpack(">I", data[16:20]) == (1800,)
-    again = write_report(tmp_path / "again", TWO_TURNS, MAXIMA)
+def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
+    paths = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "one")
+    assert [path.name for path in paths] == ["one.png", "one.svg"]
+    data = paths[0].read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert struct.unpack(">I", data[16:20]) == (1800,)
+    again = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "two")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
 
 
-def test_one_evaluation_has_nothing_to_draw(tmp_path: Path) -> None:
-    assert [path.name for path in write_report(tmp_path, ONE_TURN[:1], MAXIMA)] == ["evaluation.md", "evaluation.csv"]
+def test_the_cloud_has_every_trajectory_and_their_mean() -> None:
+    [axes] = cloud_picture(ONE_TURN, MAXIMA).axes
+    assert [len(points.get_offsets()) for points in axes.collections] == [3, 3]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([25, 250 / 3])
+    x, y = axes.collections[1].get_offsets().T.tolist()
+    assert y == [100, 50, 100]
+    assert x[1] == 40, "alone at its height"
+    assert x[0] + x[2] == pytest.approx(80), "side by side around their iteration"
+    assert x[0] < 40 < x[2]
 
 
-def test_the_ledger_is_written_where_something_was_trained(tmp_path: Path) -> None:
+def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
+    panel = learning_panels(ONE_TURN, MAXIMA)[1]
+    element = svg(panel, "a")
+    assert element == svg(panel, "a")
+    assert f'aria-label="{panel.title}"' in element
+    assert "var(--series-0)" in element
+    assert "#0072b2" not in element
+    ids = re.findall(r' id="([^"]*)"', element)
+    others = re.findall(r' id="([^"]*)"', svg(panel, "b"))
+    assert ids
+    assert not set(ids) & set(others), "two panels of a page share no id"
+
+
+def test_the_ledger_has_a_line_for_each_iteration() -> None:
     budgets = [Budget(), Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)]
-    assert "budget.csv" in {path.name for path in write_report(tmp_path, ONE_TURN, MAXIMA, budgets=budgets)}
-    lines = (tmp_path / "budget.csv").read_text().splitlines()
-    assert lines == [
+    assert budget_csv(budgets).splitlines() == [
         "iteration,tokens,joint_actions,executions,updates,seconds",
         "0,0,0,0,0,0.000",
         "1,1200,8,3,1,1.500",

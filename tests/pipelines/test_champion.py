@@ -106,7 +106,7 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
             assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
     [serve] = re.findall(r"^vllm serve (.*)$", card, re.MULTILINE)
     assert serve.endswith("--max-lora-rank 8 --lora-modules helper=agents/helper main=agents/main")
-    for part in ("seed 0", "nothing: untrained weights", "not stated", "| test | 6 |", "held-out problems, sampled"):
+    for part in ("seed 0", "nothing: untrained weights", "not stated", "| test | 6 |", "Held-out problems, sampled"):
         assert part in card
     page = world.client.get_model_version("card", "1").description
     assert page is not None

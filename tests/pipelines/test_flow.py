@@ -167,7 +167,7 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert str(progress.description).startswith("finished\n\ntraining ")
     assert closing.type == "markdown"
     assert "/#/experiments/1/runs/" in str(closing.data)
-    assert (flows.root / "once/stages/00001/report/evaluation.md").read_text() in str(closing.data)
+    assert (flows.root / "once/stages/00001/report/report.md").read_text() in str(closing.data)
 
 
 def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(

@@ -192,7 +192,14 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     committed = {path.parent.name for path in store.path.glob(f"stages/*/*/{MANIFEST}")}
     folders = {part for path in tracked["artifacts"] for part in Path(path).parts}
     assert committed - {"prepare", "update"} <= folders
-    assert {"problems", "checkpoints", "adapter_model.safetensors", "evaluation.csv", "learning.png"} <= folders
+    assert {
+        "problems",
+        "checkpoints",
+        "adapter_model.safetensors",
+        "report.html",
+        "report.csv",
+        "learning.png",
+    } <= folders
 
 
 def test_killed_after_every_stage(runs: Runs) -> None:

@@ -1,0 +1,231 @@
+"""The report of a run, one page and the same as Markdown, CSV and JSON: what it learned and what that took."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from statistics import fmean
+
+from magrpo.algo.stats import bootstrap_interval
+from magrpo.config import RunConfig
+from magrpo.ledger import UNITS, Budget
+from magrpo.pictures import (
+    CLOUD,
+    OVER_PROBLEMS,
+    cloud_panels,
+    cloud_picture,
+    learning_panels,
+    learning_picture,
+    num_turns,
+    save,
+    turn_panels,
+    turns_picture,
+)
+from magrpo.report import (
+    LOADED,
+    SPLIT_TITLES,
+    budget_csv,
+    cell,
+    column_title,
+    columns_of,
+    compared,
+    evaluation_csv,
+    keys_of,
+    signed,
+    spent,
+    start_title,
+)
+from magrpo.stages.evaluate import per_problem
+from magrpo.types import EvalReport, Interval, Problem
+from pipelines.examples import examples, watch_exhibits, watch_list, watch_table
+from pipelines.page import Block, Facts, Listing, Pictures, markdown, page
+from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
+from pipelines.plan import differing
+from pipelines.runs import duration
+from pipelines.tables import Section
+
+HEADLINE = "test/sampled"
+
+
+def write_report(
+    folder: Path,
+    run_id: str,
+    config: RunConfig,
+    reports: Sequence[EvalReport],
+    budgets: Sequence[Budget],
+    problems: Mapping[str, Problem],
+) -> None:
+    """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG).
+
+    Args:
+        reports: the evaluations of the run in the order in which they were made.
+        budgets: its ledger.
+        problems: those it was evaluated on, by id.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    title, about = f"Run {run_id}", _about(config)
+    blocks = list(_blocks(config, reports, budgets, problems))
+    (folder / "report.html").write_text(page(title, blocks, about), encoding="utf-8")
+    (folder / "report.md").write_text(markdown(title, blocks, about), encoding="utf-8")
+    (folder / "report.csv").write_text(evaluation_csv(reports), encoding="utf-8")
+    tree = _tree(run_id, config, reports, budgets)
+    (folder / "report.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+    if budgets[-1].updates:
+        (folder / "budget.csv").write_text(budget_csv(budgets), encoding="utf-8")
+    maxima = config.reward.maxima
+    if len(reports) > 1:
+        save(learning_picture(reports, maxima), folder / "learning")
+        save(cloud_picture(reports, maxima), folder / "cloud")
+    if len(reports) > 1 or num_turns(reports) > 1:
+        save(turns_picture(reports, maxima), folder / "turns")
+
+
+def evaluation_sections(config: RunConfig, reports: Sequence[EvalReport]) -> list[Section]:
+    """A table for each split and mode: the agents before training, the trained ones, and the paired difference."""
+    rows = compared(reports, start_title(config))
+    values = [per_problem(report.rows, config.reward) for _, report in rows]
+    heads = ["", *(name for name, _ in rows), *(["gain, paired by problem"] if len(rows) == 2 else [])]
+    note = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
+    sections = []
+    for split, mode, key in keys_of(rows[-1][1]):
+        lines = []
+        for column in columns_of(rows[-1][1].summary[key], config.reward.maxima):
+            line = [column_title(column), *(cell(column, report.summary[key][column]) for _, report in rows)]
+            if len(rows) == 2:
+                less = _gain(values[1][key], values[0][key], column, config.eval.seed)
+                line.append(signed(less, 1.0 if column.endswith("_tokens") else 100.0))
+            lines.append(line)
+        title = f"{SPLIT_TITLES[split]}, {mode}"
+        sections.append(Section(title[0].upper() + title[1:], heads, lines, note))
+        note = ""
+    return sections
+
+
+def _gain(
+    after: Mapping[str, Mapping[str, Sequence[float]]],
+    before: Mapping[str, Mapping[str, Sequence[float]]],
+    quantity: str,
+    seed: int,
+) -> Interval:
+    """The mean difference over the problems that both have; a test of paired samples."""
+    now, then = ({task_id: fmean(v) for task_id, v in values[quantity].items()} for values in (after, before))
+    return bootstrap_interval([[now[task_id] - then[task_id]] for task_id in now if task_id in then], seed)
+
+
+def _about(config: RunConfig) -> str:
+    agents = ", ".join(f"{agent.name} ({agent.model})" for agent in config.agents)
+    turns = "one turn" if config.env.num_turns == 1 else f"{config.env.num_turns} turns"
+    trained = f"{config.train.num_iterations} iterations, seed {config.train.seed}"
+    what = trained if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
+    return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {what}."
+
+
+def _blocks(
+    config: RunConfig, reports: Sequence[EvalReport], budgets: Sequence[Budget], problems: Mapping[str, Problem]
+) -> Iterator[Block]:
+    reward = config.reward
+    yield Facts("In short", list(_facts(config, reports, budgets)))
+    yield from evaluation_sections(config, reports)
+    yield from _beside_the_paper(config, reports)
+    turns = num_turns(reports)
+    if len(reports) > 1:
+        yield Pictures("Learning curves", learning_panels(reports, reward.maxima), "learning.png", OVER_PROBLEMS)
+        yield Pictures("The cloud of joint returns", cloud_panels(reports, reward.maxima), "cloud.png", CLOUD)
+    if len(reports) > 1 or turns > 1:
+        title = f"Turn 1 against turn {turns}" if turns > 1 else "Problem by problem, before against after"
+        note = "The area of a point is the number of trajectories or problems that coincide in it."
+        yield Pictures(title, turn_panels(reports, reward.maxima), "turns.png", note)
+    yield examples(reports, reward, problems)
+    watched = watch_list(reports, reward)
+    yield watch_table(reports, reward, watched)
+    if watched:
+        yield watch_exhibits(reports, reward, problems, watched)
+    if budgets[-1].updates:
+        yield _ledger(reports, budgets)
+    lines = (line.strip() for line in differing("", config))
+    shown = [line for line in lines if line.partition(".")[0] not in ("tracking", "notify", "registry", "baselines")]
+    yield Listing("Configuration", "\n".join(shown))
+
+
+def _beside_the_paper(config: RunConfig, reports: Sequence[EvalReport]) -> Iterator[Section]:
+    untrained = "single" if len(config.agents) == 1 else "naive"
+    rows = []
+    for title, report in compared(reports, start_title(config)):
+        name = trained_row(config.env.num_turns) if report.policy_version else untrained
+        if title == start_title(config) == LOADED or (len(config.agents) == 1 and report.policy_version):
+            continue  # the paper has no such row
+        summary = report.summary[HEADLINE]
+        rows.append((title, name, {q: cell(q, summary[q]) for q in QUANTITIES if q in summary}))
+    yield from beside_the_paper(config, rows)
+
+
+def _facts(
+    config: RunConfig, reports: Sequence[EvalReport], budgets: Sequence[Budget]
+) -> Iterator[tuple[str, str, str]]:
+    first, last = reports[0], reports[-1]
+    for key, name in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
+        if key in last.summary:
+            yield _fact(name, first, last, key, "return")
+            if len(reports) > 1 and key == HEADLINE:
+                then, now = (per_problem(report.rows, config.reward)[key] for report in (first, last))
+                gain = _gain(now, then, "return", config.eval.seed)
+                value, _, limits = signed(gain).partition(" ")
+                both = len(then["return"].keys() & now["return"].keys())
+                yield "gain, paired by problem", value, f"{limits} points, {both} problems"
+    if "pass_at_1" in last.summary[HEADLINE]:
+        yield _fact("held-out pass@1", first, last, HEADLINE, "pass_at_1")
+    if budgets[-1].updates:
+        tokens, _, rest = spent(budgets[-1]).partition(" generated, ")
+        yield "training took", tokens, f"generated; {rest}; {duration(budgets[-1].seconds)} in stages"
+
+
+def _fact(name: str, first: EvalReport, last: EvalReport, key: str, quantity: str) -> tuple[str, str, str]:
+    then, now = first.summary[key][quantity], last.summary[key][quantity]
+    limits = f"now [{100 * now.low:.1f}, {100 * now.high:.1f}]"
+    if first is last:
+        return name, f"{now.mean:.1%}", limits.removeprefix("now ")
+    return name, f"{then.mean:.1%} \u2192 {now.mean:.1%}", limits
+
+
+def _ledger(reports: Sequence[EvalReport], budgets: Sequence[Budget]) -> Section:
+    """What training had taken at each evaluation, and what it had come to."""
+    at = {budget.iteration: budget for budget in budgets}
+    rows = [
+        (
+            str(report.policy_version),
+            *(f"{getattr(at[report.policy_version], unit):,}" for unit in UNITS),
+            duration(at[report.policy_version].seconds),
+            cell("return", report.summary[HEADLINE]["return"]),
+        )
+        for report in reports
+        if report.policy_version in at
+    ]
+    note = "What training had taken by each evaluation; evaluations are not in it. Every iteration: budget.csv."
+    return Section("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
+
+
+def _tree(
+    run_id: str, config: RunConfig, reports: Sequence[EvalReport], budgets: Sequence[Budget]
+) -> dict[str, object]:
+    """Everything of the report that is a figure; fractions of the maximum."""
+    gains: dict[str, dict[str, dict[str, float]]] = {}
+    if len(reports) > 1:
+        then, now = (per_problem(report.rows, config.reward) for report in (reports[0], reports[-1]))
+        for key in sorted(then.keys() & now.keys()):
+            names = [name for name in now[key] if name in then[key]]
+            gains[key] = {name: asdict(_gain(now[key], then[key], name, config.eval.seed)) for name in names}
+    return {
+        "run": run_id,
+        "evaluations": [
+            {
+                "policy_version": report.policy_version,
+                "summary": {k: {n: asdict(v) for n, v in s.items()} for k, s in report.summary.items()},
+            }
+            for report in reports
+        ],
+        "gains": gains,
+        "watch_list": [asdict(one) for one in watch_list(reports, config.reward)],
+        "budget": [asdict(budget) for budget in budgets],
+    }
