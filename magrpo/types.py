@@ -165,10 +165,14 @@ class ExecutionReport:
 
 @dataclass(frozen=True, slots=True)
 class JointReward:
-    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``."""
+    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``.
+
+    ``local`` is what some roles get beside it for themselves, already weighted; a scored turn has it by agent.
+    """
 
     total: float
     parts: dict[str, float]
+    local: dict[str, float] = field(default_factory=dict)
 
 
 PENDING = JointReward(0.0, {})

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
 
+from pydantic import Field
+
 from magrpo.rewards.common import ProgramReward, executions_of, whole
 from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
 from magrpo.rewards.usage import only_forwards, use_of
@@ -43,6 +45,8 @@ class CodingReward(ProgramReward):
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
 
     kind: str = "coding"
+    local_weight: float = Field(0.0, ge=0)
+    """Weight of a local part: what each agent gets beside the joint reward for its own share of ``structure`` alone."""
 
     @property
     def max_executions(self) -> int:
@@ -69,12 +73,15 @@ class CodingReward(ProgramReward):
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
         program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         parts = dict.fromkeys(MAXIMA, 0.0)
-        parts["structure"] = (0.4 if program.has_helper else 0.0) + (0.6 if program.has_entry else 0.0)
+        own = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
+        parts["structure"] = own["helper"] + own["main"]
         if program.has_entry and program.compiles:
             parts["syntax"] = 0.5
             parts["tests"] = self._share_passed(whole(reports, "program"))
             parts["cooperation"] = self._cooperation(program, reports)
-        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+        weight = self.scale * self.local_weight
+        local = {role: weight * value for role, value in own.items()} if self.local_weight else {}
+        return JointReward(self.scale * sum(parts.values()) + self.shift, parts, local)
 
     def _use(self, program: Program, report: ExecutionReport) -> str:
         """How main really treated ``aux``: none, discarded, used, or unknown.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from pydantic import Field
 
@@ -51,10 +52,13 @@ class TeamReward(CodingReward):
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The joint reward of the best pair, parts as in the coding reward. ``texts`` by role."""
-        prices = [
-            super(TeamReward, self).price(problem, _pair(texts, role), own) for role, own in self._by_helper(reports)
-        ]
-        return max(prices, key=lambda price: price.total)
+        prices = {
+            role: super(TeamReward, self).price(problem, _pair(texts, role), own)
+            for role, own in self._by_helper(reports)
+        }
+        best = max(prices.values(), key=lambda price: price.total)
+        local = {role: price.local["helper"] for role, price in prices.items() if price.local}
+        return replace(best, local=local | {role: value for role, value in best.local.items() if role == "main"})
 
     def _by_helper(self, reports: Reports) -> Iterator[tuple[str, Reports]]:
         """Each helper's role with its own reports, under the names that the coding reward gave them."""

@@ -30,7 +30,9 @@ def credit(
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/`` and ``credit/``.
 
-    An agent has samples of the nodes at which it acts. ``estimators`` are those of agents with one of their own.
+    An agent has samples of the nodes at which it acts. ``estimators`` are those of agents with one of their own. Where
+    the reward has a local part, an agent's returns are those of the joint reward plus its own; metrics but those of
+    its samples are of the joint reward.
 
     ``groups`` are all tree levels of one iteration, in any order. A masked joint action counts for nothing: neither
     for its siblings' baseline nor for its parent's return, and a completion in no other joint action is dropped.
@@ -49,7 +51,8 @@ def credit(
     equal: list[bool] = []
     for agent in agents:
         own = [node for node in nodes if agent in node.group.actions]
-        held = [completion_returns(n.returns, [t.picks[agent] for t in n.turns], _size(n, agent)) for n in own]
+        mine = [node for node in _with_returns(groups, algo.gamma, agent) if agent in node.group.actions]
+        held = [completion_returns(n.returns, [t.picks[agent] for t in n.turns], _size(n, agent)) for n in mine]
         known = [[value for value in node if value is not None] for node in held]
         advantages = group_advantages(known, (estimators or {}).get(agent, algo.estimator), algo.normalize)
         samples[agent] = _samples(agent, own, held, advantages)
@@ -62,8 +65,11 @@ def credit(
     return samples, metrics
 
 
-def _with_returns(groups: Sequence[RolloutGroup[ScoredTurn]], gamma: float) -> list[_Node]:
-    """Parents before children. A child belongs to the joint action at the end of its path."""
+def _with_returns(groups: Sequence[RolloutGroup[ScoredTurn]], gamma: float, agent: str = "") -> list[_Node]:
+    """Parents before children; of the joint reward, or of what ``agent`` gets.
+
+    A child belongs to the joint action at the end of its path.
+    """
     ordered = sorted(groups, key=lambda group: len(group.path))
     kept = [[j for j, turn in enumerate(group.turns) if not turn.masked] for group in ordered]
     place = {(group.problem.task_id, group.path): n for n, group in enumerate(ordered)}
@@ -72,12 +78,16 @@ def _with_returns(groups: Sequence[RolloutGroup[ScoredTurn]], gamma: float) -> l
     for group in ordered:
         parent = place[group.problem.task_id, group.path[:-1]] if group.path else None
         opened_by.append(None if parent is None else (parent, kept[parent].index(group.path[-1])))
-    rewards = [[group.turns[j].reward.total for j in indices] for group, indices in zip(ordered, kept, strict=True)]
+    rewards = [[_worth(group.turns[j], agent) for j in indices] for group, indices in zip(ordered, kept, strict=True)]
     returns = tree_returns(rewards, opened_by, gamma)
     return [
         _Node(group, tuple(group.turns[j] for j in indices), values)
         for group, indices, values in zip(ordered, kept, returns, strict=True)
     ]
+
+
+def _worth(turn: ScoredTurn, agent: str) -> float:
+    return turn.reward.total + turn.reward.local.get(agent, 0.0)
 
 
 def _samples(

@@ -6,7 +6,7 @@ Execution is data. A failure of the sandbox itself (``infra_error``) masks a joi
 from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 from magrpo.interfaces import Progress, Reward, Sandbox
@@ -89,7 +89,7 @@ def score(
             group.history,
             group.prompts,
             group.actions,
-            tuple(_scored_turn(turn, next(results)) for turn in group.turns),
+            tuple(_scored_turn(turn, next(results), roles) for turn in group.turns),
         )
         for group in groups
     ]
@@ -140,8 +140,10 @@ def _run(
     stats.seconds += perf_counter() - started
 
 
-def _scored_turn(turn: Turn, scored: Scored) -> ScoredTurn:
-    return ScoredTurn(turn.picks, scored.reward, scored.reports, scored.masked)
+def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
+    given = scored.reward.local
+    local = {agent: given[role] for agent, role in roles.items() if role in given}
+    return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
 
 
 def _infra(report: ExecutionReport) -> bool:

@@ -58,6 +58,21 @@ def parts(
     return tuple(price.parts[name] for name in MAXIMA)
 
 
+def test_a_local_part_is_each_agents_own_share_of_the_structure() -> None:
+    reports = {"program": report(2), "wrapper": report(0)}
+    for helper, main, local in (
+        (AUX, MAIN, {"helper": 0.4, "main": 0.6}),
+        ("no code", MAIN, {"helper": 0.0, "main": 0.6}),
+        (AUX, "no code", {"helper": 0.4, "main": 0.0}),
+    ):
+        texts = {"helper": helper, "main": main}
+        plain = REWARD.price(PROBLEM, texts, reports)
+        mixed = CodingReward(local_weight=0.5, scale=2.0, shift=1.0).price(PROBLEM, texts, reports)
+        assert plain.local == {}
+        assert (mixed.total, mixed.parts) == (2 * plain.total + 1, plain.parts)
+        assert mixed.local == local
+
+
 def test_hidden_tests_count_like_any_other() -> None:
     """A thin wrapper is one that passes whatever the program passes, of all tests."""
     problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}

@@ -44,6 +44,14 @@ def test_a_proposal_that_fails_costs_nothing_if_another_fits() -> None:
     assert not REWARD.passed(both)
 
 
+def test_every_member_has_a_local_part_of_its_own() -> None:
+    texts = {"helper1": "no code", "helper2": AUX, "main": MAIN}
+    reports: dict[str, ExecutionReport] = {"program:helper1": report(4), "program:helper2": report(0)}
+    price = TeamReward(local_weight=1.0).price(PROBLEM, texts, reports)
+    assert price.local == {"helper1": 0.0, "helper2": 0.4, "main": 0.6}
+    assert REWARD.price(PROBLEM, texts, reports).local == {}
+
+
 def test_names_of_many_helpers_do_not_mix() -> None:
     reward = TeamReward(num_helpers=11)
     texts = {**{f"helper{i}": OTHER for i in range(1, 12)}, "main": MAIN}

@@ -79,6 +79,35 @@ def test_two_turns() -> None:
     assert (metrics["reward/joint_turn_1"], metrics["reward/joint_turn_2"]) == (1.5, 2.25)
 
 
+def test_an_agents_own_part_is_added_to_its_returns_alone() -> None:
+    """Two turns, gamma 0.5: main gets 1 for its completion 1 in the first turn, 4 for its completion 0 after that.
+
+    Its own returns: 3.0 + 0.5 * 4 / 2 = 4.0 and 2.25 + 1; in the second turn 3 + 4 and 5.
+    """
+    joint = [group("a", aligned(1.0, 2.0)), group("a", aligned(3.0, 5.0), path=(0,))]
+    joint.append(group("a", aligned(0.0, 1.0), path=(1,)))
+    local = [[{}, {"main": 1.0}], [{"main": 4.0}, {"main": 0.0}], [{}, {}]]
+    mixed = [
+        replace(
+            node,
+            turns=tuple(
+                replace(turn, reward=replace(turn.reward, local=own))
+                for turn, own in zip(node.turns, owns, strict=True)
+            ),
+        )
+        for node, owns in zip(joint, local, strict=True)
+    ]
+    algo = AlgoConfig(gamma=0.5)
+    plain, plain_metrics = credit(joint, algo, AGENTS)
+    samples, metrics = credit(mixed, algo, AGENTS)
+    assert [sample.returns for sample in samples["main"]] == [4.0, 3.25, 7.0, 5.0, 0.0, 1.0]
+    assert advantages(samples["main"]) == [0.375, -0.375, 1.0, -1.0, -0.5, 0.5]
+    assert samples["helper"] == plain["helper"]
+    assert {key: value for key, value in metrics.items() if "main" not in key} == {
+        key: value for key, value in plain_metrics.items() if "main" not in key
+    }
+
+
 def test_a_child_belongs_to_its_problem() -> None:
     levels = [group(task, aligned(0.0, 0.0)) for task in ("a", "bb")]
     levels += [group("a", aligned(1.0, 1.0), path=(0,)), group("bb", aligned(2.0, 2.0), path=(1,))]

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
 import pytest
 
 from magrpo.stages.score import Cache, ScoreStats, score, score_texts
@@ -10,6 +13,7 @@ from magrpo.types import (
     CaseStatus,
     Execution,
     ExecutionReport,
+    JointReward,
     PastTurn,
     Problem,
     RolloutGroup,
@@ -80,6 +84,13 @@ def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> No
     assert "sandbox/level" not in ScoreStats().metrics(), "nothing ran at any level"
 
 
+class LocalReward(PassReward):
+    """Gives main something beside the joint reward."""
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        return replace(super().price(problem, texts, reports), local={"main": 0.25})
+
+
 def test_groups_keep_their_order_and_texts_go_by_role() -> None:
     def action(agent: str, text: str) -> Action:
         return Action(agent, text, (1,), (0.0,), "stop", 0)
@@ -90,8 +101,10 @@ def test_groups_keep_their_order_and_texts_go_by_role() -> None:
     }
     group = RolloutGroup(PROBLEM, (), (), {}, actions, (Turn({"alice": 0, "bob": 1}), Turn({"alice": 1, "bob": 0})))
     sandbox = ScriptedSandbox(lambda execution: "pass" if execution.source == "h0m1" else "wrong")
-    (out,), _ = score([group], roles={"alice": "helper", "bob": "main"}, reward=PassReward(), sandbox=sandbox, cache={})
+    roles = {"alice": "helper", "bob": "main"}
+    (out,), _ = score([group], roles=roles, reward=LocalReward(), sandbox=sandbox, cache={})
     assert [turn.reward.parts["first"] for turn in out.turns] == [1.0, 0.0]
+    assert [turn.reward.local for turn in out.turns] == [{"bob": 0.25}] * 2
     assert [turn.picks for turn in out.turns] == [turn.picks for turn in group.turns]
 
 
