@@ -1,0 +1,74 @@
+"""The examples of docs/plugins.md work together: problems, an environment and a reward from outside the project."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.score import score
+from magrpo.types import Request
+from tests.fakes import ScriptedEngine, render
+
+PAGE = (Path(__file__).parents[1] / "docs" / "plugins.md").read_text(encoding="utf-8")
+FILES = dict(re.findall(r"```(?:python|toml)\n# (\S+)\n(.*?)```", PAGE, re.DOTALL))
+COMMANDS = [shlex.split(line)[3:] for line in re.findall(r"^magrpo train mine\.toml.*$", PAGE, re.MULTILINE)]
+
+
+@pytest.fixture(params=COMMANDS, ids=" ".join)
+def config(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunConfig]:
+    """The configuration of each command of the page, with the modules of the page on the path."""
+    assert set(FILES) == {"my_problems.py", "my_env.py", "my_reward.py", "mine.toml"}
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+        monkeypatch.delitem(sys.modules, name.removesuffix(".py"), raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield load_config(tmp_path / "mine.toml", request.param)
+    for name in FILES:
+        sys.modules.pop(name.removesuffix(".py"), None)
+
+
+def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
+    splits = config.problems.load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 32, "test": 32}
+    problem = splits["train"][1]
+    assert problem.task_id == "times_plus/2/4"
+    mains = ["return aux(n) + 4", "return aux(n)", "return 18", "no code", *["return n * 2 + 4"] * 4]
+
+    def write(request: Request) -> str:
+        if request.agent == "ada":
+            return "def aux(n):\n    return n * 2"
+        return f"def times_plus(n):\n    {mains.pop(0)}"
+
+    engine, sandbox = ScriptedEngine(write), PoolSandbox(workers=1).open()
+    roles = {agent.name: agent.role for agent in config.agents}
+    levels, nodes = [], roots([problem], config.rollout)
+    try:
+        for _ in range(config.env.num_turns):
+            sampled = rollout(
+                nodes, agents=config.agents, env=config.env, render=render, engine=engine, config=config.rollout, seed=0
+            )
+            levels.append(score(sampled, roles=roles, reward=config.reward, sandbox=sandbox, cache={})[0])
+            nodes = children(levels[-1], config.rollout, 0)[:1]
+    finally:
+        sandbox.close()
+    bonus = 0.5 * (1 - 4 / config.reward.max_lines)
+    assert [turn.reward.total for turn in levels[0][0].turns] == pytest.approx([1 + bonus, 0.0, 1 / 3, 0.0])
+    assert config.reward.max_total == sum(config.reward.maxima.values())
+    seen = [bytes(prompt.token_ids).decode() for prompt in levels[-1][0].prompts.values()]
+    assert ["# feedback\n3 tests pass" in text for text in seen] == [config.env.num_turns == 2] * 2
+    assert ["return aux(n) + 4" in text for text in seen] == [False, config.env.num_turns == 2]
+
+
+def test_the_reference_solutions_pass(config: RunConfig) -> None:
+    for problem in config.problems.load()["test"]:
+        names: dict[str, object] = {}
+        exec(problem.prompt + problem.canonical_solution + problem.test, names)
+        names["check"](names[problem.entry_point])  # type: ignore[operator]
