@@ -105,8 +105,8 @@ def _machine(config: RunConfig) -> Iterator[str]:
             f"{engine.memory_frac:.0%} of the GPU" if device.type == "cuda" else f"{engine.cpu_cache_gib} GiB of cache"
         )
         yield f"             vLLM takes its own beside: {where}"
-    yield "             from the configurations of the base models; AdamW in float32; activations as in arXiv"
-    yield "             2205.05198, 4.1, for a full micro-batch, more than adapters keep; the cache without prompts"
+    yield "             from the configurations of the base models; AdamW in float32; activations as measured on"
+    yield "             Llama models, for a full micro-batch; the cache without prompts"
 
 
 def _level(sandbox: Plugin) -> str:
