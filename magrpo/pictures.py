@@ -225,7 +225,7 @@ def comparison_panels(
                 axes.set_xlabel("thousands of tokens generated in training")
 
         title = "Joint return" if name == "return" else name.replace("pass_at_", "pass@").replace("_", " ")
-        return Panel(f"{title}, {TITLES[split].lower()}", draw)
+        return Panel(f"{title[0].upper()}{title[1:]}, {TITLES[split].lower()}", draw)
 
     return [panel(split, name, of) for of in ([None] if tokens is None else [None, tokens]) for split, name in shown]
 

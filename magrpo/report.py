@@ -110,4 +110,5 @@ def cell(column: str, value: Interval) -> str:
 
 def signed(difference: Interval, scale: float = 100.0) -> str:
     """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent, or of counts with a ``scale`` of 1."""
-    return f"{scale * difference.mean:+.1f} [{scale * difference.low:+.1f}, {scale * difference.high:+.1f}]"
+    mean, low, high = (round(scale * value, 1) + 0.0 for value in (difference.mean, difference.low, difference.high))
+    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"  # adding 0 takes the sign off a negative zero

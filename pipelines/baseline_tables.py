@@ -111,7 +111,7 @@ def folders_of(store: RunStore, config: RunConfig) -> list[Path]:
 def write_tables(folder: Path, config: RunConfig, rows: Sequence[Measured], title: str = TITLE) -> None:
     """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
     sections = list(tables(config, rows))
-    (folder / "baselines.html").write_text(page(title, sections, width="120rem"), encoding="utf-8")
+    (folder / "baselines.html").write_text(page(title, sections, width="90rem"), encoding="utf-8")
     (folder / "baselines.md").write_text(markdown(title, sections), encoding="utf-8")
     figures = list(_figures(config, rows))
     with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:

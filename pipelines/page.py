@@ -37,7 +37,8 @@ th:first-child, td:first-child { text-align: left; padding-left: 0; position: st
   background: var(--paper) }
 .text th, .text td { text-align: left }
 .text td { white-space: normal; overflow-wrap: anywhere; min-width: 6rem } .text td:first-child { white-space: nowrap }
-.range { color: var(--dim) }
+.range { color: var(--dim) } .many .range { display: block; font-size: .87rem }
+.many th { white-space: normal } .many th, .many td { padding-left: .9rem }
 dl { display: grid; grid-template-columns: repeat(auto-fit, minmax(12.5rem, 1fr)); gap: .8rem; margin: 1rem 0 }
 dl div { background: var(--soft); border-radius: .4rem; padding: .7rem .9rem }
 dt { color: var(--dim); font-size: .87rem } dd { margin: 0 }
@@ -122,11 +123,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Panels drawn in the page; Markdown shows the file ``image`` beside it."""
+    """Panels drawn in the page; Markdown shows the file ``image`` beside it, if there is one."""
 
     title: str
     panels: Sequence[Panel]
-    image: str
+    image: str = ""
     note: str = ""
 
     def html(self) -> Iterator[str]:
@@ -139,7 +140,7 @@ class Pictures:
             yield f"<p>{escape(self.note)}</p>"
 
     def markdown(self) -> Iterator[str]:
-        yield f"![{self.title}]({self.image})"
+        yield f"![{self.title}]({self.image})" if self.image else "Drawn in the page of HTML."
         if self.note:
             yield from ("", self.note)
 

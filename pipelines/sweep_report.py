@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 
 from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
-from magrpo.ledger import UNITS
 from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.types import EvalReport, Interval
 from pipelines.compare import HEADLINE, Compared, evaluation_title, load_compared, reached
+from pipelines.over_seeds import OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, shared_keys, tokens_at
 from pipelines.page import Block, Pictures, markdown, page
-from pipelines.runs import duration
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, show
 
-OVER_SEEDS = "Sampled completions; means and 95 % intervals over seeds."
 _NOTE = (
     "Means over seeds, 95 % intervals over seeds (Student's t). A setting with one finished seed has the interval over "
     "problems in its place, which says nothing about other seeds."
@@ -38,9 +35,14 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
     words = short(sweep)
     shown = {words[name]: means[name] for name in means if name in best}
-    pictures = save(comparison_picture(shown, OVER_SEEDS), sweep.folder / "curves")
-    curves = Pictures("Learning curves", comparison_panels(shown), "curves.png", OVER_SEEDS)
-    blocks: list[Block] = [curves, *sections]
+    of = {words[name]: done[name] for name in means if name in best}
+    tokens = tokens_at(of, shown)
+    pictures = save(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    blocks: list[Block] = [
+        Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
+        Pictures("Parts of the return", comparison_panels(shown, quantities=_parts(done)), note=OVER_SEEDS),
+        *sections,
+    ]
     paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
     paths[0].write_text(page(title, blocks), encoding="utf-8")
     paths[1].write_text(markdown(title, blocks), encoding="utf-8")
@@ -53,6 +55,12 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     return [*paths, *pictures]
 
 
+def _parts(done: Settings) -> list[tuple[str, str]]:
+    """The parts of the reward in every split."""
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    return [(split, part) for part in parts for split in SPLIT_TITLES]
+
+
 def finished_runs(sweep: Sweep) -> dict[str, list[Compared]]:
     """The runs of each setting that went to their end, by its title."""
     done: dict[str, list[Compared]] = {}
@@ -60,27 +68,6 @@ def finished_runs(sweep: Sweep) -> dict[str, list[Compared]]:
         if finished(sweep.store(child)):
             done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
     return done
-
-
-def averaged(runs: Sequence[Sequence[EvalReport]]) -> list[EvalReport]:
-    """The evaluations of runs that differ in their seed, as those of one: means and intervals over seeds, no rows.
-
-    Evaluations after iterations that not all runs have are left out, so are quantities. A single run is given back.
-    """
-    if len(runs) == 1:
-        return list(runs[0])
-    by_iteration = [{report.policy_version: report for report in reports} for reports in runs]
-    shared = sorted(set.intersection(*(set(reports) for reports in by_iteration)))
-    return [_average([reports[iteration] for reports in by_iteration]) for iteration in shared]
-
-
-def _average(reports: Sequence[EvalReport]) -> EvalReport:
-    summary: dict[str, dict[str, Interval]] = {}
-    for key, quantities in reports[0].summary.items():
-        if all(key in report.summary for report in reports):
-            names = [name for name in quantities if all(name in report.summary[key] for report in reports)]
-            summary[key] = {name: seed_interval([r.summary[key][name].mean for r in reports]) for name in names}
-    return EvalReport(reports[0].policy_version, (), summary)
 
 
 def short(sweep: Sweep) -> dict[str, str]:
@@ -93,9 +80,7 @@ def _return(report: EvalReport) -> Interval:
     return report.summary[HEADLINE]["return"]
 
 
-def _sections(
-    sweep: Sweep, done: Mapping[str, Sequence[Compared]], means: Mapping[str, Sequence[EvalReport]]
-) -> Iterator[Section]:
+def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> Iterator[Section]:
     last = {title: reports[-1].summary for title, reports in means.items()}
     parts = next(iter(done.values()))[0].config.reward.maxima
     order = list(SPLIT_TITLES)
@@ -115,18 +100,14 @@ def _sections(
         note = _NOTE if key == "test/sampled" else ""
         yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
     yield from _differences(done)
+    if len(done) > 1:
+        yield from at_equal_tokens(done)
     yield reached(done)
     yield cost(done)
     yield _runs(sweep, done)
 
 
-def shared_keys(tables: Iterable[Mapping[str, object]]) -> list[str]:
-    """The keys that all have, in the order of the first."""
-    first, *others = tables
-    return [key for key in first if all(key in other for other in others)]
-
-
-def _differences(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
+def _differences(done: Settings) -> Iterator[Section]:
     """Return of each setting less the first's, seed by seed."""
     (first, base), *others = done.items()
     rows = []
@@ -142,17 +123,7 @@ def _differences(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
         )
 
 
-def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
-    rows = []
-    for title, runs in done.items():
-        spent = [run.budgets[-1] for run in runs]
-        counts = (f"{fmean(getattr(budget, unit) for budget in spent):,.0f}" for unit in UNITS)
-        rows.append((title, *counts, duration(fmean(budget.seconds for budget in spent))))
-    note = "Training only, a mean over the finished runs of each setting; programs known already are not run again."
-    return Section("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
-
-
-def _runs(sweep: Sweep, done: Mapping[str, Sequence[Compared]]) -> Section:
+def _runs(sweep: Sweep, done: Settings) -> Section:
     returns = {run.store.run_id: _return(run.last) for runs in done.values() for run in runs}
     rows = [
         (
@@ -167,7 +138,7 @@ def _runs(sweep: Sweep, done: Mapping[str, Sequence[Compared]]) -> Section:
     return Section("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
 
 
-def _write_csv(path: Path, done: Mapping[str, Sequence[Compared]], means: Mapping[str, Sequence[EvalReport]]) -> None:
+def _write_csv(path: Path, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> None:
     """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -12,6 +12,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+_MANY = 6
+"""With more columns an interval stands below its mean."""
+
 
 @dataclass(frozen=True, slots=True)
 class Section:
@@ -27,7 +30,8 @@ class Section:
         """The lines of :class:`pipelines.page.Block`."""
         if self.rows:
             head = "".join(f"<th>{escape(column)}</th>" for column in self.columns)
-            yield f'<div class="wide"><table{" class=text" * self.text}><thead><tr>{head}</tr></thead><tbody>'
+            kind = "text" if self.text else "many" if len(self.columns) > _MANY else "few"
+            yield f'<div class="wide"><table class="{kind}"><thead><tr>{head}</tr></thead><tbody>'
             for row in self.rows:
                 yield f"<tr>{''.join(f'<td>{_html_cell(cell)}</td>' for cell in row)}</tr>"
             yield "</tbody></table></div>"

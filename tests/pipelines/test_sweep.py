@@ -24,7 +24,7 @@ from magrpo.types import EvalReport, Interval
 from pipelines import sweep
 from pipelines.cli import main
 from pipelines.compare import Compared, first_at, load_compared
-from pipelines.sweep_report import averaged
+from pipelines.over_seeds import averaged
 from tests.pipelines.micro import write_config
 
 ENGINES = ("tests.pipelines.test_sweep:Moody", "transformers")
