@@ -51,7 +51,9 @@ svg text { font-family: system-ui, sans-serif !important }
 pre { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; margin: .2rem 0 .7rem; overflow-x: auto;
   font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
 .sides > div { min-width: 0 } .who { color: var(--dim); font-size: .87rem }
-summary { cursor: pointer; color: var(--link) }
+summary { cursor: pointer; color: var(--link) } h3, summary { overflow-wrap: anywhere }
+@media (max-width: 40rem) { .range { display: block; font-size: .87rem } th { white-space: normal }
+  th, td { padding-left: .9rem } }
 """
 
 
