@@ -89,6 +89,8 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
         asked.append((name, config, split))
         if name == "owner/none":
             raise ConnectionError("offline")
+        if name == "owner/script":
+            raise RuntimeError("Dataset scripts are no longer supported, but found script.py")
         return Dataset.from_list([row()])
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
@@ -97,6 +99,8 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
     assert asked == [("owner/name", None, "test"), ("owner/mbpp", "sanitized", "train+test")]
     with pytest.raises(ValueError, match=r"owner/none: .* offline; give the path of a local copy"):
         read_rows("owner/none", "test")
+    with pytest.raises(ValueError, match=r"owner/script: .* no longer supported, .*; give the path of a local copy"):
+        read_rows("owner/script", "test")
 
 
 def test_the_split_follows_from_task_ids_alone() -> None:

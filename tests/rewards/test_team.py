@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from magrpo.registry import ConfigError
@@ -50,6 +52,15 @@ def test_every_member_has_a_local_part_of_its_own() -> None:
     price = TeamReward(local_weight=1.0).price(PROBLEM, texts, reports)
     assert price.local == {"helper1": 0.0, "helper2": 0.4, "main": 0.6}
     assert REWARD.price(PROBLEM, texts, reports).local == {}
+
+
+def test_each_pair_has_its_hidden_tests() -> None:
+    problem, texts = replace(PROBLEM, hidden_test=PROBLEM.test), {"helper1": OTHER, "helper2": AUX, "main": MAIN}
+    wanted = REWARD.executions(problem, texts, {})
+    assert wanted.keys() == {"program:helper1", "program_hidden:helper1", "program:helper2", "program_hidden:helper2"}
+    reports = dict.fromkeys(wanted, report(4)) | {"program_hidden:helper1": report(0), "program:helper2": report(2)}
+    assert REWARD.price(problem, texts, reports).parts["tests"] == 6 / 8
+    assert not REWARD.passed(reports)
 
 
 def test_names_of_many_helpers_do_not_mix() -> None:
