@@ -31,7 +31,7 @@ PAPER: Mapping[str, Mapping[str, Mapping[str, str]]] = {
     "tldr": {"naive": {"return": "22.7"}, "one_turn": {"return": "93.5 to 94.5"}},
     "arxiv": {"naive": {"return": "49.0"}, "one_turn": {"return": "93.1"}},
 }
-"""By ``problems.kind`` and the name of the row (:data:`pipelines.baselines.BASELINES`); one table is of both code tasks."""
+"""By ``problems.kind`` and the row (:data:`pipelines.baselines.BASELINES`); one table is of both code tasks."""
 
 _TITLES = {
     "single": "paper: single agent",
