@@ -1,0 +1,185 @@
+"""What changes an update: epochs, KL, importance weights, schedules, precision; and that it is the same every time."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+
+from magrpo.config import OptimConfig
+from magrpo.stages.update import NonFiniteLoss, Updater, learning_rate
+from magrpo.types import Sample
+from tests.stages.updating import (
+    assert_close,
+    assert_equal,
+    gradients_used,
+    make,
+    make_samples,
+    naive_gradient,
+    naive_logps,
+    on_policy,
+    summed_kl,
+    weights_of,
+)
+
+
+def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
+    samples = make_samples()
+    algo = {"update_epochs": 2, "clip_low": 0.1, "clip_high": 0.2}
+    updater = make(any_base, dump, algo=algo)
+    old = [naive_logps(updater, "main", s).detach() for s in samples]
+    first = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
+    steps = gradients_used(updater, samples)
+    assert len(steps) == 2
+    assert_close(steps[0], first)  # ratio 1
+
+    # The second step started from the weights that one on-policy step leaves.
+    stepped = make(any_base, dump)
+    stepped.update({"main": samples})
+    terms = []
+    for sample, before in zip(samples, old, strict=True):
+        ratio = (naive_logps(stepped, "main", sample) - before).exp()
+        terms.append(torch.minimum(ratio * sample.advantage, ratio.clamp(0.9, 1.2) * sample.advantage).sum())
+    assert_close(steps[1], naive_gradient(stepped, "main", -torch.stack(terms).sum() / len(samples)))
+    metrics = updater.update({"main": samples})
+    assert 0.0 <= metrics["update/main/clip_frac"] <= 1.0
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_the_kl_term_pulls_towards_the_untrained_policy(any_base: Path, dump: Path, weights: str) -> None:
+    samples = make_samples()
+    flat = [Sample(s.prompt_ids, s.completion_ids, s.sampling_logps, 0.0, 0.0, 0, 0) for s in samples]
+    updater = make(any_base, dump, weights, algo={"beta": 0.5})
+    first = updater.update({"main": samples})
+    assert first["update/main/kl"] == pytest.approx(0.0, abs=1e-6)
+    assert first["update/main/tokens"] == sum(len(s.completion_ids) for s in samples), "none is skipped"
+    kl = summed_kl(updater, flat)
+    expected = naive_gradient(updater, "main", 0.5 * kl / len(flat))
+    (used,) = gradients_used(updater, flat)
+    assert_close(used, expected)
+    num_tokens = sum(len(s.completion_ids) for s in flat)
+    fresh = make(any_base, dump, weights, algo={"beta": 0.5})
+    fresh.update({"main": samples})
+    second = fresh.update({"main": flat})
+    assert second["update/main/kl"] == pytest.approx(float(kl.detach()) / num_tokens, rel=1e-3)
+
+
+def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dump: Path) -> None:
+    samples = make_samples()
+    updater = make(any_base, dump, algo={"importance_cap": 1.5})
+    terms = []
+    for sample in samples:
+        logps = naive_logps(updater, "main", sample)
+        weights = (logps.detach() - torch.tensor(sample.sampling_logps)).exp().clamp(max=1.5)
+        terms.append(-(sample.advantage * weights * logps).sum() / len(samples))
+    expected = naive_gradient(updater, "main", torch.stack(terms).sum())
+    assert_close(gradients_used(updater, samples)[0], expected)
+
+
+def test_metrics_by_hand(base: Path, dump: Path) -> None:
+    samples = make_samples()
+    updater = make(base, dump, agents=("helper", "main"))
+    logps = [naive_logps(updater, "main", s).detach() for s in samples]
+    gap = torch.cat(logps) - torch.tensor([logp for s in samples for logp in s.sampling_logps])
+    exact = [
+        Sample(s.prompt_ids, s.completion_ids, tuple(own.tolist()), 0.0, s.advantage, s.group, 0)
+        for s, own in zip(samples, logps, strict=True)
+    ]
+    done: list[int] = []
+    metrics = updater.update({"helper": exact, "main": samples}, done.append)
+    kept = torch.cat([torch.full((len(s.completion_ids),), s.advantage != 0) for s in samples])
+    assert metrics["update/helper/sampling_gap"] == pytest.approx(0.0, abs=1e-5)
+    assert metrics["update/main/sampling_gap"] == pytest.approx(float(gap.abs()[kept].mean()), rel=1e-4)
+    assert metrics["update/sampling_gap"] == pytest.approx(metrics["update/main/sampling_gap"] / 2, rel=1e-3)
+    assert metrics["update/main/tokens"] == float(kept.sum())
+    assert metrics["update/helper/entropy"] == pytest.approx(-float(torch.cat(logps).mean()), rel=1e-4)
+    assert metrics["update/lr"] == 1e-3
+    assert sum(done) == 2 * len(samples)
+    assert all(isinstance(value, float) and math.isfinite(value) for value in metrics.values())
+    assert len(metrics) < 30
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        ("constant", [0.5, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]),
+        ("linear", [0.5, 1.0, 1.0, 0.75, 0.5, 0.25, 0.0]),
+        ("cosine", [0.5, 1.0, 1.0, 0.5 + 2**0.5 / 4, 0.5, 0.5 - 2**0.5 / 4, 0.0]),
+    ],
+)
+def test_schedules(schedule: str, expected: list[float]) -> None:
+    # Two updates of warm-up, six in all: the seventh would have the rate 0.
+    optim = OptimConfig.model_validate({"lr": 1.0, "schedule": schedule, "warmup_iterations": 2})
+    assert [learning_rate(optim, update, 6) for update in range(1, 8)] == pytest.approx(expected)
+
+
+def test_the_schedule_counts_updates_and_survives_loading(base: Path, dump: Path, tmp_path: Path) -> None:
+    def fresh() -> Updater:
+        return make(base, dump, schedule="linear", num_iterations=4)
+
+    updater = fresh()
+    rates = [updater.update({"main": make_samples(i)})["update/lr"] for i in range(2)]
+    updater.save(tmp_path)
+    resumed = fresh()
+    resumed.load(tmp_path)
+    rates += [resumed.update({"main": make_samples(i)})["update/lr"] for i in range(2)]
+    assert rates == pytest.approx([1e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_a_bfloat16_base_moves_at_a_small_learning_rate(base: Path, dump: Path, weights: str) -> None:
+    updater = make(base, dump, weights, "bfloat16", lr=5e-6)
+    before = weights_of(updater)
+    updater.update({"main": make_samples()})
+    name = next(n for n in before if ("lora_B" if weights == "lora" else "q_proj") in n)
+    after = weights_of(updater)[name]
+    assert float((after - before[name]).abs().max()) == pytest.approx(5e-6, rel=0.05)
+    if weights == "full":  # what a bfloat16 weight would have made of the same step: nothing, almost everywhere
+        stuck = after.bfloat16() == before[name].bfloat16()
+        assert float(stuck.float().mean()) > 0.9
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_stops_and_saves_the_batch(base: Path, dump: Path, bad: float) -> None:
+    updater = make(base, dump, micro_batch_tokens=1)
+    before = weights_of(updater)
+    samples = make_samples()
+    broken = samples[5]
+    samples[5] = Sample(broken.prompt_ids, broken.completion_ids, broken.sampling_logps, 0.0, bad, 1, 0)
+    with pytest.raises(NonFiniteLoss, match=r"update 1, agent 'main'.*failed-batch/update-1-main.jsonl") as caught:
+        updater.update({"main": samples})
+    assert "nan" in str(caught.value) or "inf" in str(caught.value)
+    assert_equal(weights_of(updater), before)
+    assert updater.policy.version == 0
+    lines = (dump / "update-1-main.jsonl").read_bytes().splitlines()
+    saved = [msgspec.json.decode(line) for line in lines]
+    assert [tuple(record["completion_ids"]) for record in saved] == [broken.completion_ids]
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_the_same_run_is_the_same_bit_for_bit_resumed_or_not(
+    base: Path, dump: Path, tmp_path: Path, weights: str
+) -> None:
+    def run(updates: range, updater: Updater) -> list[dict[str, float]]:
+        agents = updater.policy.agents
+        return [updater.update({agent: make_samples(10 * i + k) for k, agent in enumerate(agents)}) for i in updates]
+
+    def fresh() -> Updater:
+        return make(base, dump, weights, agents=("helper", "main"), weight_decay=0.01)
+
+    whole, first, resumed = fresh(), fresh(), fresh()
+    metrics = run(range(4), whole)
+    early = run(range(2), first)
+    first.save(tmp_path / "half")
+    resumed.load(tmp_path / "half")
+    assert early + run(range(2, 4), resumed) == metrics
+    for agent in whole.policy.agents:
+        assert_equal(weights_of(whole, agent), weights_of(resumed, agent))
+    for updater, name in ((whole, "whole"), (resumed, "resumed")):
+        updater.save(tmp_path / name)
+    files = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file()]
+    assert Path("optimizer.pt") in files
+    assert all((tmp_path / "whole" / f).read_bytes() == (tmp_path / "resumed" / f).read_bytes() for f in files)

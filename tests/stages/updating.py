@@ -1,0 +1,123 @@
+"""Updaters of tiny models, and what they are held against: full logits, one completion at a time, autograd."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig
+from magrpo.policy import Policy
+from magrpo.stages.update import Updater
+from magrpo.types import Sample
+from tests.tiny import EOS
+
+TEMPERATURE = 0.7
+
+
+def make(
+    base: Path,
+    dump: Path,
+    weights: str = "lora",
+    dtype: str = "auto",
+    algo: dict[str, Any] | None = None,
+    agents: Sequence[str] = ("main",),
+    num_iterations: int = 10,
+    lora: LoraConfig | None = None,
+    own: Mapping[str, dict[str, Any]] | None = None,
+    **optim: Any,
+) -> Updater:
+    common = {"model": str(base), "weights": weights}
+    configs = [
+        AgentConfig.model_validate({"name": name, "role": name, **common, **(own or {}).get(name, {})})
+        for name in agents
+    ]
+    model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype})
+    return Updater(
+        Policy.open(configs, model, lora or LoraConfig(rank=4), seed=0),
+        AlgoConfig.model_validate(algo or {}),
+        OptimConfig.model_validate({"lr": 1e-3, "max_grad_norm": 1e9, **optim}),
+        temperature=TEMPERATURE,
+        max_new_tokens=16,
+        num_iterations=num_iterations,
+        dump=dump,
+    )
+
+
+def make_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:
+    """Completions of one to ten tokens, the longer ones ended by the end-of-sequence token."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(low: int, high: int) -> int:
+        return int(torch.randint(low, high, (), generator=generator))
+
+    samples = []
+    for group in range(groups):
+        prompt = tuple(draw(3, 250) for _ in range(draw(2, 9)))
+        for _ in range(size):
+            completion = [draw(3, 250) for _ in range(draw(1, 10))]
+            completion += [EOS] if len(completion) > 1 else []
+            logps = tuple(-draw(1, 100) / 50 for _ in completion)
+            samples.append(Sample(prompt, tuple(completion), logps, 0.0, draw(-20, 20) / 10, group, 0))
+    return samples
+
+
+def naive_logps(updater: Updater, agent: str, sample: Sample, reference: bool = False) -> Tensor:
+    policy = updater.policy
+    ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
+    with policy.reference(agent) if reference else policy.active(agent) as model:
+        logits = model(input_ids=ids).logits[0, len(sample.prompt_ids) - 1 : -1]
+    chosen = torch.tensor(sample.completion_ids)[:, None]
+    return (logits.float() / TEMPERATURE).log_softmax(-1).gather(1, chosen)[:, 0]
+
+
+def naive_gradient(updater: Updater, agent: str, loss: Tensor) -> dict[str, Tensor]:
+    parameters = updater.policy.parameters(agent)
+    slopes = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
+    return {n: torch.zeros_like(p) if g is None else g for (n, p), g in zip(parameters.items(), slopes, strict=True)}
+
+
+def on_policy(updater: Updater, samples: Sequence[Sample], divisor: float) -> Tensor:
+    return -sum((s.advantage * naive_logps(updater, "main", s).sum() for s in samples), torch.zeros(())) / divisor
+
+
+def summed_kl(updater: Updater, samples: Sequence[Sample]) -> Tensor:
+    terms = []
+    for sample in samples:
+        ref = naive_logps(updater, "main", sample, reference=True).detach()
+        difference = ref - naive_logps(updater, "main", sample)
+        terms.append((difference.exp() - difference - 1).sum())
+    return torch.stack(terms).sum()
+
+
+def gradients_used(updater: Updater, samples: Sequence[Sample], agent: str = "main") -> list[dict[str, Tensor]]:
+    """The gradients of each optimizer step that one update takes."""
+    parameters = updater.policy.parameters(agent)
+    steps: list[dict[str, Tensor]] = []
+
+    def record(*_: object) -> None:
+        slopes = {name: p.grad for name, p in parameters.items()}
+        steps.append({n: torch.zeros_like(parameters[n]) if g is None else g.clone() for n, g in slopes.items()})
+
+    hook = updater._optimizers[agent].register_step_pre_hook(record)
+    updater.update({agent: list(samples)})
+    hook.remove()
+    return steps
+
+
+def weights_of(updater: Updater, agent: str = "main") -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in updater.policy.parameters(agent).items()}
+
+
+def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert ours.keys() == theirs.keys()
+    scale = max(float(value.abs().max()) for value in theirs.values())
+    for name, value in ours.items():
+        torch.testing.assert_close(value, theirs[name], rtol=1e-4, atol=1e-5 * scale, msg=lambda m, n=name: f"{n}: {m}")
+
+
+def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
+    assert all(torch.equal(value, theirs[name]) for name, value in ours.items())

@@ -1,0 +1,226 @@
+"""MLflow as the place where records end up: runs, parameters, servers that are away, the model registry."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import TrackingConfig
+from magrpo.tracking import (
+    MlflowTracker,
+    ModelRegistry,
+    provenance,
+    reachable,
+    tracking_uri,
+    without_password,
+)
+from magrpo.tracking.connection import make_database
+from magrpo.tracking.recorded import newest
+
+
+def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
+    return MlflowTracker(TrackingConfig(), root, run_id, run_id, root / run_id)
+
+
+def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    data = tmp_path / "problems.jsonl"
+    data.write_text("{}\n")
+    folder = tmp_path / "adapter"
+    folder.mkdir()
+    (folder / "weights").write_text("w")
+    tracker = _tracker(tmp_path)
+    tracker.params({"train.seed": 0, "env.prompt": "x" * 7000})
+    tracker.tags({"colour": "blue"})
+    tracker.dataset("coopcode", data, "f" * 64, "train")
+    tracker.artifact(data, "problems")
+    tracker.artifact(folder, "iterations/0001")
+    for step in range(3):
+        tracker.metrics({"reward/joint": float(step), "update/loss": float("nan")}, step)
+    tracker.close("FAILED")
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs(["1"])
+    assert run.info.status == "FAILED"
+    tracker = _tracker(tmp_path)
+    tracker.begin()
+    tracker.metrics({"reward/joint": 9.0}, 2)
+    tracker.metrics({"reward/joint": 3.0}, 3)
+    tracker.close("FINISHED")
+
+    experiment = client.get_experiment_by_name("magrpo")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id])
+    assert run.info.run_name == "run-1"
+    assert run.info.status == "FINISHED"
+    assert run.data.params == {"train.seed": "0", "env.prompt": "x" * 6000}
+    assert run.data.tags["colour"] == "blue"
+    assert run.data.tags["magrpo.run_id"] == "run-1"
+    history = client.get_metric_history(run.info.run_id, "reward/joint")
+    assert sorted((p.step, p.value) for p in history) == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 9.0), (3, 3.0)]
+    assert newest(reversed(history)) == {0: 0.0, 1: 1.0, 2: 9.0, 3: 3.0}
+    assert run.data.metrics["reward/joint"] == 3.0
+    (dataset,) = run.inputs.dataset_inputs
+    assert (dataset.dataset.name, dataset.dataset.digest) == ("coopcode", "f" * 36)
+    assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "train")]
+    assert (tmp_path / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts/problems/problems.jsonl").is_file()
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "iterations/0001/adapter")] == [
+        "iterations/0001/adapter/weights"
+    ]
+    command, page = tracker.how_to_look()
+    assert command == f"mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
+    assert page.endswith(f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}")
+
+
+def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    for _ in range(2):  # as after a crash between a delivery and its note
+        tracker = _tracker(tmp_path)
+        tracker.params({"a": 1})
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+        (tmp_path / "run-1" / "tracking.sent").write_text("0")
+
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    (run,) = client.search_runs(["1"])
+    assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
+
+
+def test_a_database_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None:
+    for stale in (".mlflow.db.draft", ".mlflow.db.draft-journal"):
+        (tmp_path / stale).write_text("torn")
+    make_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert [path.name for path in tmp_path.iterdir()] == ["mlflow.db"]
+    made = (tmp_path / "mlflow.db").stat()
+    make_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    assert (tmp_path / "mlflow.db").stat() == made
+    reachable(f"sqlite:///{tmp_path / 'mlflow.db'}")
+
+
+def test_a_changed_param_is_reported_and_the_first_value_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    tracker = _tracker(tmp_path)
+    tracker.params({"a": 1, "b": 1})
+    tracker.params({"a": 2})
+    tracker.close("FINISHED")
+    tracker = _tracker(tmp_path)
+    tracker.params({"b": 3, "c": 4})
+    tracker.close("FINISHED")
+
+    from mlflow import MlflowClient
+
+    (run,) = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}").search_runs(["1"])
+    assert run.data.params == {"a": "1", "b": "1", "c": "4"}
+    assert "other values of b" in caplog.text
+
+
+def test_an_unreachable_server_is_reported_once_and_everything_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{port}")
+    with caplog.at_level(logging.WARNING):
+        tracker = MlflowTracker(config, tmp_path, "run-1", "run-1", tmp_path / "run-1")
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+    assert tracker.undelivered == 2
+    assert caplog.text.count("cannot be used") == 1
+    assert "secret" not in caplog.text
+
+
+def test_where_runs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    assert tracking_uri(TrackingConfig(), tmp_path) == f"sqlite:///{tmp_path}/mlflow.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
+    assert tracking_uri(TrackingConfig(), tmp_path) == "http://tracking:5000"
+    assert tracking_uri(TrackingConfig(uri="sqlite:///x.db"), tmp_path) == "sqlite:///x.db"
+    assert without_password("https://me:secret@host:5000/x") == "https://***@host:5000/x"
+
+
+def test_provenance_names_the_libraries() -> None:
+    tags = provenance()
+    assert tags["version.python"].startswith("3.")
+    assert {"version.torch", "version.mlflow", "version.prefect"} <= set(tags)
+    assert tags.get("git.dirty", "false") in {"true", "false"}
+
+
+def test_importing_tracking_imports_no_mlflow() -> None:
+    code = "import sys, magrpo.tracking; sys.exit('mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_long_card_is_cut_where_a_section_begins() -> None:
+    from magrpo.tracking.registry import _shortened
+
+    short = "# card\n\n## one\n\ntext\n"
+    assert _shortened(short) == short
+    cut = _shortened(short + "\n## two\n\n" + "x" * 5000)
+    assert cut.startswith(short)
+    assert "two" not in cut
+    assert "README.md" in cut
+    assert len(_shortened("x" * 6000)) == 5000
+
+
+@pytest.mark.slow
+def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Registered twice it is one version; the alias goes and comes; what is downloaded is what was registered."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
+    arguments = f"--port {port} --workers 1 --backend-store-uri sqlite:///m.db --artifacts-destination {tmp_path}/kept"
+    server = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *arguments.split()], cwd=tmp_path)
+    try:
+        _work_with_a_registry(f"http://127.0.0.1:{port}", tmp_path)
+    finally:
+        server.terminate()
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
+            server.wait()
+
+
+def _work_with_a_registry(uri: str, folder: Path) -> None:
+    deadline = time.monotonic() + 240
+    while True:
+        tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", "run-1", folder / "run-1")
+        tracker.close("FINISHED")
+        if tracker.mlflow_run_id:
+            break
+        assert time.monotonic() < deadline, "the server does not answer"
+        time.sleep(1)
+    registry = ModelRegistry(uri, "team")
+    assert registry.champion() is None
+    weights, described = folder / "weights", folder / "described"
+    for path in (weights / "main", described):
+        path.mkdir(parents=True)
+    (weights / "main" / "adapter.bin").write_bytes(b"\0\1")
+    (described / "README.md").write_text("# team")
+    first, again, second = (registry.register(tracker.mlflow_run_id, weights, label) for label in ("a", "a", "b"))
+    assert (first.number, again, second.number) == (1, first, 2)
+    registry.describe(first, described, "# team", {"magrpo.run_id": "run-1"})
+    registry.crown(1)
+    champion = registry.champion()
+    assert champion is not None
+    assert (champion.number, champion.tags) == (1, {"magrpo.run_id": "run-1"})
+    registry.download(champion, folder / "copy")
+    assert (folder / "copy" / "main" / "adapter.bin").read_bytes() == b"\0\1"
+    assert (folder / "copy" / "README.md").read_text() == "# team"
+    registry.crown(None)
+    assert registry.champion() is None
