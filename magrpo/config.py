@@ -39,7 +39,8 @@ class AgentConfig(Section):
     role: str
     """What the environment asks of it, e.g. ``helper`` or ``main``."""
     model: str
-    """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``). Equal bases share memory."""
+    """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``,
+    ``writing-base``). Equal bases share memory."""
     weights: Literal["lora", "shared", "full"] = "lora"
     """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all agents of the base that say
     so (parameter sharing); ``full``: a copy of the base, all of it trained."""

@@ -14,7 +14,6 @@ import msgspec
 
 from magrpo.algo.stats import crossed_interval
 from magrpo.config import BaselineRow, RunConfig
-from magrpo.ledger import UNITS, at, ledger
 from magrpo.report import SPLIT_TITLES, cell, column_title, signed
 from magrpo.stages.evaluate import per_problem
 from magrpo.store import RunStore, read_records
@@ -22,7 +21,6 @@ from magrpo.types import EvalReport, Interval, TimedAnswer
 from pipelines.baselines import BASELINES, REFERENCE
 from pipelines.page import markdown, page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
-from pipelines.runs import duration
 from pipelines.tables import Section
 
 HEADLINE = "test/sampled"
@@ -144,7 +142,6 @@ def tables(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
         yield _section(rows, key, _quality(rows, key), seed, part_of)
         yield _section(rows, key, _quality(rows, key), seed, part_of, paired=True)
     yield _cost(rows, seed)
-    yield from _training(rows)
     if any(row.row.name.startswith("partners_") for row in rows):
         yield _matrix(rows, seed)
     yield from _beside_the_paper(config, rows)
@@ -217,25 +214,6 @@ def _cost(rows: Sequence[Measured], seed: int) -> Section:
         "turns and all samples of a vote, without the sandbox. Tokens: those of all held-out problems, sampled."
     )
     return Section("What an answer costs", ("", "response time, s", "tokens/s", "tokens"), lines, note)
-
-
-def _training(rows: Sequence[Measured]) -> Iterator[Section]:
-    """The budgets of the runs that trained the agents of the rows; of a run that is gone nothing is known."""
-    weights = [agent.start_from for row in rows for agent in row.row.agents if agent.start_from is not None]
-    teams = dict.fromkeys((path.parents[4], int(path.parents[2].name)) for path in weights if _is_of_a_run(path))
-    lines = []
-    for run, iteration in teams:
-        taken = at(ledger(RunStore.open(run.parent, run.name).stage_metrics()), iteration)
-        counts = (f"{getattr(taken, unit):,}" for unit in UNITS)
-        lines.append((run.name, str(iteration), *counts, duration(taken.seconds)))
-    if lines:
-        note = "Rows of untrained agents took nothing. Rows of runs with different budgets are not at equal cost."
-        yield Section("What training took", ("run", "iterations", *UNITS.values(), "time in stages"), lines, note)
-
-
-def _is_of_a_run(weights: Path) -> bool:
-    """Whether a folder of weights is ``RUN/stages/ITERATION/update/weights/AGENT``."""
-    return len(weights.parents) > 4 and (weights.parents[4] / "config.json").is_file()
 
 
 def _matrix(rows: Sequence[Measured], seed: int) -> Section:

@@ -1,7 +1,7 @@
-"""What arXiv 2508.04652 reports for its tasks, to set beside our own figures of the same tasks.
+"""What arXiv 2508.04652 reports for two agents that write code, to set beside our own figures of the same tasks.
 
-The figures are quoted at second hand. Speed is in tokens a second, all else in percent of the maximum; what is not
-given is absent.
+Its models are Qwen2.5-Coder: one of 7B in the first row, two of 3B in the others. The figures are quoted at second
+hand. Speed is in tokens a second, all else in percent of the maximum; what is not given is absent.
 """
 
 from __future__ import annotations
@@ -12,10 +12,12 @@ from magrpo.config import RunConfig
 from magrpo.report import column_title
 from pipelines.tables import Section
 
+TASKS = ("humaneval", "coophumaneval")
+"""Problem sets of which the paper speaks, by ``problems.kind``."""
 QUANTITIES = ("tokens_per_s", "structure", "syntax", "tests", "cooperation", "return")
 
-_CODE: Mapping[str, Mapping[str, str]] = {
-    name: {quantity: f"{figure:.1f}" for quantity, figure in zip(QUANTITIES, figures, strict=False)}
+PAPER: Mapping[str, Mapping[str, float]] = {
+    name: dict(zip(QUANTITIES, figures, strict=False))
     for name, figures in {
         "single": (73.1, 100.0, 100.0, 64.8),
         "naive": (99.6, 98.4, 96.5, 56.4, 35.1, 63.1),
@@ -25,16 +27,10 @@ _CODE: Mapping[str, Mapping[str, str]] = {
         "two_turns": (95.2, 99.9, 97.3, 67.9, 84.9, 85.8),
     }.items()
 }
-PAPER: Mapping[str, Mapping[str, Mapping[str, str]]] = {
-    "humaneval": _CODE,
-    "coophumaneval": _CODE,
-    "tldr": {"naive": {"return": "22.7"}, "one_turn": {"return": "93.5 to 94.5"}},
-    "arxiv": {"naive": {"return": "49.0"}, "one_turn": {"return": "93.1"}},
-}
-"""By ``problems.kind`` and the row (:data:`pipelines.baselines.BASELINES`); one table is of both code tasks."""
+"""By the name of the row: see :data:`pipelines.baselines.BASELINES`."""
 
 _TITLES = {
-    "single": "paper: single agent",
+    "single": "paper: single agent, 7B",
     "naive": "paper: naive concatenation",
     "sequential": "paper: sequential pipeline",
     "discussion": "paper: one-round discussion",
@@ -53,19 +49,18 @@ def beside_the_paper(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[s
 
     ``rows``: what ours is called, the name of the paper's, and our figures by quantity; rows it has not are left out.
     """
-    paper = PAPER.get(config.problems.kind, {})
-    rows = [row for row in rows if row[1] in paper]
-    if not rows:
+    rows = [row for row in rows if row[1] in PAPER]
+    if config.problems.kind not in TASKS or not rows:
         return
     shown = [quantity for quantity in QUANTITIES if any(quantity in ours for _, _, ours in rows)]
     lines = []
     for title, name, ours in rows:
-        for called, figures in ((title, ours), (_TITLES[name], paper[name])):
+        theirs = {quantity: f"{value:.1f}" for quantity, value in PAPER[name].items()}
+        for called, figures in ((title, ours), (_TITLES[name], theirs)):
             lines.append((called, *(figures.get(quantity, "-") for quantity in shown)))
     models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
-    theirs = "Qwen2.5-Coder, one of 7B as the single agent, else two of 3B" if paper is _CODE else "two of Qwen3-1.7B"
     note = (
-        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, second-hand, theirs: {theirs}. Not the same "
-        "models or machines unless yours are."
+        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, second-hand, theirs; Qwen2.5-Coder, one of "
+        "7B for the single agent and two of 3B for the others. Not the same models or machines unless yours are."
     )
     yield Section("Beside the paper", ("", *map(column_title, shown)), lines, note)

@@ -6,20 +6,24 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
+from magrpo.problems.notes import facts_of
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
 from pipelines.session import load_report
 from pipelines.warm_start import warm_start
 
-CONFIG = str(Path(__file__).parents[2] / "pipelines/configs/embedded.toml")
+CONFIGS = Path(__file__).parents[2] / "pipelines" / "configs"
+CONFIG, WRITING = (str(CONFIGS / f"{name}.toml") for name in ("embedded", "writing_embedded"))
+NOTES = ("problems=notes", "hidden_size=128", "intermediate_size=320", "num_steps=1000")
 
 
-def _run(root: Path, name: str, *overrides: str) -> RunStore:
-    assert main(["train", CONFIG, "--local", "--name", name, "--root", str(root), *overrides]) == 0
+def _run(root: Path, name: str, *overrides: str, config: str = CONFIG) -> RunStore:
+    assert main(["train", config, "--local", "--name", name, "--root", str(root), *overrides]) == 0
     return RunStore.open(root, name)
 
 
@@ -42,6 +46,24 @@ def test_two_agents_learn_to_write_programs_together(tmp_path: Path, seed: int) 
     assert after["test/sampled"]["return"].mean >= 0.9
     assert after["test/sampled"]["return"].low > before["test/sampled"]["return"].high
     assert after["ood/sampled"]["return"].mean > before["ood/sampled"]["return"].high
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_two_authors_learn_to_summarise_a_note_together(tmp_path: Path) -> None:
+    store = _run(tmp_path, "run", config=WRITING)
+    before, after = (_report(store, i) for i in (0, store.config().train.num_iterations))
+    returns = [report.summary["test/sampled"]["return"] for report in (before, after)]
+    assert returns[0].high < 0.5
+    assert returns[1].low > 0.65
+    notes = {note.task_id: facts_of(note) for note in store.config().problems.load()["test"]}
+    for role in ("summary", "elaboration"):
+        told = [
+            any(fact.words.lower() in row.texts[role].lower() for fact in notes[row.task_id])
+            for row in after.rows
+            if row.mode == "sampled"
+        ]
+        assert fmean(told) > 0.75, "the texts are still about the note"
 
 
 @pytest.mark.slow
@@ -82,15 +104,16 @@ def test_the_triton_kernel_learns_what_torch_learns(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_the_base_model_can_be_made_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("config", "recipe"), [(CONFIG, ()), (WRITING, NOTES)], ids=["coopcode", "notes"])
+def test_the_base_model_can_be_made_again(tmp_path: Path, config: str, recipe: tuple[str, ...]) -> None:
     """From random weights to the return of the base that ships: their intervals overlap."""
-    assert warm_start(tmp_path / "base", local=True) == 0
+    assert warm_start(tmp_path / "base", recipe, local=True) == 0
     returns = []
     for name, overrides in (
         ("shipped", ()),
         ("again", tuple(f"agents.{i}.model={tmp_path / 'base'}" for i in range(2))),
     ):
-        store = _run(tmp_path, name, "train.num_iterations=0", *overrides)
+        store = _run(tmp_path, name, "train.num_iterations=0", *overrides, config=config)
         returns.append(_report(store, 0).summary["test/sampled"]["return"])
     shipped, again = returns
     assert again.low <= shipped.high

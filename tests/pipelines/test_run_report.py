@@ -12,7 +12,6 @@ import pytest
 from magrpo.config import RunConfig, load_config
 from magrpo.ledger import Budget
 from magrpo.report import UNTRAINED
-from magrpo.rewards.writing import WritingReward
 from magrpo.stages.evaluate import summarise
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
 from pipelines.examples import examples, watch_list, watch_table
@@ -173,25 +172,15 @@ def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports:
     ]
 
 
-def test_a_reward_without_tests(tmp_path: Path, config: RunConfig) -> None:
-    """Nothing is passed or failed, so there is no pass@k, and the watch list does not apply; the paper has the task."""
-    reward = WritingReward()
-    parts = ({"structure": 0.5, "length_ratio": 0.0, "unique_words": 0.0, "style": 0.0}, dict(reward.maxima))
-    reports = []
-    for version, worth in enumerate(parts):
-        rows = tuple(
-            EvalRow(f"test/{n}", "test", "sampled", 0, (sum(worth.values()),), (worth,), (None,), {"a": "text"}, 9, 9)
-            for n in NAMES
-        )
-        reports.append(EvalReport(version, rows, summarise(rows, reward, 0)))
-    problems = config.problems.model_copy(update={"kind": "tldr"})
-    writing = config.model_copy(update={"reward": reward, "problems": problems})
-    write_report(tmp_path, "prose", writing, reports, BUDGETS[:2], PROBLEMS)
-    shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
-    assert "Does not apply: this reward runs no tests (its parts: structure, length_ratio, unique_words" in shown.text
-    assert "pass@1" not in shown.text
-    assert "Completions of the watch list" not in shown.headings
-    assert "93.5 to 94.5" in shown.text
+def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
+    class Prose:
+        maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
+        max_total = 2.0
+
+    assert watch_list(reports, Prose()) == []  # type: ignore[arg-type]
+    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (
+        watch_table(reports, Prose(), []).note  # type: ignore[arg-type]
+    )
 
 
 def test_markdown_fences_what_holds_a_fence(config: RunConfig, reports: list[EvalReport]) -> None:
