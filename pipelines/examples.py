@@ -40,10 +40,12 @@ def examples(reports: Sequence[EvalReport], reward: Reward, problems: Mapping[st
         if one
         else ("Largest gain", "Median gain", "Largest loss" if lost else "Smallest gain")
     )
-    chosen = dict(zip((order[-1], order[len(order) // 2], order[0]), words, strict=True))
+    chosen: dict[str, str] = {}
+    for task_id, word in zip((order[-1], order[len(order) // 2], order[0]), words, strict=True):
+        chosen.setdefault(task_id, word)  # of few problems one may be two of these
     exhibits = [
         _exhibit(
-            f"{word}: {task_id}",
+            f"{word}, {gains[task_id]:{'.2f' if one else '+.2f'}}: {task_id}",
             {"": after[task_id]} if one else _sides((before[task_id], after[task_id])),
             reward,
             problems,

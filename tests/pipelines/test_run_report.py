@@ -145,14 +145,18 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
     shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "Learning curves" not in shown.headings
     assert "Budget" not in shown.headings
-    assert "Highest return: test/c" in shown.text
+    assert "Highest return, 4.00: test/c" in shown.text
     assert "nothing to rise from" in shown.text
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md", "report.csv", "report.json"}
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
     shown = examples(reports, config.reward, PROBLEMS).exhibits
-    assert [one.title for one in shown] == ["Largest gain: test/a", "Median gain: test/b", "Largest loss: test/d"]
+    assert [one.title for one in shown] == [
+        "Largest gain, +2.50: test/a",
+        "Median gain, +1.50: test/b",
+        "Largest loss, -1.00: test/d",
+    ]
     assert list(shown[0].worth.rows[2]) == ["tests", "1", "0.00", "1.00"]
     assert list(shown[0].worth.rows[-1]) == ["return", "4", "1.50", "4.00"]
     assert dict(shown[0].sides["after"]) == {"helper": ATTACK, "main": "main of a"}
