@@ -46,7 +46,8 @@ dd.value { font-size: 1.25rem; font-weight: 600; white-space: nowrap; font-varia
 dd.note { color: var(--dim); font-size: .87rem; font-variant-numeric: tabular-nums }
 .panels, .sides { display: grid; gap: 1rem 1.6rem;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)) }
-figure { margin: .4rem 0; max-width: 37rem } figcaption { font-weight: 600 } svg { width: 100%; height: auto; display: block }
+figure { margin: .4rem 0; max-width: 37rem }
+figcaption { font-weight: 600 } svg { width: 100%; height: auto; display: block }
 svg text { font-family: system-ui, sans-serif !important }
 pre { background: var(--soft); border-radius: .4rem; padding: .6rem .8rem; margin: .2rem 0 .7rem; overflow-x: auto;
   font: 13px/1.45 ui-monospace, monospace; white-space: pre-wrap; overflow-wrap: anywhere }
