@@ -53,7 +53,8 @@ def _sections(done: Settings) -> Iterator[Section]:
     ends = {title: [(run.last, run.budgets[-1]) for run in runs] for title, runs in done.items()}
     note = (
         "Means over seeds, 95 % intervals over seeds (Student's t). Return is in percent of the setting's own maximum: "
-        "where the parts of the rewards differ, compare tests and pass@1."
+        "where the parts of the rewards differ, compare tests and pass@1. All runs draw with the same eval.seed: the "
+        "luck of its few samples is shared by all seeds and in no interval; a larger eval.num_samples makes it small."
     )
     yield table_at("At the end of training", ends, note)
     yield from at_equal_tokens(done)
