@@ -55,7 +55,7 @@ def test_two_authors_learn_to_summarise_a_note_together(tmp_path: Path) -> None:
     before, after = (_report(store, i) for i in (0, store.config().train.num_iterations))
     returns = [report.summary["test/sampled"]["return"] for report in (before, after)]
     assert returns[0].high < 0.5
-    assert returns[1].low > 0.65
+    assert returns[1].low > 0.7
     notes = {note.task_id: facts_of(note) for note in store.config().problems.load()["test"]}
     for role in ("summary", "elaboration"):
         told = [
