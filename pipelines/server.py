@@ -33,8 +33,8 @@ class LocalServer:
     """A Prefect server on this machine with its database in ``home``; nothing at all if the user has one already.
 
     Use as a context manager around the import of Prefect: entering sets ``PREFECT_HOME`` and ``PREFECT_API_URL``,
-    which Prefect reads when it is imported. ``schedules``: it also makes the runs that schedules ask for, and has
-    Prefect's page.
+    which Prefect reads when it is imported; leaving takes them back. ``schedules``: it also makes the runs that
+    schedules ask for, and has Prefect's page.
     """
 
     def __init__(self, home: Path, *, schedules: bool = False) -> None:
@@ -43,11 +43,12 @@ class LocalServer:
         self.log = self.home / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
+        self._variables: list[str] = []
 
     def __enter__(self) -> LocalServer:
         if prefect_target() is not None:
             return self
-        os.environ.setdefault("PREFECT_HOME", str(self.home))
+        self._set("PREFECT_HOME", str(self.home))
         self.home.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -56,9 +57,10 @@ class LocalServer:
         with self.log.open("ab") as log:
             # Its own session: Ctrl-C ends the run, which then still has a server to tell.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
+        os.environ.pop("PREFECT_API_URL", None)
+        self._set("PREFECT_API_URL", f"http://127.0.0.1:{self._port}/api")
         if not self._more:
-            os.environ.setdefault("PREFECT_UI_URL", "")  # so that nothing links to a page that is not there
+            self._set("PREFECT_UI_URL", "")  # so that nothing links to a page that is not there
         return self
 
     @property
@@ -85,15 +87,20 @@ class LocalServer:
     ) -> None:
         if self._process is None:
             return
-        del os.environ["PREFECT_API_URL"]
-        if not os.environ.get("PREFECT_UI_URL", "a page"):
-            del os.environ["PREFECT_UI_URL"]
+        for name in self._variables:
+            os.environ.pop(name, None)
         self._process.terminate()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+    def _set(self, name: str, value: str) -> None:
+        """Set a variable that is not set, until the server is gone."""
+        if name not in os.environ:
+            os.environ[name] = value
+            self._variables.append(name)
 
 
 def healthy(url: str) -> bool:

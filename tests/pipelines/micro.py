@@ -9,10 +9,12 @@ from __future__ import annotations
 import hashlib
 import multiprocessing
 import os
+import pickle
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from magrpo.registry import Plugin
 from pipelines.settings import prepare_environment
@@ -133,13 +135,15 @@ def command(
     log: Path,
     before: Callable[[], None] | None = None,
     program: Callable[[list[str]], int] = magrpo,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> int:
     """Run ``magrpo ARGUMENTS``, or another program, in a process of its own; its exit code, negative for a signal.
 
     The process is forked from one that has the libraries loaded, which saves seconds a command. ``log`` gets what it
-    says. ``before`` is called in it first: a function of a module.
+    says. ``before`` is called in it first: a function of a module. ``environment`` is set before anything else is
+    imported: of Prefect's variables it has no others, whatever the process that it is forked from was started with.
     """
-    process = start(arguments, log, before, program)
+    process = start(arguments, log, before, program, environment)
     process.join()
     assert process.exitcode is not None
     return process.exitcode
@@ -150,21 +154,27 @@ def start(
     log: Path,
     before: Callable[[], None] | None = None,
     program: Callable[[list[str]], int] = magrpo,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> multiprocessing.Process:
     """As :func:`command`, without waiting for it."""
-    process = _FORKS.Process(target=_main, args=(list(arguments), log, before, program))
+    # Pickled apart: what it needs may import Prefect, which reads its variables then.
+    first = pickle.dumps(before)
+    process = _FORKS.Process(target=_main, args=(list(arguments), log, first, program, dict(environment)))
     process.start()
     return process  # type: ignore[return-value]
 
 
 def _main(
-    arguments: list[str], log: Path, before: Callable[[], None] | None, program: Callable[[list[str]], int]
+    arguments: list[str], log: Path, first: bytes, program: Callable[[list[str]], int], environment: dict[str, str]
 ) -> None:
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(file, 1)
     os.dup2(file, 2)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # which the fork server ignores
-    os.environ.pop("PREFECT_API_URL", None)  # of the moment in which the fork server started
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
+        os.environ.pop(name, None)  # of the moment in which the fork server started
+    os.environ |= environment
+    before = pickle.loads(first)
     if before is not None:
         before()
     sys.exit(program(arguments))

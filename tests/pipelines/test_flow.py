@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
 from pathlib import Path
 from uuid import UUID
@@ -22,9 +22,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.registry import ConfigError
 from pipelines.server import LocalServer, ServerError
-from tests.pipelines.micro import command, prefect, start, write_config
+from tests.pipelines.micro import command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
-from tests.pipelines.test_resume import die_at_work
+from tests.pipelines.test_resume import die_at_work, wait_at_work
 
 STAGES = [
     "prepare",
@@ -68,7 +68,7 @@ class Flows:
         """Of new runs."""
 
     def train(self, name: str, before: Callable[[], None] | None = None) -> int:
-        return command(self.arguments(name), self.log(name), partial(self.prepare, before))
+        return self.command(self.arguments(name), self.log(name), before)
 
     def arguments(self, name: str) -> list[str]:
         """To start a run, or to resume it."""
@@ -96,15 +96,21 @@ class Flows:
     def retry(self, name: str, before: Callable[[], None] | None = None) -> int:
         """``prefect flow-run retry`` for the newest flow run of a run."""
         arguments = ["flow-run", "retry", str(self.seen(name)[-1].id), "--entrypoint", "pipelines/train.py:train"]
-        return command(arguments, self.log(name), partial(self.prepare, before), prefect)
+        return self.command(arguments, self.log(name), before, prefect)
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"
 
-    def prepare(self, before: Callable[[], None] | None) -> None:
-        os.environ["PREFECT_API_URL"] = self.url
-        if before is not None:
-            before()
+    def command(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        before: Callable[[], None] | None = None,
+        program: Callable[[list[str]], int] = magrpo,
+    ) -> int:
+        """A command that finds the server in its environment."""
+        environment = {"PREFECT_API_URL": self.url, "PREFECT_HOME": str(self.root.parent / "prefect")}
+        return command(arguments, log, before, program, environment)
 
     def page(self, run: FlowRun) -> str:
         return f"{self.url.removesuffix('/api')}/runs/flow-run/{run.id}"
@@ -143,7 +149,6 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     folder = tmp_path_factory.mktemp("flows")
     with LocalServer(folder / "prefect") as server:
         server.wait()
-        os.environ.pop("PREFECT_UI_URL")  # for the processes forked from here the server is one that was there before
         yield Flows(folder, os.environ["PREFECT_API_URL"])
 
 
@@ -261,7 +266,7 @@ def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> Non
     file, log = tmp_path / "automations.yaml", tmp_path / "log"
     file.write_text(text.replace("BLOCK_ID", str(identity)))
     arguments = ["automation", "create", "--from-file", str(file)]
-    assert command(arguments, log, partial(flows.prepare, None), prefect) == 0, log.read_text()
+    assert flows.command(arguments, log, program=prefect) == 0, log.read_text()
     assert "Created 2 automation(s)" in log.read_text()
 
 
@@ -295,28 +300,15 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flo
 
 
 def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("PREFECT_API_URL", raising=False)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    """And nothing of it stays in the environment."""
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = dict(os.environ)
     with LocalServer(tmp_path) as server, pytest.raises(ServerError, match=r"server[.]log, or run with --local"):
         server.wait()
-    assert "PREFECT_API_URL" not in os.environ
-
-
-def wait_at_work(stage: str) -> None:
-    """Let ``stage`` of iteration 1 never end."""
-    from pipelines.console import RunConsole
-
-    begin = RunConsole.begin
-
-    def wait(_: int) -> None:
-        print("waits", flush=True)
-        time.sleep(600)
-
-    def begin_to_wait(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
-        return wait if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
-
-    RunConsole.begin = begin_to_wait  # type: ignore[method-assign,assignment]
+    assert dict(os.environ) == before
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
@@ -329,13 +321,13 @@ def wait_for(condition: Callable[[], bool]) -> None:
 def test_the_runs_of_a_sweep_are_flows_of_their_own(flows: Flows) -> None:
     log = flows.log("sweep")
     arguments = ["sweep", str(flows.config), "--name", "sweep"]
-    assert command(arguments, log, partial(flows.prepare, None)) == 0, log.read_text()
+    assert flows.command(arguments, log) == 0, log.read_text()
     [run] = flows.seen("sweep-s0")
     assert run.state_name == "Completed"
     assert flows.tracked("sweep-s0")[1]["prefect.flow_run_id"] == str(run.id)
     assert "starting Prefect" not in log.read_text()
-    deployed = partial(flows.prepare, partial(sweep_as_deployed, str(flows.config), str(flows.root)))
-    assert command(["runs", "--root", str(flows.root)], log, deployed) == 0, log.read_text()
+    deployed = partial(sweep_as_deployed, str(flows.config), str(flows.root))
+    assert flows.command(["runs", "--root", str(flows.root)], log, deployed) == 0, log.read_text()
     [child] = [path.name for path in flows.root.glob("manual-*-s0")]
     [run] = flows.seen("manual")
     assert run.state_name == "Completed"

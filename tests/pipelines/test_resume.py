@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
@@ -70,6 +71,22 @@ def die_at_work(stage: str) -> None:
         return die if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
 
     RunConsole.begin = begin_to_die  # type: ignore[method-assign,assignment]
+
+
+def wait_at_work(stage: str) -> None:
+    """Let ``stage`` of iteration 1 never end."""
+    from pipelines.console import RunConsole
+
+    begin = RunConsole.begin
+
+    def wait(_: int) -> None:
+        print("waits", flush=True)
+        time.sleep(600)
+
+    def begin_to_wait(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
+        return wait if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
+
+    RunConsole.begin = begin_to_wait  # type: ignore[method-assign,assignment]
 
 
 class Runs:
