@@ -43,12 +43,13 @@ class LocalServer:
         self.log = self.home / "server.log"
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
-        self._variables: list[str] = []
+        self._variables: set[str] = set()
 
     def __enter__(self) -> LocalServer:
         if prefect_target() is not None:
             return self
-        self._set("PREFECT_HOME", str(self.home))
+        before = set(os.environ) - {"PREFECT_API_URL"}
+        os.environ.setdefault("PREFECT_HOME", str(self.home))
         self.home.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
@@ -57,10 +58,10 @@ class LocalServer:
         with self.log.open("ab") as log:
             # Its own session: Ctrl-C ends the run, which then still has a server to tell.
             self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        os.environ.pop("PREFECT_API_URL", None)
-        self._set("PREFECT_API_URL", f"http://127.0.0.1:{self._port}/api")
+        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
         if not self._more:
-            self._set("PREFECT_UI_URL", "")  # so that nothing links to a page that is not there
+            os.environ.setdefault("PREFECT_UI_URL", "")  # so that nothing links to a page that is not there
+        self._variables = set(os.environ) - before
         return self
 
     @property
@@ -88,19 +89,13 @@ class LocalServer:
         if self._process is None:
             return
         for name in self._variables:
-            os.environ.pop(name, None)
+            os.environ.pop(name, None)  # a user's own is not among them
         self._process.terminate()
         try:
             self._process.wait(10)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-
-    def _set(self, name: str, value: str) -> None:
-        """Set a variable that is not set, until the server is gone."""
-        if name not in os.environ:
-            os.environ[name] = value
-            self._variables.append(name)
 
 
 def healthy(url: str) -> bool:
