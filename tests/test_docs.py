@@ -187,7 +187,7 @@ def test_overrides_are_ones(path: Path) -> None:
 def test_cli_page_has_every_environment_variable() -> None:
     read = {ALLOW_NONE, *QUIET}
     for path in [*ROOT.glob("magrpo/**/*.py"), *ROOT.glob("pipelines/*.py")]:
-        read |= set(re.findall(r"(?:environ(?:\.\w+)?[\[(]|_set\()\"(\w+)\"", path.read_text(encoding="utf-8")))
+        read |= set(re.findall(r"environ(?:\.\w+)?[\[(]\"(\w+)\"", path.read_text(encoding="utf-8")))
     assert cells(CLI[CLI.index("## Environment variables") :]) == read
 
 
