@@ -18,6 +18,7 @@ from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
 _POST = re.compile(r"(?:SUBREDDIT:\s*(\S+)\s+)?TITLE:\s*(.*?)\s*^POST:\s*(.*)", re.DOTALL | re.MULTILINE)
+_ABSTRACTS = Path(__file__).with_name("abstracts.json")
 _TLDR = re.compile(r"\s*TL;DR:?\s*$")
 
 
@@ -53,7 +54,7 @@ class Texts(Plugin):
                 it and the remedy.
         """
         problems = self._problems(self.hub_split)
-        if Path(self.source).expanduser().is_file() or not self.hub_test_split:
+        if Path(self.where).expanduser().is_file() or not self.hub_test_split:
             splits = halves(problems, self.test_frac, self.source)
         else:
             held_out = self._problems(self.hub_test_split)
@@ -61,10 +62,15 @@ class Texts(Plugin):
             splits = {"train": [problem for problem in problems if problem.prompt not in known], "test": held_out}
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
+    @property
+    def where(self) -> str:
+        """The file or hub id that ``source`` stands for."""
+        return self.source
+
     def _problems(self, split: str) -> list[Problem]:
         """The texts of allowed length, the first of equal ones."""
         problems: dict[str, Problem] = {}
-        for row in read_rows(self.source, split):
+        for row in read_rows(self.where, split):
             problem = self._parse(row)
             if self.min_words <= len(problem.prompt.split()) <= self.max_words:
                 problems.setdefault(problem.prompt, problem)
@@ -113,6 +119,11 @@ class Arxiv(Texts):
     fields: ClassVar[tuple[str, ...]] = ("abstract_text", "abstract", "text")
 
     source: str = "OpenMLRL/arXiv_abstract"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id; ``embedded``: twenty abstracts made up for magrpo."""
     hub_test_split: str = "val"
     """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
+
+    @property
+    def where(self) -> str:
+        """The file or hub id that ``source`` stands for."""
+        return str(_ABSTRACTS) if self.source == "embedded" else self.source

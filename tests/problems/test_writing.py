@@ -55,6 +55,17 @@ def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:
         Arxiv(kind="arxiv", source=source, min_words=700, max_words=800).load()
 
 
+def test_embedded_abstracts_need_no_file_and_no_hub() -> None:
+    splits = Arxiv(kind="arxiv", source="embedded").load()
+    assert {split: len(problems) for split, problems in splits.items()} == {"train": 16, "test": 4}
+    texts = {problem.prompt for problems in splits.values() for problem in problems}
+    assert len(texts) == 20
+    assert all(100 <= len(text.split()) <= 120 for text in texts)
+    env = WritingEnv(kind="writing", task="arxiv")
+    problem = splits["test"][0]
+    assert problem.prompt in env.observe(problem, "methods", [], "a").messages[0].content
+
+
 def test_a_row_without_a_text_is_named(tmp_path: Path) -> None:
     source = jsonl(tmp_path / "a.jsonl", {"abstract": LONG}, {"title": "x"})
     with pytest.raises(ValueError, match=r"a\.jsonl:2: has no field 'abstract_text' or 'abstract' or 'text'; its fiel"):
