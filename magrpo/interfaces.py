@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from magrpo.types import (
     Action,
@@ -23,9 +23,6 @@ from magrpo.types import (
     Trajectory,
     TurnTimes,
 )
-
-if TYPE_CHECKING:
-    from magrpo.policy import Policy
 
 Progress = Callable[[int], None]
 """Called with the number of items finished since the last call."""
@@ -147,12 +144,6 @@ class Engine(Protocol):
     def close(self) -> None:
         """Stop every process and free every resource. May be called twice."""
         ...
-
-
-class EnginePlugin(Protocol):
-    """Configuration of an engine."""
-
-    def open(self, policy: Policy) -> Engine: ...
 
 
 class SandboxPlugin(Protocol):
