@@ -30,8 +30,8 @@ from tests.pipelines.micro import command, write_config
 TIMED = ("time/", "sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
 
-BUDGET = "budget.csv"
-"""The report's ledger, which holds both."""
+BUDGET = {"budget.csv", "report.html", "report.md", "report.json"}
+"""Files that tell time and programs run: more of both where a stage was cut short and begun again."""
 
 
 def die(*_: object) -> None:
@@ -117,11 +117,11 @@ class Runs:
         """All that must not depend on how often a run was killed: keys, digests, metrics and the files themselves."""
         stages = self.root / name / "stages"
         files = {str(p.relative_to(stages)): p for p in stages.rglob("*") if p.is_file() and p.name != MANIFEST}
-        files = {path: file for path, file in files.items() if file.name != BUDGET}
+        files = {path: file for path, file in files.items() if file.name not in BUDGET}
         manifests = self.manifests(name)
         for manifest in manifests.values():
             manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
-            manifest["files"].pop(BUDGET, None)
+            manifest["files"] = {name: facts for name, facts in manifest["files"].items() if name not in BUDGET}
         return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}
 
     @property
