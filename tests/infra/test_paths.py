@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.infra.test_servers import INFRA, Server, free_port, make_box, started, unit_of
+from tests.infra.test_servers import INFRA, Server, free_port, make_box, started, stop, unit_of
 from tests.pipelines.micro import command, write_config
 from tests.pipelines.test_kills import EMBEDDED, family, reaping
 from tests.pipelines.test_outages import recorded
@@ -117,8 +117,7 @@ def box(home: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
         box.call(*box.worker, "--run-once")  # makes the work pool
         log = undo.enter_context((home / "worker.log").open("wb"))
         worker = psutil.Popen(box.worker, env=box.env, cwd=home, stdout=log, stderr=log)
-        undo.callback(worker.wait)
-        undo.callback(worker.terminate)
+        undo.callback(stop, worker)
         box.started = worker
         yield box
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 INFRA = Path(__file__).parents[2] / "infra"
@@ -72,12 +73,17 @@ def started(unit: str, port: int, health: str, login: str, home: Path, env: dict
             time.sleep(0.5)
         yield server
     finally:
-        process.terminate()
-        try:
-            process.wait(60)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        stop(process)
+
+
+def stop(process: subprocess.Popen[bytes] | psutil.Popen) -> None:
+    """As systemd stops a unit: ask, and after a while insist."""
+    process.terminate()
+    try:
+        process.wait(60)
+    except (subprocess.TimeoutExpired, psutil.TimeoutExpired):
+        process.kill()
+        process.wait()
 
 
 def unit_of(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]]:
