@@ -76,7 +76,8 @@ def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[s
         ConfigError: the configuration of a base model cannot be read.
     """
     models = {agent.model: _model(agent, config) for agent in config.agents}
-    apart = [agent for agent in config.agents if holders(config.agents)[agent.name] == agent.name]
+    holder = holders(config.agents)
+    apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
     lora = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
     reference = set(full) if config.algo.beta > 0 else set()

@@ -47,11 +47,13 @@ def credit(
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
         metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
+    has_local = any(turn.reward.local for group in groups for turn in group.turns)
     samples: dict[str, list[Sample]] = {}
     equal: list[bool] = []
     for agent in agents:
         own = [node for node in nodes if agent in node.group.actions]
-        mine = [node for node in _with_returns(groups, algo.gamma, agent) if agent in node.group.actions]
+        paid = _with_returns(groups, algo.gamma, agent) if has_local else nodes
+        mine = [node for node in paid if agent in node.group.actions]
         held = [completion_returns(n.returns, [t.picks[agent] for t in n.turns], _size(n, agent)) for n in mine]
         known = [[value for value in node if value is not None] for node in held]
         advantages = group_advantages(known, (estimators or {}).get(agent, algo.estimator), algo.normalize)
