@@ -19,7 +19,7 @@ from magrpo.stages.evaluate import per_problem
 from magrpo.store import RunStore, read_records
 from magrpo.types import EvalReport, Interval, TimedAnswer
 from pipelines.baselines import BASELINES, REFERENCE
-from pipelines.page import markdown, page
+from pipelines.page import write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
 from pipelines.tables import Section
 
@@ -111,8 +111,7 @@ def folders_of(store: RunStore, config: RunConfig) -> list[Path]:
 def write_tables(folder: Path, config: RunConfig, rows: Sequence[Measured], title: str = TITLE) -> None:
     """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
     sections = list(tables(config, rows))
-    (folder / "baselines.html").write_text(page(title, sections, width="90rem"), encoding="utf-8")
-    (folder / "baselines.md").write_text(markdown(title, sections), encoding="utf-8")
+    write_page(folder / "baselines", title, sections, width="90rem")
     figures = list(_figures(config, rows))
     with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")

@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
@@ -23,7 +24,7 @@ from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.types import EvalReport, Interval, Problem
 from pipelines.compare_baselines import compare_baselines
-from pipelines.page import Block, Pictures, markdown, page
+from pipelines.page import Pictures, write_page
 from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, show
@@ -104,17 +105,23 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     runs = [load_compared(letter, store) for letter, store in zip(string.ascii_uppercase, stores, strict=False)]
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
     sections = [*_sections(runs, root)]
-    folder.mkdir(parents=True, exist_ok=True)
     tokens = {run.letter: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.letter: run.reports for run in runs}
-    save(comparison_picture(evaluations, tokens=tokens), folder / "curves")
+    picture = comparison_picture(evaluations, tokens=tokens)
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
-    blocks: list[Block] = [curves, *sections]
-    (folder / "compare.md").write_text(markdown(title, blocks), encoding="utf-8")
-    (folder / "compare.html").write_text(page(title, blocks), encoding="utf-8")
+    write_comparison(folder, title, picture, curves, sections, console)
+    return 0
+
+
+def write_comparison(
+    folder: Path, title: str, picture: Figure, curves: Pictures, sections: Sequence[Section], console: Console
+) -> None:
+    """Write the comparison to ``folder``, ``picture`` as a file of its own, and print its tables."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save(picture, folder / "curves")
+    write_page(folder / "compare", title, [curves, *sections])
     show(sections, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
-    return 0
 
 
 def load_compared(letter: str, store: RunStore) -> Compared:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
+from magrpo.pictures import COLOURS, comparison_panels, comparison_picture
 from magrpo.registry import ConfigError
-from pipelines.compare import Compared, reached
+from pipelines.compare import Compared, reached, write_comparison
 from pipelines.over_seeds import DRAWN, OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, table_at, tokens_at
-from pipelines.page import Block, Pictures, markdown, page
+from pipelines.page import Pictures
 from pipelines.sweep import load
 from pipelines.sweep_report import finished_runs, short
-from pipelines.tables import Section, show
+from pipelines.tables import Section
 
 
 def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Console) -> int:
@@ -37,15 +37,10 @@ def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Cons
     tokens = tokens_at(done, means)
     title = f"Comparison of the sweeps {', '.join(names[:-1])} and {names[-1]}"
     sections = [*_sections(done)]
-    folder.mkdir(parents=True, exist_ok=True)
     quantities = [("test", quantity) for quantity in DRAWN]
-    save(comparison_picture(means, OVER_SEEDS, tokens, quantities), folder / "curves")
+    picture = comparison_picture(means, OVER_SEEDS, tokens, quantities)
     curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), "curves.png", OVER_SEEDS)
-    blocks: list[Block] = [curves, *sections]
-    (folder / "compare.md").write_text(markdown(title, blocks), encoding="utf-8")
-    (folder / "compare.html").write_text(page(title, blocks), encoding="utf-8")
-    show(sections, console)
-    console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
+    write_comparison(folder, title, picture, curves, sections, console)
     return 0
 
 

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 from typing import Protocol
 
 from magrpo.pictures import Panel, svg
@@ -71,6 +72,15 @@ class Block(Protocol):
     def markdown(self) -> Iterator[str]:
         """Its lines below the title."""
         ...
+
+
+def write_page(path: Path, title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> list[Path]:
+    """Write the blocks as ``path`` with the endings ``.html`` and ``.md``, see :func:`page`; returns both paths."""
+    texts = {".html": page(title, blocks, lead, width), ".md": markdown(title, blocks, lead)}
+    paths = [path.with_name(path.name + ending) for ending in texts]
+    for written, text in zip(paths, texts.values(), strict=True):
+        written.write_text(text, encoding="utf-8")
+    return paths
 
 
 def page(title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> str:

@@ -40,7 +40,7 @@ from magrpo.report import (
 from magrpo.stages.evaluate import per_problem
 from magrpo.types import EvalReport, Interval, Problem
 from pipelines.examples import examples, watch_exhibits, watch_list, watch_table
-from pipelines.page import Block, Facts, Listing, Pictures, markdown, page
+from pipelines.page import Block, Facts, Listing, Pictures, write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
 from pipelines.plan import differing
 from pipelines.runs import duration
@@ -67,8 +67,7 @@ def write_report(
     folder.mkdir(parents=True, exist_ok=True)
     title, about = f"Run {run_id}", _about(config)
     blocks = list(_blocks(config, reports, budgets, problems))
-    (folder / "report.html").write_text(page(title, blocks, about), encoding="utf-8")
-    (folder / "report.md").write_text(markdown(title, blocks, about), encoding="utf-8")
+    write_page(folder / "report", title, blocks, about)
     (folder / "report.csv").write_text(evaluation_csv(reports), encoding="utf-8")
     tree = _tree(run_id, config, reports, budgets)
     (folder / "report.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")

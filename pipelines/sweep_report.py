@@ -14,7 +14,7 @@ from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.types import EvalReport, Interval
 from pipelines.compare import HEADLINE, Compared, evaluation_title, load_compared, reached
 from pipelines.over_seeds import OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, shared_keys, tokens_at
-from pipelines.page import Block, Pictures, markdown, page
+from pipelines.page import Block, Pictures, write_page
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, show
 
@@ -43,10 +43,8 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
         Pictures("Parts of the return", comparison_panels(shown, quantities=_parts(done)), note=OVER_SEEDS),
         *sections,
     ]
-    paths = [sweep.folder / f"sweep.{suffix}" for suffix in ("html", "md", "csv")]
-    paths[0].write_text(page(title, blocks), encoding="utf-8")
-    paths[1].write_text(markdown(title, blocks), encoding="utf-8")
-    _write_csv(paths[2], done, means)
+    paths = [*write_page(sweep.folder / "sweep", title, blocks), sweep.folder / "sweep.csv"]
+    _write_csv(paths[-1], done, means)
     wide = Console(highlight=False)
     if not wide.is_terminal:
         wide.width = 160
