@@ -320,6 +320,10 @@ class EvalRow:
     generated_tokens: int = 0
 
 
+HEADLINE = "test/sampled"
+"""Key of the summary that runs are judged by: held-out problems, sampled."""
+
+
 @dataclass(frozen=True, slots=True)
 class EvalReport:
     """An evaluation: ``summary[split/mode][quantity]`` as fractions of the maximum unless the name says otherwise."""

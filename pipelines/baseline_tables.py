@@ -17,13 +17,12 @@ from magrpo.config import BaselineRow, RunConfig
 from magrpo.report import SPLIT_TITLES, cell, column_title, signed
 from magrpo.stages.evaluate import per_problem
 from magrpo.store import RunStore, read_records
-from magrpo.types import EvalReport, Interval, TimedAnswer
+from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 from pipelines.baselines import BASELINES, REFERENCE
 from pipelines.page import write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
 from pipelines.tables import Section
 
-HEADLINE = "test/sampled"
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 UNDEFINED = "-"
 TITLE = "Agents and baselines"

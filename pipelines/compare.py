@@ -22,14 +22,13 @@ from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
 from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
-from magrpo.types import EvalReport, Interval, Problem
+from magrpo.types import HEADLINE, EvalReport, Interval, Problem
 from pipelines.compare_baselines import compare_baselines
 from pipelines.page import Pictures, write_page
 from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, show
 
-HEADLINE = "test/sampled"
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
 _GOOD = 0.85
 """The share of the maximum that counts as learned."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from magrpo.config import RunConfig
 from magrpo.store import MANIFEST, RunStore
+from magrpo.types import HEADLINE
 from pipelines.session import load_report
 
 NOTE = "mlflow.note.content"
@@ -59,7 +60,7 @@ def _results(store: RunStore, config: RunConfig) -> Iterator[str]:
     if None in ends:
         return  # damaged: it will be evaluated again
     first, last = (load_report(store, pointer) for pointer in ends if pointer is not None)
-    value = last.summary["test/sampled"]["return"]
+    value = last.summary[HEADLINE]["return"]
     yield f"Return on held-out problems, of the maximum: **{value.mean:.1%}** [{value.low:.1%}, {value.high:.1%}]"
     yield f"after iteration {last.policy_version} of {config.train.num_iterations}"
     if len(folders) > 1:

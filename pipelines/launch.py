@@ -20,6 +20,7 @@ from magrpo.registry import ConfigError
 from magrpo.report import closing_table, spent, start_title
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
+from magrpo.types import HEADLINE
 from pipelines.baseline_tables import folders_of, measured, tables
 from pipelines.notices import Notices
 from pipelines.order import rerun
@@ -106,7 +107,7 @@ def conclude(result: Result, console: Console) -> None:
     reports = [load_report(store, pointer) for pointer in pointers]
     console.print()
     console.print(closing_table(reports, config.reward.maxima, start_title(config)))
-    first, last = (report.summary["test/sampled"]["return"] for report in (reports[0], reports[-1]))
+    first, last = (report.summary[HEADLINE]["return"] for report in (reports[0], reports[-1]))
     if len(reports) == 1:
         console.print(
             f"measured: the joint return on held-out problems is {last.mean:.1%} [{last.low:.1%}, {last.high:.1%}] "

@@ -8,8 +8,8 @@ from statistics import fmean
 from magrpo.algo.stats import seed_interval
 from magrpo.ledger import UNITS, Budget
 from magrpo.report import cell, column_title, signed
-from magrpo.types import EvalReport, Interval
-from pipelines.compare import HEADLINE, Compared
+from magrpo.types import HEADLINE, EvalReport, Interval
+from pipelines.compare import Compared
 from pipelines.runs import duration
 from pipelines.tables import Section
 

@@ -22,6 +22,7 @@ from magrpo.report import signed
 from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, Pointer, RunStore, digest
 from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
+from magrpo.types import HEADLINE
 from pipelines.chain import Outcome
 from pipelines.champion import challenge, fetch, started_from
 from pipelines.session import load_report, problem_returns
@@ -30,8 +31,6 @@ log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
 """The file of a version with what the gate compares."""
-KEY = "test/sampled"
-"""What is compared: held-out problems, sampled."""
 _SEED = 0
 """Of the resampling, as in ``magrpo compare``."""
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "termination_threshold")
@@ -103,8 +102,8 @@ def _register(
 
         version = registry.register(mlflow_run_id, store.folder(checkpoint) / "weights", checkpoint["sha"])
         reports = [load_report(store, outcome.evaluations[iteration]) for iteration in sorted(outcome.evaluations)]
-        returns = problem_returns(reports[-1], KEY, config.reward.max_total)
-        parent, mean = started_from(store), reports[-1].summary[KEY]["return"]
+        returns = problem_returns(reports[-1], HEADLINE, config.reward.max_total)
+        parent, mean = started_from(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
         card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
         described = folder / "described"
@@ -202,7 +201,7 @@ class _Gate:
 
     def _own_returns(self) -> dict[str, float]:
         report = load_report(self.store, self.outcome.evaluations[self.config.train.num_iterations])
-        return problem_returns(report, KEY, self.config.reward.max_total)
+        return problem_returns(report, HEADLINE, self.config.reward.max_total)
 
     def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was come by."""
@@ -212,7 +211,7 @@ class _Gate:
         evaluation = challenge(self.store, self.config, fetch(self.store, self.registry, champion), champion.number)
         report = load_report(evaluation, self.evaluate(evaluation.run_id).evaluations[0])
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
-        return problem_returns(report, KEY, self.config.reward.max_total), how
+        return problem_returns(report, HEADLINE, self.config.reward.max_total), how
 
 
 def _compare(ours: Mapping[str, float], theirs: Mapping[str, float], champion: int, how: str) -> tuple[bool, str]:

@@ -38,15 +38,13 @@ from magrpo.report import (
     start_title,
 )
 from magrpo.stages.evaluate import per_problem
-from magrpo.types import EvalReport, Interval, Problem
+from magrpo.types import HEADLINE, EvalReport, Interval, Problem
 from pipelines.examples import examples, watch_exhibits, watch_list, watch_table
 from pipelines.page import Block, Facts, Listing, Pictures, write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
 from pipelines.plan import differing
 from pipelines.runs import duration
 from pipelines.tables import Section
-
-HEADLINE = "test/sampled"
 
 
 def write_report(

@@ -22,6 +22,7 @@ from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import (
+    HEADLINE,
     EvalReport,
     Execution,
     ExecutionReport,
@@ -212,11 +213,11 @@ class Session:
             report, kept = evaluate(arena, config, splits, config.eval, config.rollout, iteration)
             _write_evaluation(folder, report, arena.stats)
             write_records(folder / "trajectories.jsonl.gz", kept)
-            headline = report.summary["test/sampled"]
+            headline = report.summary[HEADLINE]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
             metrics["eval/sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
             for name, summary in report.summary.items():
-                if name != "test/sampled":
+                if name != HEADLINE:
                     metrics[f"eval/{name}/return"] = summary["return"].mean
             return metrics
 
@@ -249,7 +250,7 @@ class Session:
             )
             _write_evaluation(folder, report, arena.stats)
             write_records(folder / "timed.jsonl.gz", timed)
-            metrics = {key: interval.mean for key, interval in report.summary["test/sampled"].items()}
+            metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
             metrics["sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
             metrics["votes"] = float(votes)
             return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
@@ -274,7 +275,7 @@ class Session:
             reports = [load_report(self.store, pointer) for pointer in evaluations]
             budgets = ledger(self.store.stage_metrics())
             write_report(folder, self.store.run_id, self.config, reports, budgets, self._held_out())
-            before, after = (report.summary["test/sampled"]["return"].mean for report in (reports[0], reports[-1]))
+            before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_gain": after - before}
 
         sections = ("baselines",) if self.config.baselines.rows else ("reward", "agents")

@@ -11,8 +11,8 @@ from rich.console import Console
 from magrpo.algo.stats import seed_interval
 from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
 from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
-from magrpo.types import EvalReport, Interval
-from pipelines.compare import HEADLINE, Compared, evaluation_title, load_compared, reached
+from magrpo.types import HEADLINE, EvalReport, Interval
+from pipelines.compare import Compared, evaluation_title, load_compared, reached
 from pipelines.over_seeds import OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, shared_keys, tokens_at
 from pipelines.page import Block, Pictures, write_page
 from pipelines.sweep import Sweep, finished
@@ -95,7 +95,7 @@ def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalRep
             (title, str(len(done[title])), *(cell(column, summary[column]) for column in columns))
             for title, summary in summaries.items()
         ]
-        note = _NOTE if key == "test/sampled" else ""
+        note = _NOTE if key == HEADLINE else ""
         yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
     yield from _differences(done)
     if len(done) > 1:

@@ -20,6 +20,7 @@ from magrpo.stages.play import Arena, play
 from magrpo.stages.rollout import sampling_params
 from magrpo.stages.score import score_texts
 from magrpo.types import (
+    HEADLINE,
     Action,
     EvalReport,
     EvalRow,
@@ -115,7 +116,7 @@ def num_votes(reports: Mapping[str, EvalReport], voter: str) -> int:
 
     ``reports`` by row; the mean tokens of all turns on ``test``, sampled, count.
     """
-    cost = {name: report.summary["test/sampled"]["generated_tokens"].mean for name, report in reports.items()}
+    cost = {name: report.summary[HEADLINE]["generated_tokens"].mean for name, report in reports.items()}
     return max(1, round(max(cost.values()) / cost[voter]))
 
 
