@@ -42,6 +42,8 @@ class Batch:
     token_ids: Int[Tensor, " N"]
     advantages: Float[Tensor, " N"]
     """Of the token's completion."""
+    sample_weights: Float[Tensor, " N"]
+    """Of the token's completion."""
     sampling_logps: Float[Tensor, " N"]
 
     def to(self, device: torch.device) -> Batch:
@@ -54,6 +56,7 @@ class Batch:
             self.predictors.to(device),
             self.token_ids.to(device),
             self.advantages.to(device),
+            self.sample_weights.to(device),
             self.sampling_logps.to(device),
         )
 
@@ -125,6 +128,7 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
         predictors=torch.tensor([r * width + column for r, column in predictors]),
         token_ids=torch.tensor([token for sample in chosen for token in sample.completion_ids]),
         advantages=torch.tensor([sample.advantage for sample in chosen]).repeat_interleave(lengths),
+        sample_weights=torch.tensor([sample.weight for sample in chosen]).repeat_interleave(lengths),
         sampling_logps=torch.tensor([logp for sample in chosen for logp in sample.sampling_logps]),
     )
 

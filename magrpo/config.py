@@ -96,10 +96,14 @@ class RolloutConfig(Section):
     """``aligned``: G joint actions paired by index; ``crossed``: every combination of the completions."""
     crossed_pairs: int | None = Field(None, ge=1)
     """In crossed mode: at most this many joint actions a node, a balanced random subset. None: all."""
+    tree: Literal["chains", "full", "best", "random"] = "chains"
+    """With several turns, what follows a joint action. ``chains``: one more joint action after each, so that a problem
+    costs K G completions of an agent; ``full``: G of them after each, G^K. ``best`` and ``random`` hand on one joint
+    action of a node, to G of them: biased, for an advantage then holds nothing of the future."""
     branching: int | None = Field(None, ge=1)
-    """Joint actions of a node that are continued in the next turn, a random subset. None: all."""
+    """In a full tree: joint actions of a node that are continued, a random subset of 2 at least. None: all."""
     termination_threshold: float | None = None
-    """A node whose mean reward exceeds this is not continued. None: never stop early."""
+    """A joint action whose reward exceeds this ends its episode; its reward counts for the turns left. None: off."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the update takes its log-probabilities at the same one."""
     top_p: float = Field(1.0, gt=0, le=1)
@@ -115,16 +119,25 @@ class RolloutConfig(Section):
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
         return self
 
+    @model_validator(mode="after")
+    def _only_full_trees_branch(self) -> RolloutConfig:
+        if self.branching is not None and self.tree != "full":
+            raise ValueError(f'branching is for tree = "full", not {self.tree!r}: leave it out, or set rollout.tree')
+        return self
+
 
 class AlgoConfig(Section):
     """The algorithm: return, advantage and loss."""
 
     estimator: Estimator = "magrpo"
-    """Baseline of the group-relative advantage."""
+    """Baseline of the group-relative advantage. ``maremax`` is biased: its baseline depends on what it judges."""
     normalize: Literal["none", "std"] = "none"
     """``std`` divides advantages by the group's standard deviation."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """Discount between turns."""
+    """Discount between turns. Later turns weigh less in the loss, too; with 0 the first turn alone trains."""
+    keep_best: bool = False
+    """An episode is worth its best turn, not the sum of its turns: a later turn earns what it adds to the best one
+    before it. Biased for agents whose last answer is taken: it assumes that somebody knows which turn was the best."""
     loss_norm: Literal["sequence_sum", "token_mean", "dr_grpo"] = "sequence_sum"
     """How token losses are averaged."""
     update_epochs: int = Field(1, ge=1)
@@ -321,6 +334,23 @@ class RunConfig(Section):
             raise ValueError(
                 f"env: {self.env.kind!r} has the roles {wanted}, but those that act in its {self.env.num_turns} "
                 f"turns are {sorted(acting)}; see acting() and num_turns"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _groups_can_train(self) -> RunConfig:
+        if self.rollout.group_size == 1:
+            for agent in self.agents:
+                estimator = agent.estimator or self.algo.estimator
+                if agent.trained and estimator != "mareinforce":
+                    raise ValueError(
+                        f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
+                        'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce"'
+                    )
+        if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
+            raise ValueError(
+                "rollout: with branching = 1 no joint action learns of its future; set it to 2 or more, or take "
+                'tree = "chains", which continues all of them at less cost'
             )
         return self
 

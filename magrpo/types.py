@@ -280,7 +280,8 @@ class Sample:
     """One completion with its advantage, ready for the update.
 
     ``returns`` is the mean joint return of the joint actions that hold the completion; ``advantage`` is exactly 0 when
-    all returns of its group are equal. ``group`` numbers the (node) groups of one batch from 0.
+    all returns of its group are equal. ``group`` numbers the groups of siblings of one batch from 0. ``weight`` is what
+    it counts in the loss beside the others: 1 in the first turn, less where a tree holds more completions of a turn.
     """
 
     prompt_ids: tuple[int, ...]
@@ -290,6 +291,7 @@ class Sample:
     advantage: float
     group: int
     policy_version: int
+    weight: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,8 @@ def group_advantages(
 
     ``magrpo``: ``R - mean``; ``marloo``: ``(G R - sum)/(G - 1)``; ``maremax``: ``R - max``; ``mareinforce``: ``R``.
     ``normalize = "std"`` divides by the group's population standard deviation, computed in two passes. A group whose
-    returns are all equal, by ``max == min`` of the returns themselves, has advantage exactly 0.
+    returns are all equal, by ``max == min`` of the returns themselves, has advantage exactly 0; only ``mareinforce``,
+    which has no baseline, keeps its returns there, unless they are to be divided by their deviation of 0.
 
     Group ``p`` holds ``returns[group_offsets[p]:group_offsets[p + 1]]``; it may be empty.
 
@@ -91,7 +92,8 @@ def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, no
     if normalize == "std":
         deviation = (empty.index_add(0, group, centred.square()) / count).sqrt()[group]
         advantages = advantages / torch.where(equal, torch.ones_like(deviation), deviation)
-    return advantages.masked_fill(equal, 0.0)
+    keeps_equal = estimator == "mareinforce" and normalize == "none"
+    return advantages.clone() if keeps_equal else advantages.masked_fill(equal, 0.0)
 
 
 @_group_advantages.register_fake

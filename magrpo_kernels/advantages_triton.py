@@ -43,7 +43,9 @@ def advantages_kernel(  # type: ignore[no-untyped-def]
         variance = tl.sum(centred * centred, 0) / size
         # high < low in an empty group, whose lanes would divide 0 by 0.
         advantages = advantages / tl.where(high <= low, 1.0, tl.sqrt(variance))
-    tl.store(out_ptr + start + lanes, tl.where(high == low, 0.0, advantages), mask=inside)
+    if ESTIMATOR != 3 or STD:  # mareinforce keeps its returns in a group of equal ones
+        advantages = tl.where(high == low, 0.0, advantages)
+    tl.store(out_ptr + start + lanes, advantages, mask=inside)
 
 
 def group_advantages_triton(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str) -> Tensor:

@@ -36,17 +36,18 @@ class Work:
 
 
 def work_of(config: RunConfig) -> Work:
-    """Count the nodes of all trees of an iteration, level by level."""
+    """Count the nodes of all trees of an iteration, turn by turn, if no episode ends early."""
     rollout, nodes = config.rollout, config.rollout.problems_per_iteration
     completions = joint_actions = 0
     for turn in range(config.env.num_turns):
         acting = len(config.env.acting(turn))
-        joint = rollout.group_size
+        size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = size
         if rollout.joint_mode == "crossed":
-            joint = min(rollout.group_size**acting, rollout.crossed_pairs or rollout.group_size**acting)
-        completions += nodes * rollout.group_size * acting
+            joint = min(size**acting, rollout.crossed_pairs or size**acting)
+        completions += nodes * size * acting
         joint_actions += nodes * joint
-        nodes *= min(joint, rollout.branching or joint)
+        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
     each: int | None = getattr(config.reward, "max_executions", None)
     tests = 2 if getattr(config.problems, "hidden_tests", False) else 1
     programs = None if each is None else joint_actions * each * tests

@@ -168,14 +168,21 @@ class Session:
             from magrpo.stages.credit import credit
 
             groups = [group for pointer in scored for group in self._scored(pointer)]
-            agents = self.config.agents
-            own = {agent.name: agent.estimator for agent in agents if agent.estimator is not None}
-            samples, metrics = credit(groups, self.config.algo, [agent.name for agent in agents], own)
+            config = self.config
+            samples, metrics = credit(
+                groups,
+                config.algo,
+                [agent.name for agent in config.agents],
+                {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None},
+                rollout=config.rollout,
+                num_turns=config.env.num_turns,
+            )
             for agent, members in samples.items():
                 write_records(folder / f"{agent}.jsonl.gz", members)
             return metrics
 
-        return self._stage("credit", iteration, ("algo", "agents"), scored, work)
+        sections = ("algo", "agents", "env", "rollout")
+        return self._stage("credit", iteration, sections, scored, work)
 
     def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
         """One MAGRPO update of every agent that trains; the new weights and the optimizer's state."""

@@ -59,12 +59,30 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.registry.Plugin"),
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
+        ("rollout.branching=2", "branching is for tree = \"full\", not 'chains'"),
+        ("rollout.group_size=1", "a group of 1 has no siblings, so agent 'h' with estimator 'magrpo' would never"),
     ],
 )
 def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(path, [override])
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
+    load_config(path, ["rollout.group_size=1", "algo.estimator=mareinforce"])
+    mixed = ["rollout.group_size=1", "agents.0.estimator=mareinforce"]
+    with pytest.raises(ConfigError, match="agent 'm' with estimator 'magrpo' would never train"):
+        load_config(path, mixed)
+    load_config(path, [*mixed, "agents.1.trained=false"])
+
+
+def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
+    several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
+    with pytest.raises(ConfigError, match="with branching = 1 no joint action learns of its future") as caught:
+        load_config(path, several)
+    assert len(str(caught.value).splitlines()) == 1
+    load_config(path, [*several, "algo.gamma=0"])
 
 
 def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:

@@ -21,30 +21,31 @@ LossOf = Callable[..., magrpo_kernels.PolicyLoss]
 """``policy_loss_from_hidden`` or ``policy_loss_from_logits`` of :mod:`magrpo_kernels`, with what comes first given."""
 
 
-def sequence_sum(num_sequences: int, num_tokens: int, max_new_tokens: int) -> float:
+def sequence_sum(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
     """``n``: the mean over sequences of the sum over their tokens, as in arXiv 2508.04652."""
-    return float(num_sequences)
+    return num_sequences
 
 
-def token_mean(num_sequences: int, num_tokens: int, max_new_tokens: int) -> float:
+def token_mean(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
     """``sum_i T_i``: the mean over all tokens of the batch, as in DAPO, arXiv 2503.14476."""
-    return float(num_tokens)
+    return num_tokens
 
 
-def dr_grpo(num_sequences: int, num_tokens: int, max_new_tokens: int) -> float:
+def dr_grpo(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
     """``n * max_new_tokens``: a constant, so that length is not rewarded; Dr. GRPO, arXiv 2503.20783."""
-    return float(num_sequences * max_new_tokens)
+    return num_sequences * max_new_tokens
 
 
-DIVISORS: Mapping[LossNorm, Callable[[int, int, int], float]] = {
+DIVISORS: Mapping[LossNorm, Callable[[float, float, int], float]] = {
     "sequence_sum": sequence_sum,
     "token_mean": token_mean,
     "dr_grpo": dr_grpo,
 }
 """What the sum of token losses is divided by: of sequences, tokens and the longest completion allowed.
 
-Sequences and tokens are those of the whole batch of one agent, samples without advantage and other micro-batches
-included, so neither skipping nor splitting changes the loss.
+A sequence and its tokens count by the sequence's weight, 1 in runs of one turn. They are those of the whole batch of
+one agent, samples without advantage and other micro-batches included, so neither skipping nor splitting changes the
+loss.
 """
 
 
@@ -75,6 +76,7 @@ def policy_loss(
     *,
     divisor: float,
     temperature: float = 1.0,
+    sample_weights: Float[Tensor, " N"] | None = None,
     weights: Float[Tensor, " N"] | None = None,
     old_logps: Float[Tensor, " N"] | None = None,
     clip_low: float | None = None,
@@ -85,15 +87,20 @@ def policy_loss(
 ) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
     """The loss of one micro-batch, and sums over its tokens for the metrics; ``loss_of`` knows the tokens' logits.
 
-    Strictly on-policy (``old_logps`` None): ``-(1/n) sum_i w_i A_i logp_i``, whose gradient is REINFORCE's. Else the
-    clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
-    ``-(1/n) sum_i min(r_i w_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) w_i A_i)``. With ``ref_logps``:
-    ``+ (beta/n) sum_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage of the token's completion (0: the token is
-    skipped), ``w_i`` its importance weight.
+    Strictly on-policy (``old_logps`` None): ``-(1/n) sum_i c_i w_i A_i logp_i``, whose gradient is REINFORCE's. Else
+    the clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
+    ``-(1/n) sum_i c_i min(r_i w_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) w_i A_i)``. With ``ref_logps``:
+    ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage of the token's completion (0: the token
+    is skipped), ``c_i`` the weight of that completion (``sample_weights``, None: 1), ``w_i`` the token's importance
+    weight (``weights``, None: 1).
 
     The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``.
     """
     coefficients = advantages / divisor if weights is None else advantages * weights / divisor
+    kl_coefficients = None if ref_logps is None else torch.full_like(coefficients, beta / divisor)
+    if sample_weights is not None:
+        coefficients = coefficients * sample_weights
+        kl_coefficients = None if kl_coefficients is None else kl_coefficients * sample_weights
     result = loss_of(
         token_ids,
         coefficients,
@@ -102,7 +109,7 @@ def policy_loss(
         clip_low=clip_low,
         clip_high=clip_high,
         ref_logps=ref_logps,
-        kl_coefficients=None if ref_logps is None else torch.full_like(coefficients, beta / divisor),
+        kl_coefficients=kl_coefficients,
         impl=impl,
     )
     with torch.no_grad():

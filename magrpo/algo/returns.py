@@ -8,36 +8,123 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 JointIndex = tuple[int, int]
 """A joint action: the number of its node, and its index there."""
 
 
-def tree_returns(
-    rewards: Sequence[Sequence[float]], opened_by: Sequence[JointIndex | None], gamma: float
-) -> list[list[float]]:
-    """The return of every joint action: ``R_j = r_j + gamma * mean_i R_i`` over the joint actions ``i`` of its child.
+class TreeNode(NamedTuple):
+    """What the returns of one node depend on. ``J`` counts its joint actions without those that were masked."""
 
-    A leaf has ``R_j = r_j``. This is the Monte-Carlo return of arXiv 2508.04652, section 3, over a tree in which every
-    node holds a group. ``rewards[n]`` are the joint rewards of node ``n``; ``opened_by[n]`` is the joint action that
-    led there, None for a root. A parent comes before its children.
+    rewards: Sequence[float]
+    """(J,) joint rewards."""
+    absorbed: Sequence[float | None]
+    """(J,) the reward of every turn after one that ended the episode; None where the episode went on."""
+    opened_by: JointIndex | None
+    """The joint action that led here; None for a root."""
 
-    Where only some joint actions of a node were continued (``branching``), each of the others takes the mean
-    continuation of those that were: siblings must not differ by a future that only some of them were given.
+
+Returns = list[list[float | None]]
+"""The return of every joint action, by node. None: its future was lost, and it counts for nothing."""
+
+
+def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Returns:
+    """The return of every joint action, ``R_j = r_j + gamma f_j``: arXiv 2508.04652, section 3.
+
+    ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, and 0 at the last turn. Nodes are in
+    any order in which a parent comes before its children. A node without joint actions (all were masked) is lost, and
+    with it the joint action that opened it.
+
+    A joint action that ended its episode is absorbing: its reward is earned again at every turn that is left, so ending
+    early on a good reward is worth as much as staying there.
+
+    Where only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with mean ``m`` of their
+    futures ``c_j``, those continued take ``f_j = m + (J - 1)/(b - 1) (c_j - m)`` and the others ``m``: over the draw,
+    the expectation of every ``f_j`` less those of its siblings is that of a tree in which all were continued. With
+    ``b = 1`` all take ``m``, and an advantage holds nothing of the future.
     """
-    assert len(rewards) == len(opened_by), "one opener for each node"
-    returns = [list(node) for node in rewards]
-    continued: list[dict[int, float]] = [{} for _ in rewards]
-    for n in reversed(range(len(rewards))):
-        if continued[n]:
-            typical = mean(list(continued[n].values()))
-            returns[n] = [r + gamma * continued[n].get(j, typical) for j, r in enumerate(rewards[n])]
-        opener = opened_by[n]
-        if opener is not None and returns[n]:
-            parent, j = opener
-            assert parent < n, "a parent comes before its children"
-            continued[parent][j] = mean(returns[n])
+    depths = tree_depths(nodes)
+    returns: Returns = [[] for _ in nodes]
+    continued: list[dict[int, float | None]] = [{} for _ in nodes]
+    for n in reversed(range(len(nodes))):
+        turns_left = num_turns - 1 - depths[n]
+        assert turns_left >= 0, f"a node at turn {depths[n]} of {num_turns}"
+        returns[n] = _node_returns(nodes[n], continued[n], gamma, turns_left)
+        opener = nodes[n].opened_by
+        if opener is not None:
+            known = [value for value in returns[n] if value is not None]
+            continued[opener[0]][opener[1]] = mean(known) if known else None
     return returns
+
+
+def _node_returns(
+    node: TreeNode, continued: dict[int, float | None], gamma: float, turns_left: int
+) -> list[float | None]:
+    if not turns_left:
+        return list(node.rewards)
+    going = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
+    futures: dict[int, float] = {
+        j: reward * discounted_turns(gamma, turns_left) for j, reward in enumerate(node.absorbed) if reward is not None
+    }
+    known = {j: value for j, value in continued.items() if value is not None}
+    if known:
+        typical = mean(list(known.values()))
+        spread = (len(going) - 1) / (len(known) - 1) if len(known) > 1 else 0.0
+        for j in going:
+            futures[j] = typical + spread * (known[j] - typical) if j in known else typical
+        if len(known) == len(going):
+            futures |= known
+    return [r + gamma * futures[j] if j in futures else None for j, r in enumerate(node.rewards)]
+
+
+def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> list[float]:
+    """How much each node counts in the gradient of ``E[sum_t gamma^t r_t]``, a root counting 1.
+
+    The gradient holds, for every turn ``t``, ``gamma^t`` times the mean over the places of turn ``t`` that the policies
+    lead to, one for each joint action of the turn before. So a node has the weight of its parent times ``gamma``, over
+    the number of joint actions there; where only some of those that went on were continued, they stand for all.
+    ``returns`` are those of :func:`tree_returns`.
+    """
+    continued = [0] * len(nodes)
+    for node, values in zip(nodes, returns, strict=True):
+        if node.opened_by is not None and any(value is not None for value in values):
+            continued[node.opened_by[0]] += 1
+    weights: list[float] = []
+    for node in nodes:
+        if node.opened_by is None:
+            weights.append(1.0)
+            continue
+        parent, _ = node.opened_by
+        kept = [
+            reward for reward, value in zip(nodes[parent].absorbed, returns[parent], strict=True) if value is not None
+        ]
+        going = sum(reward is None for reward in kept)
+        places = len(kept) * continued[parent]
+        weights.append(weights[parent] * gamma * going / places if places else 0.0)
+    return weights
+
+
+def tree_depths(nodes: Sequence[TreeNode]) -> list[int]:
+    """The turn of each node, from 0."""
+    depths: list[int] = []
+    for node in nodes:
+        assert node.opened_by is None or node.opened_by[0] < len(depths), "a parent comes before its children"
+        depths.append(0 if node.opened_by is None else depths[node.opened_by[0]] + 1)
+    return depths
+
+
+def discounted_turns(gamma: float, num_turns: int) -> float:
+    """``1 + gamma + ... + gamma^(num_turns - 1)``."""
+    return math.fsum(gamma**turn for turn in range(num_turns))
+
+
+def rewards_of_best(rewards: Sequence[float]) -> list[float]:
+    """The rewards of an episode that is worth its best turn: what each turn adds to the best one before it.
+
+    Without discount they add up to the largest of ``rewards``, one for each turn.
+    """
+    return [max(0.0, r - max(rewards[:t])) if t else r for t, r in enumerate(rewards)]
 
 
 def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:

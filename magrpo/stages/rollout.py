@@ -2,7 +2,7 @@
 
 A node is one history shared by its group; each of them samples ``G`` completions there, independently of the others
 (section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
-(``crossed``); those that go on to the next turn open one child node each.
+(``crossed``); those that are continued open one child node each, for one further completion or a group of them.
 """
 
 from __future__ import annotations
@@ -51,22 +51,41 @@ def roots(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
 
 
 def children(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: a node for each joint action that goes on.
+    """The next turn: a node for each joint action that is continued, as ``config.tree`` says.
 
-    A node whose mean reward exceeds ``termination_threshold`` is not continued; of the others ``branching`` joint
-    actions are, drawn at random (all, when it is None). Masked joint actions never are. A node whose joint actions are
-    not priced yet always is.
+    Neither a masked joint action nor one that ended its episode is continued.
     """
     nodes = []
     for group in groups:
-        alive = [j for j, turn in enumerate(group.turns) if not turn.masked]
-        if not alive or _terminated(group, alive, config.termination_threshold):
+        going = [
+            j
+            for j, turn in enumerate(group.turns)
+            if not turn.masked and not has_ended(turn, config.termination_threshold)
+        ]
+        if not going:
             continue
-        if config.branching is not None and config.branching < len(alive):
-            rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
-            alive = sorted(rng.sample(alive, config.branching))
-        nodes += [extend(group, j, sampling_params(config), config.group_size) for j in alive]
+        rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
+        size = 1 if config.tree == "chains" else config.group_size
+        nodes += [extend(group, j, sampling_params(config), size) for j in _continued(group, going, config, rng)]
     return nodes
+
+
+def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
+    """Whether the reward of a joint action exceeds ``threshold``. One that is not priced yet ends nothing."""
+    return threshold is not None and turn.reward != PENDING and turn.reward.total > threshold
+
+
+def _continued(
+    group: RolloutGroup[ScoredTurn], going: Sequence[int], config: RolloutConfig, rng: random.Random
+) -> Sequence[int]:
+    """Those of the joint actions ``going`` that open a node."""
+    if config.tree == "best":
+        return [max(going, key=lambda j: group.turns[j].reward.total)]
+    if config.tree == "random":
+        return [rng.choice(going)]
+    if config.branching is not None and config.branching < len(going):
+        return sorted(rng.sample(going, config.branching))
+    return going
 
 
 def extend(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
@@ -143,12 +162,6 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
 def sampling_params(config: RolloutConfig) -> SamplingParams:
     """The sampling parameters of training rollouts."""
     return SamplingParams(config.temperature, config.top_p, config.top_k, config.max_new_tokens)
-
-
-def _terminated(group: RolloutGroup[ScoredTurn], alive: Sequence[int], threshold: float | None) -> bool:
-    rewards = [group.turns[j].reward for j in alive]
-    mean = sum(reward.total for reward in rewards) / len(rewards)
-    return threshold is not None and mean > threshold and PENDING not in rewards
 
 
 def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, render: Render) -> list[dict[str, Prompt]]:

@@ -156,13 +156,15 @@ class Updater:
         return _agent_metrics(totals, samples)
 
     def _work(self, agent: str, samples: Sequence[Sample]) -> _Work:
-        """Those of ``samples`` that the loss depends on; the divisor counts all of them."""
-        kept = [sample for sample in samples if sample.advantage != 0 or self.algo.beta > 0]
+        """Those of ``samples`` that the loss depends on; the divisor counts all of them, by their weights."""
+        kept = [sample for sample in samples if sample.weight and (sample.advantage or self.algo.beta)]
+        sequences = math.fsum(sample.weight for sample in samples)
+        tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         return _Work(
             agent=agent,
             samples=kept,
             rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](len(samples), _num_tokens(samples), self.max_new_tokens),
+            divisor=DIVISORS[self.algo.loss_norm](sequences, tokens, self.max_new_tokens),
         )
 
     def _fitting(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
@@ -232,6 +234,7 @@ class Updater:
             batch.sampling_logps,
             divisor=work.divisor,
             temperature=self.temperature,
+            sample_weights=batch.sample_weights,
             weights=frozen.weights,
             old_logps=frozen.old if several else None,
             clip_low=self.algo.clip_low if several else None,

@@ -69,7 +69,7 @@ def test_the_config_offers_the_same_norms() -> None:
 
 def test_divisors_by_hand() -> None:
     # Three completions of 2, 4 and 6 tokens, at most 8 allowed.
-    got = {name: divisor(3, 12, 8) for name, divisor in DIVISORS.items()}
+    got = {name: divisor(3.0, 12.0, 8) for name, divisor in DIVISORS.items()}
     assert got == {"sequence_sum": 3.0, "token_mean": 12.0, "dr_grpo": 24.0}
 
 

@@ -1,49 +1,113 @@
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from collections.abc import Collection, Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.returns import completion_returns, influence, tree_returns
+from magrpo.algo.returns import (
+    JointIndex,
+    TreeNode,
+    completion_returns,
+    influence,
+    rewards_of_best,
+    tree_returns,
+    tree_weights,
+)
 
 rewards = st.floats(-10, 10, allow_nan=False, width=32)
 
 
+def node(rewards: Sequence[float], opened_by: JointIndex | None = None, ended: Collection[int] = ()) -> TreeNode:
+    """A node; the joint actions ``ended`` earn their reward at every turn that is left."""
+    return TreeNode(rewards, [r if j in ended else None for j, r in enumerate(rewards)], opened_by)
+
+
 def test_a_leaf_returns_its_reward() -> None:
-    assert tree_returns([[1.0, 2.5]], [None], 0.9) == [[1.0, 2.5]]
+    assert tree_returns([node([1.0, 2.5])], 0.9, 1) == [[1.0, 2.5]]
 
 
 def test_two_turns_by_hand() -> None:
     # Root with joint rewards 1 and 2; the first is continued by a node with 3 and 5, the second by one with 0 and 1.
-    tree = [[1.0, 2.0], [3.0, 5.0], [0.0, 1.0]]
-    assert tree_returns(tree, [None, (0, 0), (0, 1)], 0.5) == [[1 + 0.5 * 4, 2 + 0.5 * 0.5], [3.0, 5.0], [0.0, 1.0]]
+    tree = [node([1.0, 2.0]), node([3.0, 5.0], (0, 0)), node([0.0, 1.0], (0, 1))]
+    returns = tree_returns(tree, 0.5, 2)
+    assert returns == [[1 + 0.5 * 4, 2 + 0.5 * 0.5], [3.0, 5.0], [0.0, 1.0]]
+    assert tree_weights(tree, returns, 0.5) == [1.0, 0.25, 0.25]
 
 
 def test_three_turns_by_hand() -> None:
-    tree = [[1.0], [2.0], [4.0]]
-    assert tree_returns(tree, [None, (0, 0), (1, 0)], 0.5) == [[1 + 0.5 * (2 + 0.5 * 4)], [2 + 0.5 * 4], [4.0]]
+    tree = [node([1.0]), node([2.0], (0, 0)), node([4.0], (1, 0))]
+    returns = tree_returns(tree, 0.5, 3)
+    assert returns == [[1 + 0.5 * (2 + 0.5 * 4)], [2 + 0.5 * 4], [4.0]]
+    assert tree_weights(tree, returns, 0.5) == [1.0, 0.5, 0.25]
 
 
 def test_without_discount_nothing_counts_but_the_own_reward() -> None:
-    assert tree_returns([[1.0, 2.0], [9.0]], [None, (0, 1)], 0.0) == [[1.0, 2.0], [9.0]]
+    tree = [node([1.0, 2.0]), node([9.0], (0, 1))]
+    returns = tree_returns(tree, 0.0, 2)
+    assert returns == [[1.0, 2.0], [9.0]]
+    assert tree_weights(tree, returns, 0.0) == [1.0, 0.0]
 
 
-def test_siblings_not_drawn_by_branching_take_the_mean_continuation() -> None:
-    # Joint actions 0 and 2 are continued, to means 4 and 2; 1 takes their mean, 3.
-    tree = [[1.0, 1.0, 1.0], [4.0, 4.0], [2.0, 2.0]]
-    assert tree_returns(tree, [None, (0, 0), (0, 2)], 1.0)[0] == [5.0, 4.0, 3.0]
+def test_an_early_end_is_worth_its_reward_at_every_turn_left() -> None:
+    """Three turns, all of reward 3 from the first or the second on: no sibling is better for having gone on."""
+    tree = [node([3.0, 3.0], ended=[0]), node([3.0, 3.0], (0, 1), ended=[1]), node([3.0, 3.0], (1, 0))]
+    returns = tree_returns(tree, 0.5, 3)
+    assert returns == [[5.25, 5.25], [4.5, 4.5], [3.0, 3.0]]
+    # One of two places of the second turn is a node, and of its two places of the third turn one.
+    assert tree_weights(tree, returns, 0.5) == [1.0, 0.25, 0.0625]
 
 
-def test_a_child_without_joint_actions_counts_as_not_continued() -> None:
-    assert tree_returns([[1.0, 2.0], []], [None, (0, 0)], 1.0) == [[1.0, 2.0], []]
+def test_a_subset_of_the_siblings_stands_for_all() -> None:
+    # Joint actions 0 and 2 of three are continued, to means 4 and 2: their mean, and (3 - 1)/(2 - 1) times beyond it.
+    tree = [node([1.0, 1.0, 1.0]), node([4.0, 4.0], (0, 0)), node([2.0, 2.0], (0, 2))]
+    returns = tree_returns(tree, 1.0, 2)
+    assert returns[0] == [1 + 3 + 2, 1 + 3, 1 + 3 - 2]
+    assert tree_weights(tree, returns, 1.0) == [1.0, 0.5, 0.5]
+
+
+@given(st.lists(rewards, min_size=3, max_size=6), st.data())
+def test_over_all_subsets_the_future_is_that_of_the_whole_tree(futures: list[float], data: st.DataObject) -> None:
+    """Also beside siblings that ended, whose future is known."""
+    ended = data.draw(st.sets(st.integers(0, len(futures) - 1), max_size=len(futures) - 3))
+    going = [j for j in range(len(futures)) if j not in ended]
+    size = data.draw(st.integers(2, len(going)))
+    drawn = list(itertools.combinations(going, size))
+    root = node([1.0] * len(futures), ended=ended)
+    found = [tree_returns([root, *(node([futures[j]], (0, j)) for j in subset)], 0.9, 2)[0] for subset in drawn]
+    whole = tree_returns([root, *(node([futures[j]], (0, j)) for j in going)], 0.9, 2)[0]
+    for j, value in enumerate(whole):
+        assert value is not None
+        assert math.fsum(one[j] or 0.0 for one in found) / len(drawn) == pytest.approx(value, abs=1e-6)
+
+
+def test_one_continued_sibling_tells_the_others_nothing() -> None:
+    tree = [node([1.0, 2.0]), node([9.0, 5.0], (0, 0))]
+    assert tree_returns(tree, 1.0, 2) == [[8.0, 9.0], [9.0, 5.0]]
+
+
+def test_a_future_lost_to_the_sandbox_is_no_return() -> None:
+    tree = [node([1.0, 2.0]), node([], (0, 0)), node([3.0], (0, 1))]
+    returns = tree_returns(tree, 1.0, 2)
+    assert returns == [[None, 5.0], [], [3.0]]
+    assert tree_weights(tree, returns, 1.0)[2] == 1.0
+    assert tree_returns([node([1.0]), node([2.0], (0, 0)), node([], (1, 0))], 1.0, 3) == [[None], [None], []]
 
 
 def test_two_trees_do_not_mix() -> None:
-    tree = [[1.0], [2.0], [10.0], [20.0]]
-    assert tree_returns(tree, [None, None, (0, 0), (1, 0)], 1.0) == [[11.0], [22.0], [10.0], [20.0]]
+    tree = [node([1.0]), node([2.0]), node([10.0], (0, 0)), node([20.0], (1, 0))]
+    assert tree_returns(tree, 1.0, 2) == [[11.0], [22.0], [10.0], [20.0]]
+
+
+@given(st.lists(rewards, min_size=1, max_size=6))
+def test_the_best_turn_is_the_sum_of_what_each_adds(values: list[float]) -> None:
+    added = rewards_of_best(values)
+    assert math.fsum(added) == pytest.approx(max(values), abs=1e-5)
+    assert min([0.0, *added[1:]]) == 0.0
 
 
 def test_crossed_credit_by_hand() -> None:
@@ -71,8 +135,8 @@ def test_equal_multisets_give_equal_credit_in_any_order(values: list[float], see
 
 @given(st.lists(st.lists(rewards, min_size=1, max_size=4), min_size=1, max_size=5), st.floats(0, 1))
 def test_a_chain_is_the_discounted_sum_of_means(levels: list[list[float]], gamma: float) -> None:
-    chain = [None, *((n, 0) for n in range(len(levels) - 1))]
-    got = tree_returns(levels, chain, gamma)
+    chain = [node(level, (n - 1, 0) if n else None) for n, level in enumerate(levels)]
+    got = tree_returns(chain, gamma, len(levels))
     for n, level in enumerate(levels):
         future = math.fsum(gamma ** (m - n) * math.fsum(levels[m]) / len(levels[m]) for m in range(n + 1, len(levels)))
         assert got[n] == pytest.approx([r + future for r in level], abs=1e-9)

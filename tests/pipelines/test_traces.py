@@ -50,7 +50,13 @@ def test_a_sample_is_spread_over_all(items: int, count: int, taken: list[int]) -
 
 
 def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> None:
-    settings = ["tracking.traces=2", "tracking.trace_every=2", "env.num_turns=2", "rollout.branching=2"]
+    settings = [
+        "tracking.traces=2",
+        "tracking.trace_every=2",
+        "env.num_turns=2",
+        "rollout.tree=full",
+        "rollout.branching=2",
+    ]
     config = load_config(write_config(tmp_path, iterations=3), settings)
     store, tracker = RunStore.create(config), MemoryTracker()
     with (

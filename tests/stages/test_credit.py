@@ -7,12 +7,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.config import AlgoConfig
+from magrpo.config import AlgoConfig, RolloutConfig
 from magrpo.stages.credit import credit
-from magrpo.types import PENDING, Action, JointReward, Observation, Problem, Prompt, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import (
+    PENDING,
+    Action,
+    JointReward,
+    Observation,
+    PastTurn,
+    Problem,
+    Prompt,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+)
 
 AGENTS = ("helper", "main")
 ALGO = AlgoConfig()
+FULL = RolloutConfig(group_size=2, tree="full")
+CHAINS = RolloutConfig(group_size=2)
 
 
 def group(
@@ -71,7 +84,7 @@ def test_two_turns() -> None:
         group("a", aligned(1.0, 2.0)),
         group("a", aligned(3.0, 5.0), path=(0,)),
     ]
-    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS)
+    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [3.0, 2.25, 0.0, 1.0, 3.0, 5.0]
     assert advantages(samples["main"]) == [0.375, -0.375, -0.5, 0.5, -1.0, 1.0]
     assert metrics["reward/return"] == (3.0 + 2.25) / 2
@@ -98,8 +111,8 @@ def test_an_agents_own_part_is_added_to_its_returns_alone() -> None:
         for node, owns in zip(joint, local, strict=True)
     ]
     algo = AlgoConfig(gamma=0.5)
-    plain, plain_metrics = credit(joint, algo, AGENTS)
-    samples, metrics = credit(mixed, algo, AGENTS)
+    plain, plain_metrics = credit(joint, algo, AGENTS, rollout=FULL, num_turns=2)
+    samples, metrics = credit(mixed, algo, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [4.0, 3.25, 7.0, 5.0, 0.0, 1.0]
     assert advantages(samples["main"]) == [0.375, -0.375, 1.0, -1.0, -0.5, 0.5]
     assert samples["helper"] == plain["helper"]
@@ -112,22 +125,85 @@ def test_a_child_belongs_to_its_problem() -> None:
     levels = [group(task, aligned(0.0, 0.0)) for task in ("a", "bb")]
     levels += [group("a", aligned(1.0, 1.0), path=(0,)), group("bb", aligned(2.0, 2.0), path=(1,))]
     levels += [group("a", aligned(3.0, 3.0), path=(1,)), group("bb", aligned(7.0, 7.0), path=(0,))]
-    samples, _ = credit(levels, ALGO, AGENTS)
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"][:4]] == [1.0, 3.0, 7.0, 2.0]
 
 
-def test_a_node_that_terminated_keeps_its_rewards() -> None:
-    levels = [group("a", aligned(4.0, 4.5)), group("b", aligned(0.0, 1.0))]
-    levels += [group("b", aligned(2.0, 2.0), path=(0,)), group("b", aligned(3.0, 3.0), path=(1,))]
-    samples, _ = credit(levels, ALGO, AGENTS)
-    assert [sample.returns for sample in samples["main"][:4]] == [4.0, 4.5, 2.0, 4.0]
+def test_an_episode_that_ended_earns_its_reward_at_the_turns_left() -> None:
+    levels = [group("a", aligned(4.0, 4.5)), group("b", aligned(0.0, 4.0))]
+    levels += [group("b", aligned(2.0, 2.0), path=(0,))]
+    ends = FULL.model_copy(update={"termination_threshold": 3.9})
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
+    assert [sample.returns for sample in samples["main"]] == [8.0, 9.0, 2.0, 8.0, 2.0, 2.0]
 
 
-def test_siblings_that_branching_left_out_are_not_punished_for_it() -> None:
+def test_a_third_turn_does_not_punish_those_who_ended_before_it() -> None:
+    """All earn 4 from the second turn on; one ends there, its sibling goes on."""
+    levels = [group("a", aligned(1.0, 1.0))]
+    levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(3.0, 3.0), path=(1,))]
+    levels += [group("a", aligned(5.0, 5.0), path=(1, i)) for i in range(2)]
+    ends = FULL.model_copy(update={"termination_threshold": 3.9})
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=3)
+    assert [sample.returns for sample in samples["main"][:2]] == [1.0 + 4.0 + 4.0, 1.0 + 3.0 + 5.0]
+    assert advantages(samples["main"][:2]) == [0.0, 0.0]
+
+
+def test_a_subset_of_the_siblings_stands_for_all() -> None:
     levels = [group("a", aligned(1.0, 1.0, 1.0), size=3)]
     levels += [group("a", aligned(4.0, 4.0), path=(0,)), group("a", aligned(2.0, 2.0), path=(2,))]
-    samples, _ = credit(levels, ALGO, AGENTS)
-    assert [sample.returns for sample in samples["main"][:3]] == [5.0, 4.0, 3.0]
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    assert [sample.returns for sample in samples["main"][:3]] == [6.0, 4.0, 2.0]
+
+
+def test_every_turn_weighs_the_same_whatever_the_tree() -> None:
+    levels = [group("a", aligned(1.0, 2.0))]
+    levels += [group("a", aligned(3.0, 5.0), path=(i,)) for i in range(2)]
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    assert [sample.weight for sample in samples["main"]] == [1.0, 1.0, 0.5, 0.5, 0.5, 0.5]
+    samples, _ = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
+    assert [sample.weight for sample in samples["main"]] == [1.0, 1.0, 0.25, 0.25, 0.25, 0.25]
+
+
+def chains() -> list[RolloutGroup[ScoredTurn]]:
+    """Two episodes of two turns: rewards 1 and 3, and 2 and 0."""
+    levels = [group("a", aligned(1.0, 2.0))]
+    return [*levels, *(group("a", aligned(r), size=1, path=(i,)) for i, r in enumerate((3.0, 0.0)))]
+
+
+def test_chains_are_compared_with_those_of_the_same_problem_and_turn() -> None:
+    other = replace(chains()[0], problem=Problem("b", ""))
+    levels = [*chains(), other, *(replace(node, problem=Problem("b", "")) for node in chains()[1:])]
+    samples, metrics = credit(levels, ALGO, AGENTS, rollout=CHAINS, num_turns=2)
+    assert [s.returns for s in samples["main"]] == [4.0, 2.0, 4.0, 2.0, 3.0, 0.0, 3.0, 0.0]
+    assert advantages(samples["main"]) == [1.0, -1.0, 1.0, -1.0, 1.5, -1.5, 1.5, -1.5]
+    assert [s.group for s in samples["main"]] == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert {s.weight for s in samples["main"]} == {1.0}
+    assert metrics["reward/return"] == 3.0
+
+
+def test_an_episode_that_ended_stays_among_its_siblings() -> None:
+    """It is worth 5 in the second turn, too, where it has no completion of its own."""
+    levels = [group("a", aligned(5.0, 2.0)), group("a", aligned(3.0), size=1, path=(1,))]
+    ends = CHAINS.model_copy(update={"termination_threshold": 4.0})
+    samples, metrics = credit(levels, ALGO, AGENTS, rollout=ends, num_turns=2)
+    assert [s.returns for s in samples["main"]] == [10.0, 5.0, 3.0]
+    assert advantages(samples["main"]) == [2.5, -2.5, 3.0 - 4.0]
+    assert [s.weight for s in samples["main"]] == [1.0, 1.0, 1.0]
+    assert metrics["credit/main/frac_groups_equal"] == 0.0
+
+
+def test_an_episode_may_be_worth_its_best_turn() -> None:
+    levels = chains()
+    past = [PastTurn({}, turn.reward, {}) for turn in levels[0].turns]
+    levels = [levels[0], *(replace(node, history=(past[i],)) for i, node in enumerate(levels[1:]))]
+    samples, _ = credit(levels, AlgoConfig(keep_best=True), AGENTS, rollout=CHAINS, num_turns=2)
+    assert [s.returns for s in samples["main"]] == [3.0, 2.0, 2.0, 0.0]
+
+
+def test_a_baseline_that_depends_on_its_own_completion_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="maremax"):
+        samples, _ = credit([group("a", aligned(1.0, 3.0))], AlgoConfig(estimator="maremax"), AGENTS)
+    assert advantages(samples["main"]) == [-2.0, 0.0]
 
 
 def test_crossed_credit_is_the_mean_over_partners() -> None:
@@ -158,7 +234,7 @@ def test_masked_pairs_leave_the_other_pairs_of_a_completion() -> None:
 
 def test_an_index_in_a_path_counts_masked_joint_actions_too() -> None:
     levels = [group("a", aligned(None, 1.0), size=2), group("a", aligned(2.0, 2.0), path=(1,))]
-    samples, _ = credit(levels, ALGO, AGENTS)
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["main"]] == [3.0, 2.0, 2.0]
 
 
@@ -168,11 +244,11 @@ def test_nothing_but_masked_joint_actions_gives_no_samples() -> None:
     assert metrics["reward/masked_frac"] == 1.0
 
 
-def test_a_child_lost_to_the_sandbox_counts_as_not_continued() -> None:
+def test_a_joint_action_whose_future_the_sandbox_lost_counts_for_nothing() -> None:
     levels = [group("a", aligned(1.0, 2.0)), group("a", aligned(None, None), path=(0,))]
     levels += [group("a", aligned(3.0, 3.0), path=(1,))]
-    samples, _ = credit(levels, ALGO, AGENTS)
-    assert [sample.returns for sample in samples["main"][:2]] == [4.0, 5.0]
+    samples, _ = credit(levels, ALGO, AGENTS, rollout=FULL, num_turns=2)
+    assert [sample.returns for sample in samples["main"]] == [5.0, 3.0, 3.0]
 
 
 def test_one_agent_is_grpo() -> None:
@@ -208,7 +284,7 @@ def test_an_agent_has_samples_of_the_turns_in_which_it_acts() -> None:
     levels = [pending("a")]
     levels += [group("a", [((0,), 1.0), ((1,), 3.0)], path=(0,), agents=("main",))]
     levels += [group("a", [((0,), 4.0), ((1,), 8.0)], path=(1,), agents=("main",))]
-    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS)
+    samples, metrics = credit(levels, AlgoConfig(gamma=0.5), AGENTS, rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["helper"]] == [1.0, 3.0]
     assert advantages(samples["helper"]) == [-1.0, 1.0]
     assert [sample.returns for sample in samples["main"]] == [1.0, 3.0, 4.0, 8.0]
@@ -225,7 +301,7 @@ def test_two_of_three_act_and_then_the_third() -> None:
     levels = [replace(first, turns=tuple(replace(turn, reward=PENDING) for turn in first.turns))]
     for pair, reward in enumerate((0.0, 1.0, 2.0, 5.0)):
         levels.append(group("a", [((0,), reward)], size=1, path=(pair,), agents=("z",)))
-    samples, metrics = credit(levels, ALGO, ("x", "y", "z"))
+    samples, metrics = credit(levels, ALGO, ("x", "y", "z"), rollout=FULL, num_turns=2)
     assert [sample.returns for sample in samples["x"]] == [0.5, 3.5]
     assert [sample.returns for sample in samples["y"]] == [1.0, 3.0]
     assert advantages(samples["y"]) == [-1.0, 1.0]

@@ -71,13 +71,35 @@ def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history
 
 
 def test_threshold_masking_and_branching_bound_the_tree() -> None:
-    config = RolloutConfig(group_size=4, termination_threshold=2.0, branching=2)
+    config = RolloutConfig(group_size=4, termination_threshold=2.0, tree="full", branching=2)
     groups = sample(ScriptedEngine(lambda r: "x"), roots(PROBLEMS, config), config)
     assert len(children(scored(groups, [[4.0] * 4, [1.0] * 4]), config, 0)) == 2
     assert len(children(scored(groups, [[2.0] * 4, [1.0] * 4]), config, 0)) == 4
+    mixed = children(scored(groups, [[4.0, 4.0, 4.0, 1.0]] * 2), config, 0)
+    assert [node.path for node in mixed] == [(3,), (3,)], "what is perfect already is left alone, its siblings are not"
     nodes = children(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config, 0)
     assert [node.path for node in nodes] == [(3,), (3,)]
     assert children(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config, 0) == []
+
+
+def test_what_follows_a_joint_action() -> None:
+    chains = RolloutConfig(group_size=4)
+    groups = scored(sample(ScriptedEngine(lambda r: "x"), roots(PROBLEMS, chains), chains), [[0.0, 3.0, 1.0, 2.0]] * 2)
+    nodes = children(groups, chains, 0)
+    assert [(node.path, node.group_size) for node in nodes] == [((j,), 1) for j in range(4)] * 2
+    full = children(groups, chains.model_copy(update={"tree": "full"}), 0)
+    assert [(node.path, node.group_size) for node in full] == [((j,), 4) for j in range(4)] * 2
+    best = children(groups, chains.model_copy(update={"tree": "best"}), 0)
+    assert [(node.path, node.group_size) for node in best] == [((1,), 4)] * 2
+    drawn = {
+        node.path for seed in range(20) for node in children(groups, chains.model_copy(update={"tree": "random"}), seed)
+    }
+    assert drawn == {(0,), (1,), (2,), (3,)}
+
+
+def test_subsets_are_of_full_trees() -> None:
+    with pytest.raises(ValueError, match='branching is for tree = "full"'):
+        RolloutConfig(branching=2)
 
 
 def test_crossed_golden() -> None:

@@ -50,6 +50,21 @@ def test_the_gradient_alone_is_the_one_that_an_update_takes_and_changes_nothing(
     assert not any(bool(value.any()) for value in idle.values())
 
 
+@pytest.mark.parametrize("norm", ["sequence_sum", "token_mean", "dr_grpo"])
+@pytest.mark.parametrize("options", [{}, {"beta": 0.1}, {"update_epochs": 2}])
+def test_copies_that_share_a_weight_count_as_one(base: Path, dump: Path, norm: str, options: dict[str, Any]) -> None:
+    """So the many completions of a later turn of a tree weigh as much as the few of the first one."""
+    updater = make(base, dump, algo={"loss_norm": norm, **options})
+    perturb(updater.policy, seed=1)
+    samples = make_samples()
+    halves = [replace(sample, weight=0.5) for sample in samples[4:]]
+    expected = updater.gradient("main", samples)
+    assert_close(updater.gradient("main", [*samples[:4], *halves, *halves]), expected)
+    unused = [replace(sample, weight=0.0, advantage=1e9) for sample in samples]
+    assert_close(updater.gradient("main", [*samples, *unused]), expected)
+    assert not any(bool(value.any()) for value in updater.gradient("main", unused).values())
+
+
 def test_an_adapter_on_the_head_trains_and_decodes(tmp_path: Path, dump: Path) -> None:
     base = tiny_base(tmp_path / "base", tiny_config(tie=False))
     updater = make(base, dump, lora=LoraConfig(rank=4, target_modules=("q_proj", "lm_head")), algo={"beta": 0.1})

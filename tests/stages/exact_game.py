@@ -1,0 +1,180 @@
+"""A game so small that its gradient is known exactly, played through the real rollout and credit.
+
+Two agents choose one of three tokens each turn. Policies are tables: the logits of an agent after a history. All that
+was chosen before is seen by both, so every history has a policy of its own.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from magrpo.config import AgentConfig, AlgoConfig, RolloutConfig
+from magrpo.interfaces import Progress
+from magrpo.stages.credit import credit
+from magrpo.stages.rollout import children, rollout, roots
+from magrpo.types import (
+    PENDING,
+    Action,
+    JointReward,
+    Message,
+    Observation,
+    PastTurn,
+    Problem,
+    Request,
+    RolloutGroup,
+    Sample,
+    ScoredTurn,
+    Turn,
+)
+
+TOKENS = 3
+AGENTS = [AgentConfig(name=name, role=name, model="table") for name in ("ada", "bob")]
+History = tuple[int, ...]
+"""The tokens chosen so far, in the order in which they were: ada's before bob's where both act."""
+
+
+class Game:
+    """Policies, rewards and the exact value of ``num_turns`` turns; ``sequential``: ada acts in the first, bob then."""
+
+    def __init__(self, num_turns: int, *, sequential: bool = False, threshold: float | None = None) -> None:
+        self.num_turns, self.sequential, self.threshold = num_turns, sequential, threshold
+        rng = random.Random(7)
+        self.histories = [h for turn in range(num_turns) for h in self._histories(turn)]
+        self.row = {
+            key: n for n, key in enumerate((a.name, h) for h in self.histories for a in AGENTS if self._acts(a.role, h))
+        }
+        self.logits = torch.tensor([[rng.uniform(-1, 1) for _ in range(TOKENS)] for _ in self.row], dtype=torch.float64)
+        self.probabilities = self.logits.softmax(-1).numpy()
+        ends = [h for turn in range(num_turns) for h in self._histories(turn + 1)]
+        self.rewards = {h: rng.uniform(0, 4) for h in ends if not (sequential and len(h) < 2)}
+
+    def roles(self) -> tuple[str, ...]:
+        return ("ada", "bob")
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return (self.roles()[turn],) if self.sequential else self.roles()
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        chosen = "".join(text for turn in history for text in turn.texts.values())
+        return Observation((Message("user", f"{problem.task_id}|{chosen}"),))
+
+    def score(self, group: RolloutGroup[Turn]) -> RolloutGroup[ScoredTurn]:
+        before = tuple(int(text) for turn in group.history for text in turn.texts.values())
+        scored = []
+        for turn in group.turns:
+            reward = self.rewards.get((*before, *map(int, group.texts(turn).values())))
+            scored.append(ScoredTurn(turn.picks, PENDING if reward is None else JointReward(reward, {}), {}))
+        return replace(group, turns=tuple(scored))  # type: ignore[arg-type,return-value]
+
+    def exact_gradient(self, gamma: float) -> NDArray[np.float64]:
+        """Of ``E[sum_t gamma^t r_t]`` with respect to all logits, flat; an ended episode earns its reward on and on."""
+        logits = self.logits.clone().requires_grad_()
+        logps = logits.log_softmax(-1)
+        (gradient,) = torch.autograd.grad(self._value((), 0, logps, gamma), logits)
+        return gradient.flatten().numpy()
+
+    def _value(self, history: History, turn: int, logps: Tensor, gamma: float) -> Tensor:
+        value = torch.zeros((), dtype=torch.float64)
+        acting = [a.name for a in AGENTS if self._acts(a.role, history)]
+        for choice in itertools.product(range(TOKENS), repeat=len(acting)):
+            after = (*history, *choice)
+            logp = sum(logps[self.row[name, history], token] for name, token in zip(acting, choice, strict=True))
+            reward = self.rewards.get(after)
+            left = self.num_turns - 1 - turn
+            if left and reward is not None and self.threshold is not None and reward > self.threshold:
+                worth = torch.tensor(reward * sum(gamma**t for t in range(left + 1)))
+            elif left:
+                worth = (reward or 0.0) + gamma * self._value(after, turn + 1, logps, gamma)
+            else:
+                worth = torch.tensor(reward)
+            value = value + torch.as_tensor(logp).exp() * worth
+        return value
+
+    def _acts(self, role: str, history: History) -> bool:
+        return role in self.acting(len(history) if self.sequential else len(history) // 2)
+
+    def _histories(self, turn: int) -> list[History]:
+        return list(itertools.product(range(TOKENS), repeat=turn if self.sequential else 2 * turn))
+
+
+class TableEngine:
+    """Draws from the tables of a game; a request's seed is its uniform number."""
+
+    def __init__(self, game: Game) -> None:
+        self.cumulative = game.probabilities.cumsum(-1).tolist()
+        self.row = game.row
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        actions = []
+        for request in requests:
+            first, second, _ = self.cumulative[self.row[request.agent, history_of(request.prompt_ids)]]
+            uniform = request.seed / 2**63
+            token = 0 if uniform < first else 1 if uniform < second else 2
+            actions.append(Action(request.agent, str(token), (token,), (0.0,), "stop", 0))
+        return actions
+
+    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None: ...
+
+    def sleep(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def render(agent: str, observation: Observation) -> tuple[int, ...]:
+    """The number of the draw, and the tokens chosen before."""
+    draw, _, chosen = observation.messages[0].content.partition("|")
+    return (int(draw), *map(int, chosen))
+
+
+def history_of(prompt_ids: Sequence[int]) -> History:
+    return tuple(prompt_ids[1:])
+
+
+def gradients(
+    game: Game, config: RolloutConfig, algo: AlgoConfig, num_draws: int, seed: int = 0
+) -> NDArray[np.float64]:
+    """``(num_draws, P)``: for each draw, a problem of its own, the gradient that the loss takes from its samples.
+
+    The sum over samples of weight, advantage and gradient of the log-probability, over ``G`` in place of the sum of the
+    weights, which is ``G`` for each turn in which the agent acts.
+    """
+    found = np.zeros((num_draws, len(game.row), TOKENS))
+    for start in range(0, num_draws, 500):
+        draws = range(start, min(start + 500, num_draws))
+        for name, samples in _samples(game, config, algo, draws, seed).items():
+            for sample in samples:
+                row = game.row[name, history_of(sample.prompt_ids)]
+                step = sample.weight * sample.advantage / config.group_size
+                gradient = -step * game.probabilities[row]
+                gradient[sample.completion_ids[0]] += step
+                found[sample.prompt_ids[0], row] += gradient
+    return found.reshape(num_draws, -1)
+
+
+def _samples(
+    game: Game, config: RolloutConfig, algo: AlgoConfig, draws: Sequence[int], seed: int
+) -> dict[str, list[Sample]]:
+    nodes = roots([Problem(str(draw), "") for draw in draws], config)
+    groups: list[RolloutGroup[ScoredTurn]] = []
+    for turn in range(game.num_turns):
+        level = rollout(
+            nodes, agents=AGENTS, env=game, render=render, engine=TableEngine(game), config=config, seed=seed + turn
+        )
+        scored = [game.score(group) for group in level]
+        groups += scored
+        nodes = children(scored, config, seed + turn)
+        if not nodes:
+            break
+    samples, _ = credit(groups, algo, [agent.name for agent in AGENTS], rollout=config, num_turns=game.num_turns)
+    return samples
