@@ -32,8 +32,8 @@ class SequentialEnv(CodingEnv):
     """``helper`` acts at even turns (from 0), ``main`` at odd ones; two turns are a round.
 
     ``main`` sees the helper's newest code, ``helper`` only its own. From the second round on both get feedback on the
-    program of the round before. A group of ``G`` helpers' completions opens ``G`` nodes, each with ``G`` completions
-    of ``main``.
+    program of the round before. Each of the ``G`` completions of the helper is followed by one of ``main``, or by
+    ``G`` with ``rollout.tree = "full"``.
     """
 
     system: ClassVar[Mapping[str, str]] = _SYSTEM
