@@ -81,7 +81,7 @@ class CodingReward(ProgramReward):
             parts["cooperation"] = self._cooperation(program, reports)
         weight = self.scale * self.local_weight
         local = {role: weight * value for role, value in own.items()} if self.local_weight else {}
-        return JointReward(self.scale * sum(parts.values()) + self.shift, parts, local)
+        return JointReward(self._total(parts), parts, local)
 
     def _use(self, program: Program, report: ExecutionReport) -> str:
         """How main really treated ``aux``: none, discarded, used, or unknown.

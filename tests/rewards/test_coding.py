@@ -184,9 +184,9 @@ def test_scale_and_shift_act_on_the_total_only() -> None:
     reward = CodingReward(scale=0.5, shift=-1.0)
     texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, "wrapper": report(0)}
     price = reward.price(PROBLEM, texts, reports)
-    assert price.total == 1.0 == reward.max_total
+    assert price.total == 1.0
+    assert reward.fraction(price.total) == 1.0
     assert price.parts == dict(MAXIMA) == dict(reward.maxima)
-    assert CodingReward().max_total == 4.0
 
 
 def test_forgeable_reports_may_be_refused() -> None:
@@ -229,7 +229,7 @@ def test_price_is_bounded_by_the_maxima(
     assert price == REWARD.price(PROBLEM, dict(texts), dict(reports))
     assert set(price.parts) == set(MAXIMA)
     assert all(-0.5 <= price.parts[name] <= MAXIMA[name] for name in MAXIMA)
-    assert 0 <= price.total <= REWARD.max_total
+    assert 0 <= REWARD.fraction(price.total) <= 1
 
 
 # ------------------------------------------------------------------------------------------------- in the real sandbox
