@@ -75,9 +75,8 @@ class Reward(Protocol):
         """The largest value of every part, ``scale`` and ``shift`` aside."""
         ...
 
-    @property
-    def max_total(self) -> float:
-        """The largest joint reward, ``scale`` and ``shift`` included."""
+    def fraction(self, total: float) -> float:
+        """The share of the maximum that a joint reward, or a mean of joint rewards, is: 1 if every part is full."""
         ...
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:

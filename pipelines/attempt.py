@@ -17,8 +17,8 @@ class Standing:
     """How far a run has come."""
 
     num_iterations: int
-    max_total: float
-    """The largest joint reward."""
+    fraction: Callable[[float], float]
+    """The share of the maximum that a joint reward is."""
     stage: str = "starting"
     """The stage under way, or the last one: ``rollout.0``."""
     iteration: int = 0
@@ -35,7 +35,7 @@ class Standing:
     def of(cls, store: RunStore) -> Standing:
         """Read from the run directory; the stage is the one after the last that is committed."""
         config = store.config()
-        standing = cls(config.train.num_iterations, config.reward.max_total)
+        standing = cls(config.train.num_iterations, config.reward.fraction)
         every = steps(config)
         last = max((i for i, step in enumerate(every) if store.committed(step.folder)), default=-1)
         for step in every[: last + 1]:
@@ -55,7 +55,7 @@ class Standing:
         self.stage, self.iteration = stage, iteration
         self.fresh += not reused
         if "reward/joint" in metrics and stage != "evaluate":
-            self.training = metrics["reward/joint"] / self.max_total
+            self.training = self.fraction(metrics["reward/joint"])
         if stage == "update":
             self.done = iteration
         elif stage == "evaluate":

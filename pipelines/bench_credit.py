@@ -89,7 +89,7 @@ def _deviations(gradients: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
     store = RunStore.create(config, "bench")
-    standing = Standing(number, config.reward.max_total)
+    standing = Standing(number, config.reward.fraction)
     with RunConsole(standing) as console, Session(config, store, console, lambda _: None) as run:
         problems, checkpoint = run.prepare(), run.start()
         for iteration in range(1, number + 1):

@@ -52,7 +52,7 @@ class Compared:
 
     def problem_returns(self, key: str) -> dict[str, float]:
         """The mean return on each problem in the last evaluation, ``key`` as ``test/sampled``; fractions."""
-        return problem_returns(self.last, key, self.config.reward.max_total)
+        return problem_returns(self.last, key, self.config.reward)
 
     @cached_property
     def budgets(self) -> list[Budget]:

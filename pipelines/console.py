@@ -194,7 +194,7 @@ class RunConsole:
         seconds = {key[5:-2]: value for key, value in seen.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in seen:
-            parts.append(f"joint return {seen['reward/joint']:.2f} of {self.standing.max_total:g}")
+            parts.append(f"joint return {self.standing.fraction(seen['reward/joint']):.1%}")
         for part in _PARTS:
             if f"reward/{part}" in seen:
                 parts.append(f"{column_title(part)} {seen[f'reward/{part}']:.2f}")

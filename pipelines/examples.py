@@ -32,7 +32,8 @@ def examples(reports: Sequence[EvalReport], reward: Reward, problems: Mapping[st
     before, after = _first(reports[0]), _first(reports[-1])
     one = len(reports) == 1
     shared = [task_id for task_id in after if task_id in before]
-    gains = {t: after[t].returns[-1] - (0 if one else before[t].returns[-1]) for t in shared}
+    last, first = ({t: 100 * reward.fraction(rows[t].returns[-1]) for t in shared} for rows in (after, before))
+    gains = last if one else {t: last[t] - first[t] for t in shared}
     order = sorted(shared, key=lambda task_id: (gains[task_id], task_id))
     lost = not one and gains[order[0]] < 0
     words = (
@@ -45,7 +46,7 @@ def examples(reports: Sequence[EvalReport], reward: Reward, problems: Mapping[st
         chosen.setdefault(task_id, word)  # of few problems one may be two of these
     exhibits = [
         _exhibit(
-            f"{word}, {gains[task_id]:{'.2f' if one else '+.2f'}}: {task_id}",
+            f"{word}, {gains[task_id]:{'.1f' if one else '+.1f'}} {'%' if one else 'points'}: {task_id}",
             {"": after[task_id]} if one else _sides((before[task_id], after[task_id])),
             reward,
             problems,
@@ -160,7 +161,7 @@ def _by_problem(report: EvalReport, reward: Reward) -> dict[tuple[str, str], dic
         if row.mode == "sampled":
             rows.setdefault((row.split, row.task_id), []).append(row)
     return {
-        key: {"return": fmean(row.returns[-1] for row in members) / reward.max_total}
+        key: {"return": reward.fraction(fmean(row.returns[-1] for row in members))}
         | {part: fmean(row.parts[-1].get(part, 0.0) for row in members) / top for part, top in reward.maxima.items()}
         for key, members in rows.items()
     }
@@ -182,7 +183,7 @@ def _exhibit(title: str, sides: Mapping[str, EvalRow], reward: Reward, problems:
         (part.replace("_", " "), f"{top:g}", *(f"{of.parts[turn].get(part, 0.0):.2f}" for _, of, turn in turns))
         for part, top in reward.maxima.items()
     ]
-    total = ("return", f"{reward.max_total:g}", *(f"{of.returns[turn]:.2f}" for _, of, turn in turns))
+    total = ("return, %", "100", *(f"{100 * reward.fraction(of.returns[turn]):.1f}" for _, of, turn in turns))
     table = Section("", ("", "at most", *(name or "reward" for name, _, _ in turns)), [*parts, total])
     texts = {name or "completions": list(of.texts.items()) for name, of in sides.items()}
     return Exhibit(title, problems[row].prompt, table, texts)

@@ -102,7 +102,7 @@ def _register(
 
         version = registry.register(mlflow_run_id, store.folder(checkpoint) / "weights", checkpoint["sha"])
         reports = [load_report(store, outcome.evaluations[iteration]) for iteration in sorted(outcome.evaluations)]
-        returns = problem_returns(reports[-1], HEADLINE, config.reward.max_total)
+        returns = problem_returns(reports[-1], HEADLINE, config.reward)
         parent, mean = started_from(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
         card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
@@ -201,7 +201,7 @@ class _Gate:
 
     def _own_returns(self) -> dict[str, float]:
         report = load_report(self.store, self.outcome.evaluations[self.config.train.num_iterations])
-        return problem_returns(report, HEADLINE, self.config.reward.max_total)
+        return problem_returns(report, HEADLINE, self.config.reward)
 
     def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was come by."""
@@ -211,7 +211,7 @@ class _Gate:
         evaluation = challenge(self.store, self.config, fetch(self.store, self.registry, champion), champion.number)
         report = load_report(evaluation, self.evaluate(evaluation.run_id).evaluations[0])
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
-        return problem_returns(report, HEADLINE, self.config.reward.max_total), how
+        return problem_returns(report, HEADLINE, self.config.reward), how
 
 
 def _compare(ours: Mapping[str, float], theirs: Mapping[str, float], champion: int, how: str) -> tuple[bool, str]:

@@ -95,7 +95,7 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, Standing(config.train.num_iterations, config.reward.max_total))
+    attempt = Attempt(store, config.notify, Standing(config.train.num_iterations, config.reward.fraction))
 
     def evaluate(name: str) -> chain.Outcome:
         return execute(root, name, as_stages, tags).outcome

@@ -18,6 +18,7 @@ import msgspec
 
 from magrpo.config import RunConfig
 from magrpo.engines import EngineError
+from magrpo.interfaces import Reward
 from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
@@ -372,12 +373,12 @@ def load_report(store: RunStore, pointer: Pointer) -> EvalReport:
     return msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
 
 
-def problem_returns(report: EvalReport, key: str, max_total: float) -> dict[str, float]:
-    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of ``max_total``."""
+def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
+    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of the maximum."""
     returns: dict[str, list[float]] = {}
     for row in report.rows:
         if f"{row.split}/{row.mode}" == key:
-            returns.setdefault(row.task_id, []).append(row.returns[-1] / max_total)
+            returns.setdefault(row.task_id, []).append(reward.fraction(row.returns[-1]))
     return {task_id: fmean(values) for task_id, values in returns.items()}
 
 

@@ -100,7 +100,6 @@ class PassReward:
     """1 for each of two executions that passes; the second runs only if the first did."""
 
     maxima: Mapping[str, float] = {"first": 1.0, "second": 1.0}
-    max_total = 2.0
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
@@ -114,6 +113,9 @@ class PassReward:
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         parts = {name: float(report.status == "pass") for name, report in reports.items()}
         return JointReward(sum(parts.values()), parts)
+
+    def fraction(self, total: float) -> float:
+        return total / 2.0
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         return "first" in reports and reports["first"].status == "pass"

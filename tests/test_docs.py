@@ -97,7 +97,7 @@ EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10", "a
 def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, iterations=1), EVERY_KEY)
     store, tracker = RunStore.create(config), MemoryTracker()
-    standing = Standing(1, config.reward.max_total)
+    standing = Standing(1, config.reward.fraction)
     with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
         chain.run(config, session, store, tracker)
     manifests = store.path.glob("stages/*/*/_SUCCESS")

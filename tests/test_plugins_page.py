@@ -61,7 +61,7 @@ def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
         sandbox.close()
     bonus = 0.5 * (1 - 4 / config.reward.max_lines)
     assert [turn.reward.total for turn in levels[0][0].turns] == pytest.approx([1 + bonus, 0.0, 1 / 3, 0.0])
-    assert config.reward.max_total == sum(config.reward.maxima.values())
+    assert config.reward.fraction(sum(config.reward.maxima.values())) == 1.0
     seen = [bytes(prompt.token_ids).decode() for prompt in levels[-1][0].prompts.values()]
     assert ["# feedback\n3 tests pass" in text for text in seen] == [config.env.num_turns == 2] * 2
     assert ["return aux(n) + 4" in text for text in seen] == [False, config.env.num_turns == 2]

@@ -52,7 +52,7 @@ def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
     assert [turn.reward for turn in first[0].turns] == [PENDING, PENDING]
     second = play(children(first, config.rollout, 0))
     assert [[turn.reward.total for turn in group.turns] for group in second] == [[2.5], [0.0]]
-    assert config.reward.max_total == 2.5
+    assert config.reward.fraction(2.5) == 1.0
     samples, _ = credit([*first, *second], config.algo, ["ada", "bob"], rollout=config.rollout, num_turns=2)
     for agent in ("ada", "bob"):
         assert [sample.advantage for sample in samples[agent]] == pytest.approx([1.25, -1.25])

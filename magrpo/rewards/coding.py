@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -10,12 +10,15 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.rewards.common import ProgramReward, executions_of, whole
-from magrpo.rewards.program import Module, assemble, compiles, delegate, extract, preamble, returns_value
-from magrpo.rewards.usage import only_forwards, use_of
+from magrpo.rewards.program import Module, assemble, compiles, extract, preamble, returns_value, signature
+from magrpo.rewards.stand_ins import first_argument, first_result, module_of, unpacker
+from magrpo.rewards.usage import carrying_call, does_nothing, only_forwards, packs_lists, use_of
 from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"
 """Name of the function that the helper writes."""
+VARIANTS = ("wrapper", "identity", "constant")
+"""Names of the reports of programs in which one of the two functions does nothing."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 
 
@@ -24,22 +27,24 @@ class Program:
     """What the completions of one joint action make together, before anything runs."""
 
     source: str
-    wrapper: str
-    """The same program with main's body replaced by ``return aux(<its parameters>)``; empty without an entry point."""
+    variants: Mapping[str, str]
+    """Programs in which one of the two does nothing, by the name of their report; empty without both functions."""
     has_helper: bool
     has_entry: bool
     compiles: bool
     use: str
     """How main treats ``aux`` on the syntax tree: none, discarded or used."""
-    only_forwards: bool
+    is_thin: bool
+    """Whether the syntax tree shows that one of the two does nothing: ``main`` only forwards, or ``aux`` hands back."""
 
 
 class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
-    Reports are named ``program`` (the combined program) and ``wrapper`` (main's body replaced by a bare call of
-    ``aux``, run only where the thin-wrapper rule needs it), those of hidden tests ``program_hidden`` and
-    ``wrapper_hidden``. See ``docs/rewards.md`` for what each part demands.
+    Reports are named ``program`` (the combined program) and, where the whole bonus would be paid otherwise,
+    ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument) and ``constant`` (``aux`` returns
+    for ever what it returned first); those of hidden tests have ``_hidden`` added. See ``docs/rewards.md`` for what
+    each part demands.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -51,22 +56,25 @@ class CodingReward(ProgramReward):
     @property
     def max_executions(self) -> int:
         """Programs of one joint action that run at most; the plan of a run counts with it."""
-        return 2
+        return 1 + len(VARIANTS)
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """The combined program; then, if it passed a test and used ``aux``, its wrapper variant."""
+        """The combined program; then, if it passed a test and used ``aux``, its variants, all at once."""
         program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not (program.has_entry and program.compiles):
             return {}
         if "program" not in reports:
             return executions_of(problem, "program", program.source, watch=HELPER)
-        undecided = not program.only_forwards and "wrapper" not in reports
         passed = self._num_passed(whole(reports, "program"))
-        if undecided and passed and self._use(program, reports["program"]) == "used":
-            return executions_of(problem, "wrapper", program.wrapper)
-        return {}
+        if program.is_thin or not passed or self._use(program, reports["program"]) != "used":
+            return {}
+        wanted: dict[str, Execution] = {}
+        for name, source in program.variants.items():
+            if name not in reports and (name != "constant" or _tells_a_constant(reports)):
+                wanted |= executions_of(problem, name, source)
+        return wanted
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
@@ -81,7 +89,7 @@ class CodingReward(ProgramReward):
             parts["cooperation"] = self._cooperation(program, reports)
         weight = self.scale * self.local_weight
         local = {role: weight * value for role, value in own.items()} if self.local_weight else {}
-        return JointReward(self.scale * sum(parts.values()) + self.shift, parts, local)
+        return JointReward(self._total(parts), parts, local)
 
     def _use(self, program: Program, report: ExecutionReport) -> str:
         """How main really treated ``aux``: none, discarded, used, or unknown.
@@ -101,11 +109,7 @@ class CodingReward(ProgramReward):
             return -0.5
         if use != "used" or self._num_passed(whole(reports, "program")) == 0:
             return 0.0
-        thin = program.only_forwards or all(
-            _passes_unchanged(run.cases, reports[name.replace("program", "wrapper")].cases)
-            for name, run in reports.items()
-            if name.startswith("program")
-        )
+        thin = program.is_thin or any(_does_as_well(name, reports) for name in program.variants if name in reports)
         return 0.5 if thin else 1.5
 
 
@@ -115,17 +119,47 @@ def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
     main_module = extract(main, entry_point, prompt=prompt, drop=HELPER)
     modules = [preamble(prompt, entry_point), extract(helper, HELPER), main_module]
     source = assemble(modules)
-    has_entry = returns_value(main_module.source, entry_point)
-    forwarding = Module(main_module.futures, delegate(main_module.source, entry_point, HELPER)) if has_entry else None
+    has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
     return Program(
         source=source,
-        wrapper=assemble([*modules[:2], forwarding]) if forwarding else "",
-        has_helper=returns_value(modules[1].source, HELPER),
+        variants=_variants(modules, entry_point) if has_helper and has_entry else {},
+        has_helper=has_helper,
         has_entry=has_entry,
         compiles=compiles(source),
         use=use_of(main_module.source, HELPER),
-        only_forwards=has_entry and only_forwards(main_module.source, entry_point, HELPER),
+        is_thin=(has_entry and only_forwards(main_module.source, entry_point, HELPER))
+        or (has_helper and does_nothing(modules[1].source, HELPER)),
     )
+
+
+def _variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:
+    """The program in which main only calls ``aux`` and unpacks the result, and those with a stand-in for ``aux``."""
+    above, helper, main = modules
+    head, arguments = signature(main.source, entry_point)
+    call = carrying_call(main.source, entry_point, HELPER) or f"{HELPER}({arguments})"
+    unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
+    forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
+    variants = {"wrapper": assemble([*modules, module_of(unpacker, unpack), forward])}
+    for name, stand_in in (("identity", first_argument), ("constant", first_result)):
+        replace = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
+        variants[name] = assemble([above, helper, replace, main])
+    assert tuple(variants) == VARIANTS
+    return variants
+
+
+def _runs(reports: Mapping[str, ExecutionReport]) -> dict[str, ExecutionReport]:
+    """The reports of the whole program, by what their names end in: nothing, or ``_hidden``."""
+    return {name.removeprefix("program"): run for name, run in reports.items() if name.startswith("program")}
+
+
+def _tells_a_constant(reports: Mapping[str, ExecutionReport]) -> bool:
+    """Whether a run passed two tests: with its first result for ever, a helper still answers the first test."""
+    return any(run.tests_passed > 1 for run in _runs(reports).values())
+
+
+def _does_as_well(variant: str, reports: Mapping[str, ExecutionReport]) -> bool:
+    """Whether the variant passes every test that the whole program passes."""
+    return all(_passes_unchanged(run.cases, reports[variant + end].cases) for end, run in _runs(reports).items())
 
 
 def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:

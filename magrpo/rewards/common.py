@@ -1,4 +1,4 @@
-"""What the rewards of tested programs have in common."""
+"""What rewards have in common: scale and shift; what those of tested programs have."""
 
 from __future__ import annotations
 
@@ -7,37 +7,46 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import ClassVar
 
+from pydantic import Field
+
 from magrpo.registry import Plugin
 from magrpo.rewards.program import Module, assemble, preamble
 from magrpo.types import Execution, ExecutionReport, Problem
 
 
-class ProgramReward(Plugin):
-    """A reward with a part for tests; the report of the program that all agents made is named ``program``.
-
-    Hidden tests have a run and a report of their own, ``program_hidden``: what is made from ``program`` alone, as
-    feedback is, cannot tell anything about them.
-    """
+class ScaledReward(Plugin):
+    """A reward of parts: ``total = scale * sum(parts) + shift``."""
 
     part_maxima: ClassVar[Mapping[str, float]]
     """The largest value of every part."""
 
-    scale: float = 1.0
+    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
     """Factor on the sum of the parts."""
-    shift: float = 0.0
+    shift: float = Field(0.0, allow_inf_nan=False)
     """Added to the scaled sum."""
-    refuse_forgeable: bool = False
-    """Count a report that did not go through the sandbox's trust split as no test passed."""
 
     @property
     def maxima(self) -> Mapping[str, float]:
         """The largest value of every part, ``scale`` and ``shift`` aside."""
         return self.part_maxima
 
-    @property
-    def max_total(self) -> float:
-        """The largest joint reward, ``scale`` and ``shift`` included."""
-        return self.scale * sum(self.part_maxima.values()) + self.shift
+    def fraction(self, total: float) -> float:
+        """The share of the maximum that a joint reward, or a mean of joint rewards, is: 1 if every part is full."""
+        return (total - self.shift) / (self.scale * sum(self.part_maxima.values()))
+
+    def _total(self, parts: Mapping[str, float]) -> float:
+        return self.scale * sum(parts.values()) + self.shift
+
+
+class ProgramReward(ScaledReward):
+    """A reward with a part for tests; the report of the program that all agents made is named ``program``.
+
+    Hidden tests have a run and a report of their own, ``program_hidden``: what is made from ``program`` alone, as
+    feedback is, cannot tell anything about them.
+    """
+
+    refuse_forgeable: bool = False
+    """Count a report that did not go through the sandbox's trust split as no test passed."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         """Whether the program ran and passed every test."""

@@ -117,8 +117,8 @@ def returns_value(source: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def delegate(source: str, name: str, to: str) -> str:
-    """The module with the body of the function ``name`` replaced by ``return to(<its parameters>)``."""
+def signature(source: str, name: str) -> tuple[str, str]:
+    """The head of the function ``name`` with decorators and colon, and the arguments that pass its parameters on."""
     function = top_level_function(parse(source), name)
     assert function is not None, name
     arguments = function.args
@@ -127,10 +127,9 @@ def delegate(source: str, name: str, to: str) -> str:
     call += [f"{arg.arg}={arg.arg}" for arg in arguments.kwonlyargs]
     call += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
     lines = source.encode().split(b"\n")
-    first = _start(function.body[0])
-    head = b"\n".join([*lines[: first[0] - 1], lines[first[0] - 1][: first[1]]]).decode().rstrip()
-    tail = b"\n".join(lines[function.end_lineno :]).decode()
-    return f"{head}\n    return {to}({', '.join(call)})\n{tail}"
+    (begin, _), (row, column) = _start(function), _start(function.body[0])
+    head = b"\n".join([*lines[begin - 1 : row - 1], lines[row - 1][:column]]).decode().rstrip()
+    return head, ", ".join(call)
 
 
 def top_level_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:

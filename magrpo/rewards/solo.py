@@ -45,7 +45,7 @@ class SoloReward(ProgramReward):
         if has_entry and compiles(source):
             parts["syntax"] = 0.5
             parts["tests"] = self._share_passed(whole(reports, "program"))
-        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+        return JointReward(self._total(parts), parts)
 
 
 @lru_cache(maxsize=4096)

@@ -29,7 +29,7 @@ class TeamReward(CodingReward):
     @property
     def max_executions(self) -> int:
         """Programs of one joint action that run at most."""
-        return 2 * self.num_helpers
+        return self.num_helpers * super().max_executions
 
     def passed(self, reports: Reports) -> bool:
         """Whether the program with one of the proposals passed every test."""

@@ -15,11 +15,31 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from magrpo.rewards.program import parse, top_level_function
+from magrpo.rewards.program import own_scope, parse, top_level_function
 
 Use = Literal["none", "discarded", "used"]
 
 _TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+_CARRYING = (
+    ast.Return
+    | ast.Assign
+    | ast.AnnAssign
+    | ast.Pass
+    | ast.Expr
+    | ast.Yield
+    | ast.Lambda
+    | ast.arguments
+    | ast.arg
+    | ast.Name
+    | ast.Constant
+    | ast.Tuple
+    | ast.List
+    | ast.Dict
+    | ast.Set
+    | ast.Starred
+    | ast.expr_context
+)
+"""Nodes that hand values on without doing anything to them."""
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
 
@@ -64,6 +84,47 @@ def only_forwards(source: str, name: str, to: str) -> bool:
     return False
 
 
+@lru_cache(maxsize=4096)
+def does_nothing(source: str, name: str) -> bool:
+    """Whether the function ``name`` has no operation, or reads none of its parameters: it returns what it was given or
+    a constant, as it is or packed in a container. Generators and functions that make functions count as reading.
+    """
+    function = top_level_function(parse(source), name)
+    assert function is not None, name
+    nodes = [node for statement in function.body for node in ast.walk(statement)]
+    if all(isinstance(node, _CARRYING) for node in nodes):
+        return True
+    read = {load.id for load in _loads(nodes)}
+    parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    works_later = (ast.Yield, ast.YieldFrom, ast.Lambda, ast.FunctionDef)
+    return not read & parameters and not any(isinstance(node, works_later) for node in nodes)
+
+
+@lru_cache(maxsize=4096)
+def packs_lists(source: str, name: str) -> bool:
+    """Whether the function ``name`` returns nothing but lists that are written out, as ``[answer, 0]``."""
+    function = top_level_function(parse(source), name)
+    assert function is not None, name
+    returned = [node.value for node in own_scope(function) if isinstance(node, ast.Return)]
+    return all(isinstance(value, ast.List) for value in returned)
+
+
+@lru_cache(maxsize=4096)
+def carrying_call(source: str, name: str, to: str) -> str:
+    """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
+    function = top_level_function(parse(source), name)
+    assert function is not None, name
+    parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    for node in ast.walk(function):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
+            continue
+        given = [part for argument in (*node.args, *node.keywords) for part in ast.walk(argument)]
+        names = {part.id for part in given if isinstance(part, ast.Name)}
+        if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
+            return ast.unparse(node)
+    return ""
+
+
 def _reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     """Every node that can run, with its parent."""
     parents: dict[ast.AST, ast.AST] = {}
@@ -99,8 +160,12 @@ def _binds(node: ast.AST, name: str) -> bool:
             return (alias or imported.partition(".")[0]) == name
         case ast.ExceptHandler(name=bound) | ast.MatchAs(name=bound) | ast.MatchStar(name=bound):
             return bound == name
+        case ast.MatchMapping(rest=bound):
+            return bound == name
         case ast.Global(names=names) | ast.Nonlocal(names=names):
             return name in names
+        case ast.Attribute(value=ast.Name(id=owner), ctx=ast.Store() | ast.Del()):
+            return owner == name
     return False
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
-from magrpo.registry import Plugin
+from magrpo.rewards.common import ScaledReward
 from magrpo.rewards.words import STOP_WORDS, num_transition_categories
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
@@ -57,7 +57,7 @@ FORMS: Mapping[str, Form] = {
 """The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window its authors moved to after the paper."""
 
 
-class WritingReward(Plugin):
+class WritingReward(ScaledReward):
     """Joint reward of two authors, at most 3.0 before scaling. A level is scored only if the one before it scored.
 
     See ``docs/rewards.md`` for the levels. Nothing runs in the sandbox and nothing is passed or failed.
@@ -66,24 +66,12 @@ class WritingReward(Plugin):
     max_executions: ClassVar[int] = 0
     """Programs of one joint action that run at most; the plan of a run counts with it."""
 
+    part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
+
     kind: str = "writing"
     task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"
     """``tldr``: a short summary and a longer one; ``arxiv``: background and methods of an introduction, with the
     paper's length window; ``arxiv_late``: the same with the window its authors moved to."""
-    scale: float = 1.0
-    """Factor on the sum of the parts."""
-    shift: float = 0.0
-    """Added to the scaled sum."""
-
-    @property
-    def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, ``scale`` and ``shift`` aside."""
-        return MAXIMA
-
-    @property
-    def max_total(self) -> float:
-        """The largest joint reward, ``scale`` and ``shift`` included."""
-        return self.scale * sum(MAXIMA.values()) + self.shift
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
         """A text has no tests to pass."""
@@ -116,7 +104,7 @@ class WritingReward(Plugin):
             parts[name] = MAXIMA[name] * level(form, first, second)
             if parts[name] == 0:
                 break
-        return JointReward(self.scale * sum(parts.values()) + self.shift, parts)
+        return JointReward(self._total(parts), parts)
 
 
 def structure(form: Form, first: str, second: str) -> float:

@@ -88,7 +88,7 @@ def revisions(
             convention = attempt.conventions[role]
             if role not in attempt.flawed and rng.random() >= _KEEP_FRAC:
                 convention = conventions.draw(rng, role)
-            is_good = result.reward.total >= recipe.good_frac * reward.max_total
+            is_good = reward.fraction(result.reward.total) >= recipe.good_frac
             better = attempt.texts[role] if is_good else conventions.write(problem, role, convention)
             examples.append(Example(plain_text(recipe.env.observe(problem, role, [past], role)), better))
     return examples

@@ -77,7 +77,7 @@ def per_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, 
     values = {}
     for name, problems in grouped.items():
         quantities = {
-            "return": _each(lambda row: row.returns[-1] / reward.max_total, problems),
+            "return": _each(lambda row: reward.fraction(row.returns[-1]), problems),
             "response_tokens": _each(lambda row: float(row.response_tokens), problems),
             "generated_tokens": _each(lambda row: float(row.generated_tokens), problems),
         }

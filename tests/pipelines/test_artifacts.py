@@ -11,6 +11,7 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.config import load_config
+from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from pipelines.artifacts import Artifacts, key_of
 from pipelines.attempt import Attempt, Standing, observed
@@ -19,7 +20,7 @@ from tests.pipelines.micro import write_config
 
 def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(write_config(tmp_path))
-    attempt = Attempt(RunStore.create(config, "run"), config.notify, Standing(3, 4.0))
+    attempt = Attempt(RunStore.create(config, "run"), config.notify, Standing(3, CodingReward().fraction))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/api"

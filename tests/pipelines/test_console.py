@@ -9,6 +9,7 @@ import sys
 import pytest
 from rich.console import Console
 
+from magrpo.rewards.coding import CodingReward
 from pipelines import console as module
 from pipelines.attempt import Standing
 from pipelines.console import Line, RunConsole
@@ -54,7 +55,7 @@ def live_line(console: RunConsole) -> str:
 
 
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:
-    console = RunConsole(Standing(100, 4.0), Console(file=io.StringIO()))
+    console = RunConsole(Standing(100, CodingReward().fraction), Console(file=io.StringIO()))
     for iteration in range(1, 91):
         iterate(console, iteration, clock, reused=True)
     console.begin("rollout.0", 91)
@@ -68,7 +69,7 @@ def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock:
 
 
 def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock: Clock) -> None:
-    console = RunConsole(Standing(10, 4.0), Console(file=io.StringIO()))
+    console = RunConsole(Standing(10, CodingReward().fraction), Console(file=io.StringIO()))
     console.begin("update", 4)
     clock.now += 0.1
     console.end("update", 4, {}, reused=False)
@@ -78,7 +79,7 @@ def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock
 
 
 def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
-    console = RunConsole(Standing(10, 4.0), Console(file=io.StringIO()))
+    console = RunConsole(Standing(10, CodingReward().fraction), Console(file=io.StringIO()))
     for iteration in range(1, 4):
         iterate(console, iteration, clock)
         clock.now += 300.0 * (iteration == 1)
@@ -90,7 +91,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
-    with RunConsole(Standing(100, 4.0), terminal) as console:
+    with RunConsole(Standing(100, CodingReward().fraction), terminal) as console:
         evaluate(console, 0, 0.531)
         iterate(console, 1, clock)
         logging.getLogger("magrpo.spool").warning("tracking: no [answer] from %s", "http://127.0.0.1:5000/" + "a" * 20)
@@ -110,7 +111,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
 
 def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
     out = io.StringIO()
-    with RunConsole(Standing(2, 4.0), Console(file=out, soft_wrap=True)) as console:
+    with RunConsole(Standing(2, CodingReward().fraction), Console(file=out, soft_wrap=True)) as console:
         evaluate(console, 0, 0.531)
         iterate(console, 1, clock)
         advance = console.begin("rollout.0", 2, 64)
@@ -118,7 +119,7 @@ def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
         advance(8)
     assert out.getvalue().splitlines() == [
         "held-out problems before training: return 53.1% of the maximum, pass@1 10.0%, ood return 20.0% (1.0 s)",
-        "1/2  joint return 2.00 of 4  tests 1.00  cooperation 1.00  10.0 s"
+        "1/2  joint return 50.0%  tests 1.00  cooperation 1.00  10.0 s"
         "  (rollout 2.5, score 2.5, credit 2.5, update 2.5)  0:00:10 left",
         "  iteration 2: sampling, 8/64 done",
     ]

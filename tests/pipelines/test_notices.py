@@ -13,6 +13,7 @@ import pytest
 
 from magrpo.config import HIDDEN, NotifyConfig, RunConfig, load_config, load_resolved
 from magrpo.registry import ConfigError
+from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from pipelines import notices
 from pipelines.attempt import Attempt, Standing, observed
@@ -75,7 +76,10 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
 def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
-        attempt, observer = Attempt(RunStore.create(config, "run"), notify, Standing(1, 4.0)), Notices()
+        attempt, observer = (
+            Attempt(RunStore.create(config, "run"), notify, Standing(1, CodingReward().fraction)),
+            Notices(),
+        )
         with observed(attempt, [observer]):
             observer.promoted("version 2 of team is the champion now")
     [notice] = receiver.posted

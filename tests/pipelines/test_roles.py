@@ -28,7 +28,7 @@ SMALL += ["sandbox.test_s=5.0", "sandbox.total_s=10.0"]
 
 def run(config: RunConfig) -> tuple[RunStore, MemoryTracker]:
     store, tracker = RunStore.create(config), MemoryTracker()
-    standing = Standing(1, config.reward.max_total)
+    standing = Standing(1, config.reward.fraction)
     with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
         chain.run(config, session, store, tracker)
     return store, tracker

@@ -145,7 +145,7 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
     shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "Learning curves" not in shown.headings
     assert "Budget" not in shown.headings
-    assert "Highest return, 4.00: test/c" in shown.text
+    assert "Highest return, 100.0 %: test/c" in shown.text
     assert "nothing to rise from" in shown.text
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md", "report.csv", "report.json"}
 
@@ -153,12 +153,12 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
     shown = examples(reports, config.reward, PROBLEMS).exhibits
     assert [one.title for one in shown] == [
-        "Largest gain, +2.50: test/a",
-        "Median gain, +1.50: test/b",
-        "Largest loss, -1.00: test/d",
+        "Largest gain, +62.5 points: test/a",
+        "Median gain, +37.5 points: test/b",
+        "Largest loss, -25.0 points: test/d",
     ]
     assert list(shown[0].worth.rows[2]) == ["tests", "1", "0.00", "1.00"]
-    assert list(shown[0].worth.rows[-1]) == ["return", "4", "1.50", "4.00"]
+    assert list(shown[0].worth.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
     assert dict(shown[0].sides["after"]) == {"helper": ATTACK, "main": "main of a"}
 
 
@@ -179,7 +179,6 @@ def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports:
 def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
     class Prose:
         maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
-        max_total = 2.0
 
     assert watch_list(reports, Prose()) == []  # type: ignore[arg-type]
     assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (

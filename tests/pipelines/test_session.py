@@ -50,7 +50,7 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
     OPENED.clear()
     config = load_config(write_config(tmp_path), ["engine.kind=tests.pipelines.test_session:Engine"])
     store = RunStore.create(config)
-    with RunConsole(Standing(1, 1.0)) as console, Session(config, store, console, lambda _: None) as session:
+    with RunConsole(Standing(1, float)) as console, Session(config, store, console, lambda _: None) as session:
         problems, checkpoint = session.prepare(), session.start()
         with pytest.raises(EngineError):
             session.evaluate(0, problems, checkpoint)

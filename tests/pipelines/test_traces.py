@@ -60,7 +60,7 @@ def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> 
     config = load_config(write_config(tmp_path, iterations=3), settings)
     store, tracker = RunStore.create(config), MemoryTracker()
     with (
-        RunConsole(Standing(3, config.reward.max_total)) as console,
+        RunConsole(Standing(3, config.reward.fraction)) as console,
         Session(config, store, console, tracker.tags) as session,
     ):
         outcome = chain.run(config, session, store, tracker)

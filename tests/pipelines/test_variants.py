@@ -26,7 +26,6 @@ class PassAlone(Plugin):
     """1 for a program that passes."""
 
     maxima: Mapping[str, float] = {"tests": 1.0}
-    max_total: float = 1.0
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
@@ -36,6 +35,9 @@ class PassAlone(Plugin):
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         value = float(reports["program"].status == "pass")
         return JointReward(value, {"tests": value})
+
+    def fraction(self, total: float) -> float:
+        return total
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         return reports["program"].status == "pass"
@@ -51,7 +53,7 @@ def metrics_of(config: Path, *overrides: str) -> dict[str, float]:
     resolved = load_config(config, [*SHORT, *overrides])
     store, tracker = RunStore.create(resolved), MemoryTracker()
     with (
-        RunConsole(Standing(2, resolved.reward.max_total)) as console,
+        RunConsole(Standing(2, resolved.reward.fraction)) as console,
         Session(resolved, store, console, tracker.tags) as session,
     ):
         chain.run(resolved, session, store, tracker)

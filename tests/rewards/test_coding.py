@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from magrpo.interfaces import Sandbox
 from magrpo.problems.conventions import write
 from magrpo.problems.coopcode import CoopCode, composition_of
-from magrpo.rewards.coding import MAXIMA, CodingReward
+from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward
 from magrpo.rewards.common import trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
@@ -42,10 +42,15 @@ def report(passed: int, total: int = 4, calls: int = 0, used: bool = False, forg
 
 
 def parts(
-    helper: str, main: str, program: ExecutionReport | None = None, wrapper: ExecutionReport | None = None
+    helper: str,
+    main: str,
+    program: ExecutionReport | None = None,
+    wrapper: ExecutionReport | None = None,
+    identity: ExecutionReport | None = None,
+    constant: ExecutionReport | None = None,
 ) -> tuple[float, ...]:
     """Structure, syntax, tests and cooperation under hand-written reports, which must be just those asked for."""
-    given_reports = {"program": program, "wrapper": wrapper}
+    given_reports = {"program": program, "wrapper": wrapper, "identity": identity, "constant": constant}
     texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
     while wanted := REWARD.executions(PROBLEM, texts, reports):
         for name in wanted:
@@ -78,13 +83,17 @@ def test_hidden_tests_count_like_any_other() -> None:
     problem, texts = replace(PROBLEM, hidden_test=TEST), {"helper": AUX, "main": MAIN}
     reports = {"program": report(4, calls=4, used=True), "program_hidden": report(1)}
     assert list(REWARD.executions(problem, texts, {})) == list(reports)
-    assert list(REWARD.executions(problem, texts, reports)) == ["wrapper", "wrapper_hidden"]
-    for passed, cooperation in ((0, 1.5), (1, 0.5)):
-        both = reports | {"wrapper": report(4), "wrapper_hidden": report(passed)}
-        assert REWARD.executions(problem, texts, both) == {}
-        price = REWARD.price(problem, texts, both)
-        assert (price.parts["tests"], price.parts["cooperation"]) == (5 / 8, cooperation)
-        assert not REWARD.passed(both)
+    wanted = REWARD.executions(problem, texts, reports)
+    assert list(wanted) == [f"{name}{end}" for name in VARIANTS for end in ("", "_hidden")]
+    for variant in VARIANTS:
+        for passed, cooperation in ((0, 1.5), (1, 0.5)):
+            given = (
+                reports | dict.fromkeys(wanted, report(0)) | {variant: report(4), f"{variant}_hidden": report(passed)}
+            )
+            assert REWARD.executions(problem, texts, given) == {}
+            price = REWARD.price(problem, texts, given)
+            assert (price.parts["tests"], price.parts["cooperation"]) == (5 / 8, cooperation)
+            assert not REWARD.passed(given)
 
 
 USED, IGNORED, UNCALLED = (report(4, calls=4, used=True), report(4, calls=4), report(4))
@@ -120,7 +129,7 @@ def test_no_case_at_all_is_no_test_passed() -> None:
 
 def test_cooperation_needs_a_test_passed() -> None:
     assert parts(AUX, MAIN, report(0, calls=4, used=True)) == (1.0, 0.5, 0.0, 0.0)
-    assert parts(AUX, MAIN, report(1, calls=4, used=True), report(0)) == (1.0, 0.5, 0.25, 1.5)
+    assert parts(AUX, MAIN, report(1, calls=4, used=True), report(0), report(0)) == (1.0, 0.5, 0.25, 1.5)
 
 
 def test_cooperation_needs_a_real_call() -> None:
@@ -142,22 +151,36 @@ def test_a_call_that_failed_gives_no_verdict_on_its_result() -> None:
 def test_a_thin_wrapper_earns_half() -> None:
     assert parts(AUX, "def f(xs):\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
     assert parts(AUX, "def f(xs):\n    filler = 1\n    return aux(xs)", USED) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, "def f(xs):\n    return aux(list(xs))", USED, report(4)) == (1.0, 0.5, 1.0, 0.5)
-    assert parts(AUX, "def f(xs):\n    return aux(list(xs))", USED, report(3)) == (1.0, 0.5, 1.0, 1.5)
+    copying = "def f(xs):\n    return aux(list(xs))"
+    assert parts(AUX, copying, USED, report(4), report(0), report(0)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, copying, USED, report(3), report(0), report(0)) == (1.0, 0.5, 1.0, 1.5)
+
+
+def test_a_helper_without_work_earns_half() -> None:
+    assert parts("def aux(xs):\n    return xs", MAIN, USED) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, MAIN, USED, report(0), report(4), report(0)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, MAIN, USED, report(0), report(0), report(4)) == (1.0, 0.5, 1.0, 0.5)
+    assert parts(AUX, MAIN, USED, report(3), report(3), report(3)) == (1.0, 0.5, 1.0, 1.5)
 
 
 def test_a_wrapper_that_passes_other_tests_is_none() -> None:
     first, second = report(2, calls=4, used=True), report(3)
     shuffled = ExecutionReport("wrong", second.cases[::-1], "namespaces")
-    assert parts(AUX, MAIN, first, shuffled) == (1.0, 0.5, 0.5, 1.5)
-    assert parts(AUX, MAIN, first, second) == (1.0, 0.5, 0.5, 0.5)
-    assert parts(AUX, MAIN, first, ExecutionReport("timeout", (Case("timeout"),), "namespaces")) == (1.0, 0.5, 0.5, 1.5)
+    hanging, none = ExecutionReport("timeout", (Case("timeout"),), "namespaces"), report(0)
+    assert parts(AUX, MAIN, first, shuffled, none, none) == (1.0, 0.5, 0.5, 1.5)
+    assert parts(AUX, MAIN, first, second, none, none) == (1.0, 0.5, 0.5, 0.5)
+    assert parts(AUX, MAIN, first, hanging, hanging, hanging) == (1.0, 0.5, 0.5, 1.5)
 
 
-def test_the_wrapper_variant_is_the_program_with_another_body() -> None:
-    reports = {"program": USED}
-    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, reports)
-    assert wanted["wrapper"].source == f"{AUX}\n\n\nK = 2\n\ndef f(xs):\n    return aux(xs)\n\n"
+def test_variants_are_the_program_with_a_stand_in() -> None:
+    wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, {"program": USED})
+    assert tuple(wanted) == VARIANTS
+    assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
+    wrapper, identity, constant = (one.source for one in wanted.values())
+    assert f"{AUX}\n\n\nK = 2\n\n{MAIN}\n" in wrapper
+    assert wrapper.endswith("def f(xs):\n    return __unpack__(__keep__(xs), aux(xs))\n")
+    assert identity.endswith(f"aux = first_argument(aux)\n\n\nK = 2\n\n{MAIN}\n")
+    assert constant.endswith(f"aux = first_result(aux)\n\n\nK = 2\n\n{MAIN}\n")
 
 
 def test_the_run_is_asked_to_watch_aux() -> None:
@@ -182,11 +205,11 @@ def test_preamble_helper_main_in_this_order() -> None:
 
 def test_scale_and_shift_act_on_the_total_only() -> None:
     reward = CodingReward(scale=0.5, shift=-1.0)
-    texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, "wrapper": report(0)}
+    texts, reports = {"helper": AUX, "main": MAIN}, {"program": USED, **dict.fromkeys(VARIANTS, report(0))}
     price = reward.price(PROBLEM, texts, reports)
-    assert price.total == 1.0 == reward.max_total
+    assert price.total == 1.0
+    assert reward.fraction(price.total) == 1.0
     assert price.parts == dict(MAXIMA) == dict(reward.maxima)
-    assert CodingReward().max_total == 4.0
 
 
 def test_forgeable_reports_may_be_refused() -> None:
@@ -218,18 +241,18 @@ REPORTS = st.builds(report, st.integers(0, 4), st.just(4), st.integers(0, 2), st
 @given(TEXTS, TEXTS, REPORTS, REPORTS)
 @settings(max_examples=200)
 def test_price_is_bounded_by_the_maxima(
-    helper: str, main: str, program: ExecutionReport, wrapper: ExecutionReport
+    helper: str, main: str, program: ExecutionReport, variant: ExecutionReport
 ) -> None:
     texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
     for _ in range(3):
         wanted = REWARD.executions(PROBLEM, texts, reports)
-        reports |= {name: {"program": program, "wrapper": wrapper}[name] for name in wanted}
+        reports |= {name: program if name == "program" else variant for name in wanted}
     assert not wanted
     price = REWARD.price(PROBLEM, texts, reports)
     assert price == REWARD.price(PROBLEM, dict(texts), dict(reports))
     assert set(price.parts) == set(MAXIMA)
     assert all(-0.5 <= price.parts[name] <= MAXIMA[name] for name in MAXIMA)
-    assert 0 <= price.total <= REWARD.max_total
+    assert 0 <= REWARD.fraction(price.total) <= 1
 
 
 # ------------------------------------------------------------------------------------------------- in the real sandbox

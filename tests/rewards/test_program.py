@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magrpo.rewards import program
-from magrpo.rewards.program import MAX_CHARS, Module, assemble, compiles, delegate, extract, preamble, returns_value
+from magrpo.rewards.program import MAX_CHARS, Module, assemble, compiles, extract, preamble, returns_value, signature
 
 PROMPT = 'import math\n\nLIMIT = 3\n\ndef shift(x):\n    return x + 1\n\ndef f(xs, k=2):\n    """Do it."""\n'
 
@@ -223,7 +223,7 @@ def test_the_last_definition_counts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("signature", "call"),
+    ("parameters", "call"),
     [
         ("xs", "xs"),
         ("xs: List[int], k: int = 2", "xs, k"),
@@ -232,17 +232,14 @@ def test_the_last_definition_counts() -> None:
         ("a={'x': [1]}, *, b", "a, b=b"),
     ],
 )
-def test_delegate_calls_with_the_parameters(signature: str, call: str) -> None:
-    before = f"ü = 1\n@cache\ndef f({signature}) -> int:  # ü\n    '''Doc.'''\n    return 1\n\nz = 2"
-    after = f"ü = 1\n@cache\ndef f({signature}) -> int:  # ü\n    return aux({call})\n\nz = 2"
-    assert delegate(before, "f", "aux") == after
-    assert compiles(after)
+def test_the_signature_and_the_arguments_that_pass_it_on(parameters: str, call: str) -> None:
+    source = f"ü = 1\n@cache\ndef f({parameters}) -> int:  # ü\n    '''Doc.'''\n    return 1\n\nz = 2"
+    assert signature(source, "f") == (f"@cache\ndef f({parameters}) -> int:  # ü", call)
 
 
-def test_delegate_of_one_line_and_of_a_nested_decorator() -> None:
-    assert delegate("def f(x): return x", "f", "aux") == "def f(x):\n    return aux(x)\n"
-    nested = "def f(x):\n    @cache\n    def g():\n        return 1\n    return g()"
-    assert delegate(nested, "f", "aux") == "def f(x):\n    return aux(x)\n"
+def test_the_signature_of_one_line_and_of_a_nested_decorator() -> None:
+    assert signature("def f(x): return x", "f") == ("def f(x):", "x")
+    assert signature("def f(x):\n    @cache\n    def g():\n        return 1\n    return g()", "f") == ("def f(x):", "x")
 
 
 # ------------------------------------------------------------------------------------------------------- properties

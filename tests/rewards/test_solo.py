@@ -39,8 +39,7 @@ def test_each_part_by_hand() -> None:
 
 
 def test_maxima_scale_and_forgeable_reports() -> None:
-    assert REWARD.max_total == 2.5
-    assert SoloReward(scale=2.0, shift=-1.0).max_total == 4.0
+    assert REWARD.fraction(2.5) == 1.0
     assert parts("def f(xs):\n    return 1", 4, reward=SoloReward(scale=2.0, shift=-1.0)) == [1.0, 0.5, 1.0]
     assert parts("def f(xs):\n    return 1", 4, forgeable=True) == [1.0, 0.5, 1.0]
     strict = SoloReward(refuse_forgeable=True)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from magrpo.registry import ConfigError
-from magrpo.rewards.coding import MAXIMA
+from magrpo.rewards.coding import MAXIMA, VARIANTS
 from magrpo.rewards.team import TeamReward
 from magrpo.types import ExecutionReport
 from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
@@ -21,13 +21,13 @@ def test_every_proposal_is_tried_and_the_best_pair_counts() -> None:
     assert OTHER in wanted["program:helper1"].source
     assert AUX in wanted["program:helper2"].source
     reports = {"program:helper1": report(1, calls=4, used=True), "program:helper2": report(4, calls=4, used=True)}
-    wrappers = REWARD.executions(PROBLEM, texts, reports)
-    assert wrappers.keys() == {"wrapper:helper1", "wrapper:helper2"}
-    reports |= dict.fromkeys(wrappers, report(0))
+    variants = REWARD.executions(PROBLEM, texts, reports)
+    assert variants.keys() == {"wrapper:helper1", "identity:helper1"} | {f"{name}:helper2" for name in VARIANTS}
+    reports |= dict.fromkeys(variants, report(0))
     assert REWARD.executions(PROBLEM, texts, reports) == {}
     price = REWARD.price(PROBLEM, texts, reports)
     assert (price.total, price.parts) == (4.0, dict(MAXIMA))
-    assert len(reports) == REWARD.max_executions
+    assert len(reports) == REWARD.max_executions - 1
     assert REWARD.passed(reports)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.rewards.program import extract
-from magrpo.rewards.usage import only_forwards, use_of
+from magrpo.rewards.usage import carrying_call, does_nothing, only_forwards, packs_lists, use_of
 
 
 def f(body: str) -> str:
@@ -138,6 +138,81 @@ def test_only_forwards(body: str) -> None:
 )
 def test_does_more_than_forward(body: str) -> None:
     assert not only_forwards(f(body), "f", "aux")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return xs",
+        "return k",
+        "return 7",
+        "return [xs, (k, 1)], {'xs': xs}",
+        "y = xs\nz, *w = y, k\nreturn w",
+        "yield xs",
+        "return lambda: xs",
+        "'Documented.'\nreturn xs",
+        "return len('abc') + 1",
+        "import math\nreturn math.pi",
+    ],
+)
+def test_does_nothing(body: str) -> None:
+    assert does_nothing(f(body), "f")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "return xs[0]",
+        "return -k",
+        "return list(xs)",
+        "return xs.copy()",
+        "return xs if k else 0",
+        "return [x for x in xs]",
+        "n = 0\nwhile True:\n    yield n\n    n += 1",
+        "return lambda x: x + 1",
+        "def g(x):\n    return x + 1\nreturn g",
+    ],
+)
+def test_does_something(body: str) -> None:
+    assert not does_nothing(f(body), "f")
+
+
+@pytest.mark.parametrize(
+    ("body", "call"),
+    [
+        ("return aux(xs) + 1", "aux(xs)"),
+        ("return aux((xs, 1), k=[k])[0]", "aux((xs, 1), k=[k])"),
+        ("return aux(*xs)", "aux(*xs)"),
+        ("y = aux(k)\nreturn aux(y)", "aux(k)"),
+        ("ys = xs[1:]\nreturn aux(ys)", ""),
+        ("return aux(sorted(xs))", ""),
+        ("return aux(1)", ""),
+        ("return [aux(x) for x in xs]", ""),
+        ("return sorted(xs, key=aux)", ""),
+    ],
+)
+def test_the_call_that_carries_the_parameters(body: str, call: str) -> None:
+    assert carrying_call(f(body), "f", "aux") == call
+
+
+@pytest.mark.parametrize(
+    ("body", "packs"),
+    [
+        ("return [k]", True),
+        ("if k:\n    return [xs, k]\nreturn [0, 1]", True),
+        ("return [x for x in xs]", False),
+        ("if k:\n    return [k]\nreturn xs", False),
+    ],
+)
+def test_lists_that_are_written_out(body: str, packs: bool) -> None:
+    assert packs_lists(f(body), "f") is packs
+
+
+@pytest.mark.parametrize(
+    "body", ["aux.__code__ = g.__code__\nreturn aux(xs)", "match xs:\n    case {**aux}:\n        return aux"]
+)
+def test_a_function_that_is_changed_is_not_the_partners(body: str) -> None:
+    assert use_of(f(body), "aux") == "none"
 
 
 @given(

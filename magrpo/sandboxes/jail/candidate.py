@@ -47,7 +47,6 @@ class Watch:
             self.calls += outermost
             return Hidden() if outermost and self.hide else result
 
-        watched.__watched__ = True  # type: ignore[attr-defined]
         return watched
 
 
@@ -83,9 +82,9 @@ class Program:
     def __init__(self, source: str, entry_point: str, watch: str) -> None:
         self.entry_point, self.watch = entry_point, watch
         tree = ast.parse(source, "<program>")
-        for node in tree.body:
-            if isinstance(node, ast.FunctionDef) and node.name == watch:
-                node.decorator_list.insert(0, ast.copy_location(ast.Name("__watch__", ast.Load()), node))
+        bound = [i for i, node in enumerate(tree.body, start=1) if watch in names_bound(node)]
+        if bound:  # what takes the name later on, by other means than these, is another function and is not watched
+            tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
         self.tracer = Watch()
         self.function = self._load(self.tracer)
@@ -95,11 +94,15 @@ class Program:
         sys.modules[MODULE] = module  # dataclasses look their module up
         random.seed(0)
         module.__dict__["__builtins__"] = builtins
-        module.__dict__["__watch__"] = tracer
+
+        def begin() -> None:
+            del module.__dict__["__watch__"]
+            watched = module.__dict__.get(self.watch)
+            if callable(watched):
+                module.__dict__[self.watch] = tracer(watched)
+
+        module.__dict__["__watch__"] = begin
         exec(self.code, module.__dict__)  # the one purpose of this process
-        watched = module.__dict__.get(self.watch)
-        if callable(watched) and not hasattr(watched, "__watched__"):
-            module.__dict__[self.watch] = tracer(watched)
         return module.__dict__[self.entry_point]
 
     def call(self, args: Any, kwargs: Any) -> list[Any]:
@@ -139,6 +142,19 @@ class Program:
             tracer.running = False
         after = wire.encode(arguments)
         return ["ok", value, None if after == args else after, tracer.calls]
+
+
+def names_bound(statement: ast.stmt) -> set[str]:
+    """Names that a top-level statement defines, imports or assigns to."""
+    names: set[str] = set()
+    for node in ast.walk(statement):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, ast.alias):
+            names.add((node.asname or node.name).partition(".")[0])
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
 
 
 def comparable(answer: list[Any]) -> list[Any]:

@@ -1,0 +1,113 @@
+"""Functions for variants of a program, which find out whether helper and main both do some of the work.
+
+Their source is copied into the variants, which run in the sandbox and nowhere else. So each is complete in itself, its
+imports included, and nothing protects it from the program around it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any
+
+from magrpo.rewards.program import Module
+
+
+@lru_cache
+def module_of(function: Callable[..., Any], call: str) -> Module:
+    """A module that defines one of the functions below and then runs the statement ``call``."""
+    return Module(("from __future__ import annotations",), f"{inspect.getsource(function)}\n\n{call}")
+
+
+def first_argument(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of ``replaced``: a function that returns its first argument.
+
+    A function among its arguments is called with the others: helping to call what main wrote is no work either.
+    """
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        given = [*args, *kwargs.values()]
+        functions = [value for value in given if callable(value)]
+        others = [value for value in given if not callable(value)]
+        return functions[0](*others) if functions else [*others, None][0]
+
+    return stand_in
+
+
+def first_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of ``replaced``: a function that returns for ever what ``replaced`` returned first.
+
+    Raises TypeError where that can only be called or iterated over: its work is not done yet.
+    """
+    from copy import deepcopy
+
+    results: list[Any] = []
+    running: list[bool] = []
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if running:  # it calls itself
+            return replaced(*args, **kwargs)
+        if not results:
+            running.append(True)
+            try:
+                result = replaced(*args, **kwargs)
+            finally:
+                running.clear()
+            if callable(result):
+                raise TypeError("a function does its work when it is called: it is no constant")
+            results.append(deepcopy(result))
+        return deepcopy(results[0])
+
+    return stand_in
+
+
+def unpacker(main: Callable[..., Any], packs_lists: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """``keep`` and ``unpack``: what the helper returned, without what it is packed in.
+
+    ``keep(*args)`` copies the arguments of ``main``. ``unpack(kept, value)`` gives the part of ``value`` that was what
+    ``main`` returns in this and every earlier call; ``value`` itself if there is none. Parts are those of tuples, small
+    dicts, objects, functions without parameters, iterators and containers of one item, and of lists of any length if
+    ``packs_lists``; a list of another length may be data that ``main`` has to choose from.
+    """
+    from copy import deepcopy
+    from itertools import chain, islice
+
+    most, depth = 16, 3
+    candidates: list[tuple[Any, ...]] | None = None
+
+    def items(value: Any) -> list[tuple[Any, Any]]:
+        if isinstance(value, dict):
+            return list(value.items()) if len(value) <= most else []
+        if isinstance(value, (tuple, list, set, frozenset)):
+            record = isinstance(value, tuple) or (packs_lists and isinstance(value, list)) or len(value) == 1
+            return list(enumerate(value)) if record and len(value) <= most else []
+        if callable(value):
+            code = getattr(value, "__code__", None)
+            return [("()", value())] if code is not None and code.co_argcount == 0 else []
+        return list(vars(value).items())[:most] if hasattr(value, "__dict__") else []
+
+    def parts(value: Any, path: tuple[Any, ...] = ()) -> dict[tuple[Any, ...], Any]:
+        found = {path: value}
+        for key, item in items(value) if len(path) < depth else []:
+            found |= parts(item, (*path, key))
+        return found
+
+    def keep(*args: Any, **kwargs: Any) -> Any:
+        return deepcopy((args, kwargs))
+
+    def unpack(kept: Any, value: Any) -> Any:
+        nonlocal candidates
+        if hasattr(value, "__next__"):
+            first = list(islice(value, 2))
+            value = first if len(first) == 1 else chain(first, value)
+        found = parts(value)
+        if len(found) == 1:
+            return value
+        answer = main(*kept[0], **kept[1])
+        candidates = [
+            path for path in (found if candidates is None else candidates) if path in found and found[path] == answer
+        ]
+        return found[candidates[0]] if candidates else value
+
+    return keep, unpack

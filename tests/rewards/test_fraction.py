@@ -1,0 +1,42 @@
+"""What share of the maximum a joint reward is, whatever ``scale`` and ``shift`` the training gives it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from magrpo.config import load_config
+from magrpo.registry import ConfigError
+from magrpo.rewards.coding import CodingReward
+from magrpo.rewards.common import ScaledReward
+from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.team import TeamReward
+from magrpo.rewards.writing import WritingReward
+
+CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
+REWARDS = (CodingReward, SoloReward, TeamReward, WritingReward)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("shift", [0.0, -2.0, -4.0, 3.0])
+@pytest.mark.parametrize("scale", [1.0, 0.5, 2.0])
+def test_shift_and_scale_leave_the_share_alone(reward: type[ScaledReward], shift: float, scale: float) -> None:
+    plugin = reward(scale=scale, shift=shift)
+    largest = sum(plugin.maxima.values())
+    for share in (0.0, 0.75, 1.0):
+        assert plugin.fraction(scale * share * largest + shift) == pytest.approx(share)
+
+
+@pytest.mark.parametrize("reward", REWARDS)
+@pytest.mark.parametrize("unusable", [{"scale": 0.0}, {"scale": -1.0}, {"scale": math.inf}, {"shift": math.nan}])
+def test_a_scale_that_tells_nothing_apart_is_refused(reward: type[ScaledReward], unusable: dict[str, float]) -> None:
+    with pytest.raises(ValidationError):
+        reward(**unusable)
+
+
+def test_the_message_names_the_key_and_the_remedy() -> None:
+    with pytest.raises(ConfigError, match=r"reward\.scale: Input should be greater than 0, got 0"):
+        load_config(CONFIG, ["reward.scale=0"])
