@@ -33,7 +33,7 @@ EVALUATION = "evaluation.json"
 """The file of a version with what the gate compares."""
 _SEED = 0
 """Of the resampling, as in ``magrpo compare``."""
-_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "termination_threshold")
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Makes a context that calls a function if what is done inside it fails."""
