@@ -36,7 +36,7 @@ class Texts(Plugin):
     hub_test_split: str = "test"
     """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of a file's texts held out, chosen by a hash of their task_id."""
+    """Share of a file's texts held out, chosen by a hash of the text."""
     num_train: int = Field(1000, ge=1)
     """The most texts to train on, the first ones."""
     num_test: int = Field(1000, ge=1)
