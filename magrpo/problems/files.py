@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.problems.rows import Row, halves, one_line, read_rows
 from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Problem, Split
 
@@ -85,7 +85,7 @@ def _distinct(problems: Sequence[Problem]) -> list[Problem]:
 
 
 def _content(problem: Problem) -> tuple[str, ...]:
-    return tuple(" ".join(text.split()) for text in (problem.prompt, problem.test, problem.hidden_test))
+    return tuple(one_line(text) for text in (problem.prompt, problem.test, problem.hidden_test))
 
 
 def head(function: ast.FunctionDef) -> str:

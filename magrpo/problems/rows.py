@@ -73,6 +73,11 @@ def read_rows(source: str, split: str) -> list[Row]:
     return rows
 
 
+def one_line(text: str) -> str:
+    """The words of a text with single spaces between them: equal for texts that differ in white space only."""
+    return " ".join(text.split())
+
+
 def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
     """``train`` and ``test``, the order kept: by a hash of their content, ``test_frac`` of the problems are held out.
 
@@ -88,7 +93,7 @@ def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[S
     number = round(test_frac * len(problems))
     alike: dict[str, list[str]] = {}
     for problem in problems:
-        alike.setdefault(" ".join(problem.prompt.split()), []).append(problem.task_id)
+        alike.setdefault(one_line(problem.prompt), []).append(problem.task_id)
     held_out: set[str] = set()
     for content in sorted(alike, key=lambda content: derive_seed("split", content)):
         if len(held_out) < number:
