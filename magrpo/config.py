@@ -188,7 +188,10 @@ class EvalConfig(Section):
     num_samples: int = Field(4, ge=1)
     """Joint trajectories sampled for each problem."""
     max_problems: int | None = Field(None, ge=1)
-    """Evaluate at most this many problems of each split, the first ones. None: all."""
+    """Evaluate at most this many problems of each split, spread evenly over its levels or topics. None: all."""
+    stop_above: float | None = None
+    """In several turns: end a trajectory where its reward exceeds this, in reward units. An oracle: the reward counts
+    hidden tests, which nobody knows where agents are used. None: all turns are taken."""
     seed: int = Field(1234, ge=0)
     """Seed of the evaluation's sampling: the same in every run, so that runs can be compared."""
 
@@ -243,6 +246,17 @@ class BaselineRow(Section):
     """Longest completion, in tokens."""
     votes: Literal["none", "majority", "best"] = "none"
     """One answer of several: by ``majority`` of what they do on the tests' inputs, or the ``best`` by the reward."""
+    stop_above: float | None = None
+    """End a trajectory where its reward exceeds this, in reward units: an oracle. None: all turns are taken."""
+    max_tries: int = Field(1, ge=1)
+    """Start at the problem again, without feedback, until a reward exceeds ``stop_above``: at most this many times in
+    all. The last try counts, with the tokens of all."""
+
+    @model_validator(mode="after")
+    def _tries_end(self) -> BaselineRow:
+        if self.max_tries > 1 and (self.stop_above is None or self.votes != "none"):
+            raise ValueError("max_tries needs stop_above, which says when a try is good enough, and excludes votes")
+        return self
 
 
 class BaselinesConfig(Section):
@@ -253,7 +267,7 @@ class BaselinesConfig(Section):
     left_out: dict[str, str] = Field(default_factory=dict)
     """Rows that cannot be made, with the reason."""
     timed_problems: int = Field(16, ge=1)
-    """Held-out problems that each row answers one at a time, to measure the response time."""
+    """Held-out problems that each row answers one at a time, to measure the response time; of all levels alike."""
 
 
 class NotifyConfig(Section):

@@ -215,7 +215,8 @@ class RolloutGroup(Generic[T]):
 
     ``prompts``, ``actions`` and the joint actions hold the agents that act at this turn; the others wait.
     ``path`` holds the index of the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0.
-    ``history`` has one entry per element of ``path``. Dicts are keyed by agent name, in the order of the config.
+    ``history`` has one entry per element of ``path``, but for trajectories that try again: then it holds the turns of
+    the latest try, the path those of all tries. Dicts are keyed by agent name, in the order of the config.
     """
 
     problem: Problem

@@ -254,7 +254,9 @@ def _how(rows: Sequence[Measured]) -> Section:
         env = ", ".join(f"{key} {value}" for key, value in row.row.env.model_dump().items() if value is not None)
         agents = "; ".join(f"{agent.role}: {agent.start_from or 'untrained'}" for agent in row.row.agents)
         votes = "" if row.row.votes == "none" else f"; one of several by {row.row.votes}"
-        lines.append((row.row.name, row.row.title, env, agents + votes, str(row.row.max_new_tokens)))
+        stop = "" if row.row.stop_above is None else f"; oracle: stops above a reward of {row.row.stop_above:g}"
+        tries = "" if row.row.max_tries == 1 else f", at most {row.row.max_tries} tries"
+        lines.append((row.row.name, row.row.title, env, agents + votes + stop + tries, str(row.row.max_new_tokens)))
     columns = ("name", "row", "environment", "agents", "most tokens of a completion")
     return Section("How the rows are made", columns, lines, text=True)
 

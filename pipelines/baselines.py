@@ -127,6 +127,9 @@ class Baseline:
     """The rewards, by ``kind``, that it can stand beside; none named: any."""
     blind: bool = False
     """Its agents act at once, also where those of the run take turns."""
+    oracle: Literal["none", "stop", "retry"] = "none"
+    """``stop``: end a trajectory where its reward exceeds ``eval.stop_above``; None: where it is the largest.
+    ``retry``: the same, and start again where it does not, until there are as many tries as the run has turns."""
 
 
 CODING = ("coding", "solo", "team")
@@ -142,6 +145,8 @@ BASELINES: dict[str, Baseline] = {
     "magrpo": Baseline("MAGRPO", _run),
     "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
     "two_turns": Baseline("MAGRPO, two turns", _run, {"num_turns": 2}),
+    "oracle_stop": Baseline("MAGRPO, oracle stop", _run, oracle="stop"),
+    "retry": Baseline("MAGRPO, one turn, retry (oracle)", _run, {"num_turns": 1}, oracle="retry"),
     "voting": Baseline("voting, single agent", _untrained, SOLO, {"kind": "solo"}, "majority", CODING),
     "best_of": Baseline("best of k, single agent (oracle)", _untrained, SOLO, {"kind": "solo"}, "best", CODING),
     "swap": Baseline("cross-play: roles exchanged", _swap),
@@ -199,6 +204,9 @@ def _rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
     at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
     env = _changed("env", config.env, {**entry.env, **at_once})
     roles = env.roles()
+    num_turns = config.env.num_turns
+    if entry.oracle != "none" and num_turns == 1:
+        raise LeftOut("the run takes one turn: there is none to stop before, or to replace by another try")
     for suffix, title, seats in entry.seating(teams, roles):
         yield BaselineRow(
             name=name + suffix,
@@ -209,7 +217,18 @@ def _rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
             # One agent alone may write as much as all agents together.
             max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
             votes=entry.votes,
+            stop_above=None if entry.oracle == "none" else _oracle_threshold(config),
+            max_tries=num_turns if entry.oracle == "retry" else 1,
         )
+
+
+def _oracle_threshold(config: RunConfig) -> float:
+    """The reward above which an oracle stops: ``eval.stop_above``, else just below the largest reward."""
+    if config.eval.stop_above is not None:
+        return config.eval.stop_above
+    least = float(config.reward.fraction(0.0))
+    unit = float(config.reward.fraction(1.0)) - least  # a fraction is linear in the reward
+    return (1 - 1e-6 - least) / unit
 
 
 def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:

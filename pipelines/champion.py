@@ -90,21 +90,27 @@ def fetch(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
     return folder
 
 
-def challenge(store: RunStore, config: RunConfig, champion: Path, number: int) -> RunStore:
-    """A run that evaluates the version in the folder ``champion`` as ``config`` evaluates: made, or found.
+def challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
+    """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
+
+    ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
+    which has no ``config.json``.
 
     Raises:
         ConfigError: its agents do not fit the environment of ``config``.
     """
-    name = f"{store.run_id}-champion-{number}"
+    name = f"{store.run_id}-{suffix}"
     root = store.path.parent
     if (root / name / "config.json").exists():
         return RunStore.open(root, name)
-    theirs = json.loads((champion / "config.json").read_text(encoding="utf-8"))
     tree: dict[str, Any] = json.loads(config.resolved())
-    tree |= {"agents": theirs["agents"], "lora": theirs["lora"], "root": str(root)}
+    described = team / "config.json"
+    if described.exists():
+        theirs = json.loads(described.read_text(encoding="utf-8"))
+        tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
+    tree["root"] = str(root)
     for agent in tree["agents"]:
-        agent["start_from"] = str(champion / agent["name"])
+        agent["start_from"] = str(team / agent["name"])
     tree["train"]["num_iterations"] = 0
     tree["registry"] = RegistryConfig().model_dump()
     evaluation = RunStore.create(validated(RunConfig, tree, [], f"version {number}"), name)

@@ -295,7 +295,8 @@ def _spent(run: Compared) -> dict[str, str]:
         gpus += metrics.get("start/gpus", 0.0)
     spent = sum(seconds.values())
     hours = f"{gpus * spent / 3600:.2f}"
-    evaluated = sum(row.response_tokens for report in run.reports for row in report.rows)
+    # Runs evaluated before generated_tokens was recorded have 0 there, and had one turn counted.
+    evaluated = sum(row.generated_tokens or row.response_tokens for report in run.reports for row in report.rows)
     counts = {f"{title}, training": f"{getattr(run.budgets[-1], unit):,}" for unit, title in UNITS.items()}
     counts["tokens generated, evaluation"] = f"{evaluated:,}"
     return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(spent), "GPU-hours": hours}

@@ -1,9 +1,11 @@
 """What follows a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
-The gate: the run's last evaluation against the champion's on the same held-out problems, sampled alike. The team is
-promoted if the paired bootstrap interval of the difference of returns lies above 0, or if there is no champion. All of
-it may be done again: a version is registered once for a run's weights, and what was decided is committed in the run
-directory like the output of a stage. Imports no prefect.
+The gate: the run's last evaluation against the champion's on the same held-out problems, sampled alike; then, if the
+team is better, both on fresh samples (:mod:`pipelines.gate`). A team is promoted if it is better both times, or if
+there is no champion. All of it may be done again: a version is registered once for a run's weights, evaluations for the
+gate are runs of their own, and what was decided is committed in the run directory like the output of a stage.
+
+Imports no prefect.
 """
 
 from __future__ import annotations
@@ -15,25 +17,23 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from magrpo.algo.stats import bootstrap_interval
 from magrpo.config import RunConfig
 from magrpo.registry import ConfigError
-from magrpo.report import signed
+from magrpo.seeds import derive_seed
 from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, Pointer, RunStore, digest
 from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
 from magrpo.types import HEADLINE
 from pipelines.chain import Outcome
 from pipelines.champion import challenge, fetch, started_from
+from pipelines.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from pipelines.session import load_report, problem_returns
 
 log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
 """The file of a version with what the gate compares."""
-_SEED = 0
-"""Of the resampling, as in ``magrpo compare``."""
-_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens", "termination_threshold")
+_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Makes a context that calls a function if what is done inside it fails."""
@@ -194,10 +194,21 @@ class _Gate:
             again = verdict(True, champion.tags["reason"])
             return replace(again, champion=None if before == "none" else int(before))
         try:
-            theirs, how = self._returns_of(champion)
+            return verdict(*self._compare(version, champion))
         except ConfigError as error:
             return verdict(False, f"the champion, version {champion.number}, cannot be evaluated here: {error}")
-        return verdict(*_compare(self._own_returns(), theirs, champion.number, how))
+
+    def _compare(self, version: Version, champion: Version) -> tuple[bool, str]:
+        """Whether the team is better than the champion, twice, and a sentence with the figures."""
+        theirs, how = self._returns_of(champion)
+        lead = lead_over(self._own_returns(), theirs, FIRST)
+        if lead is None:
+            return False, f"version {champion.number} has no evaluated problem in common with it{how}"
+        reason = f"the return differs from that of version {champion.number} {lead}{how}"
+        if not lead.passes:
+            return False, reason
+        fresh, how = self._lead_on_fresh_samples(version, champion)
+        return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'of no problem'}{how}"
 
     def _own_returns(self) -> dict[str, float]:
         report = load_report(self.store, self.outcome.evaluations[self.config.train.num_iterations])
@@ -208,23 +219,32 @@ class _Gate:
         facts = json.loads(self.registry.read(champion, EVALUATION))
         if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
             return facts["returns"], ""
-        evaluation = challenge(self.store, self.config, fetch(self.store, self.registry, champion), champion.number)
-        report = load_report(evaluation, self.evaluate(evaluation.run_id).evaluations[0])
+        folder = fetch(self.store, self.registry, champion)
+        evaluation = challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
-        return problem_returns(report, HEADLINE, self.config.reward), how
+        return self._evaluated(evaluation), how
 
+    def _lead_on_fresh_samples(self, version: Version, champion: Version) -> tuple[Lead | None, str]:
+        """The team's lead over the champion with a seed that no evaluation has had, and where it was measured.
 
-def _compare(ours: Mapping[str, float], theirs: Mapping[str, float], champion: int, how: str) -> tuple[bool, str]:
-    """Whether the interval of the difference lies above 0, and a sentence with the figures."""
-    same = [task_id for task_id in ours if task_id in theirs]  # a problem on which the sandbox failed is in neither
-    if not same:
-        return False, f"version {champion} has no evaluated problem in common with it{how}"
-    difference = bootstrap_interval([[ours[task_id] - theirs[task_id]] for task_id in same], _SEED)
-    lies = "above" if difference.low > 0 else "not above"
-    return difference.low > 0, (
-        f"the return differs from that of version {champion} by {signed(difference)} points of percent on {len(same)} "
-        f"held-out problems, an interval {lies} 0{how}"
-    )
+        Each is evaluated in a run of its own; one that an earlier process began is gone on with.
+        """
+        asked = self.config.eval
+        seed = derive_seed("confirm", self.store.run_id, version.number, champion.number)
+        fresh = asked.model_copy(update={"seed": seed, "num_samples": FRESH_SAMPLES * asked.num_samples})
+        config = self.config.model_copy(update={"eval": fresh})
+        ours, theirs = version.number, champion.number
+        weights = self.store.folder(self.outcome.checkpoint) / "weights"
+        team = challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
+        folder = fetch(self.store, self.registry, champion)
+        other = challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
+        lead = lead_over(self._evaluated(team), self._evaluated(other), CONFIRMATION)
+        return lead, f", in runs {team.run_id} and {other.run_id}"
+
+    def _evaluated(self, run: RunStore) -> dict[str, float]:
+        """The return on each problem in a run of no iterations, gone through if it is not done."""
+        report = load_report(run, self.evaluate(run.run_id).evaluations[0])
+        return problem_returns(report, HEADLINE, self.config.reward)
 
 
 def _verdict(promotion: Promotion) -> dict[str, str]:

@@ -25,8 +25,12 @@ def pass_at_k(n: int, c: int, k: int) -> float:
     return 1.0 - math.comb(n - c, k) / math.comb(n, k)
 
 
-def bootstrap_interval(values_per_problem: Sequence[Sequence[float]], seed: int, num_resamples: int = 1000) -> Interval:
-    """The mean over problems of each problem's mean, with a 95 % percentile bootstrap interval.
+def bootstrap_interval(
+    values_per_problem: Sequence[Sequence[float]], seed: int, num_resamples: int = 1000, tail: float = 2.5
+) -> Interval:
+    """The mean over problems of each problem's mean, with a percentile bootstrap interval, by default of 95 %.
+
+    ``tail``: percent of the resampled means beyond each end of the interval.
 
     Problems are resampled, not the values of a problem: what varies between evaluations of new problems is the
     problems. Problems may hold different numbers of values; each weighs the same. The same unit as the values.
@@ -35,7 +39,7 @@ def bootstrap_interval(values_per_problem: Sequence[Sequence[float]], seed: int,
     assert all(len(values) for values in values_per_problem), "a problem without values has no mean"
     means = np.array([math.fsum(values) / len(values) for values in values_per_problem])  # (P,)
     picks = np.random.default_rng(seed).integers(len(means), size=(num_resamples, len(means)))  # (R, P)
-    low, high = np.percentile(means[picks].mean(axis=1), [2.5, 97.5])
+    low, high = np.percentile(means[picks].mean(axis=1), [tail, 100 - tail])
     return Interval(float(means.mean()), float(low), float(high))
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import ast
 import logging
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.problems.rows import Row, halves, one_line, read_rows
 from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Problem, Split
 
@@ -31,7 +32,7 @@ class FileProblems(Plugin):
     hub_split: str = "test"
     """Split to read of a hub id."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of the problems held out, chosen by a hash of their task_id."""
+    """Share of the problems held out, chosen by a hash of their prompt."""
 
     @abstractmethod
     def parse(self, row: Row) -> Problem | None:
@@ -43,6 +44,8 @@ class FileProblems(Plugin):
 
     def load(self) -> dict[Split, list[Problem]]:
         """``train`` and ``test``; warns where training would use a public benchmark's test problems.
+
+        Of problems with the same prompt, tests and hidden tests the first is kept, with a warning.
 
         Raises:
             ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
@@ -57,6 +60,7 @@ class FileProblems(Plugin):
                 len(rows) - len(problems),
                 len(rows),
             )
+        problems = _distinct(problems)
         splits = halves(problems, self.test_frac, self.source)
         if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
             log.warning(
@@ -67,6 +71,21 @@ class FileProblems(Plugin):
                 self.benchmark,
             )
         return splits
+
+
+def _distinct(problems: Sequence[Problem]) -> list[Problem]:
+    """The first of problems with one content, white space aside; one ``task_id`` twice stays, to be refused."""
+    ids: dict[tuple[str, ...], str] = {}
+    for problem in problems:
+        ids.setdefault(_content(problem), problem.task_id)
+    kept = [problem for problem in problems if ids[_content(problem)] == problem.task_id]
+    if len(kept) < len(problems):
+        log.warning("%d problems are left out: others have the same prompt and tests", len(problems) - len(kept))
+    return kept
+
+
+def _content(problem: Problem) -> tuple[str, ...]:
+    return tuple(one_line(text) for text in (problem.prompt, problem.test, problem.hidden_test))
 
 
 def head(function: ast.FunctionDef) -> str:

@@ -73,8 +73,16 @@ def read_rows(source: str, split: str) -> list[Row]:
     return rows
 
 
+def one_line(text: str) -> str:
+    """The words of a text with single spaces between them: equal for texts that differ in white space only."""
+    return " ".join(text.split())
+
+
 def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
-    """``train`` and ``test``, the order kept: by a hash of ``task_id``, ``test_frac`` of the problems are held out.
+    """``train`` and ``test``, the order kept: by a hash of their content, ``test_frac`` of the problems are held out.
+
+    The content is the prompt, white space aside: problems that ask the same are in one split whatever their ids, their
+    tests and their place in the file. Where there are such, the held-out share can be larger by less than one group.
 
     Raises:
         ConfigError: a ``task_id`` occurs twice, or a split would be empty.
@@ -83,11 +91,17 @@ def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[S
     if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
         raise ConfigError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
     number = round(test_frac * len(problems))
-    if not 0 < number < len(problems):
+    alike: dict[str, list[str]] = {}
+    for problem in problems:
+        alike.setdefault(one_line(problem.prompt), []).append(problem.task_id)
+    held_out: set[str] = set()
+    for content in sorted(alike, key=lambda content: derive_seed("split", content)):
+        if len(held_out) < number:
+            held_out.update(alike[content])
+    if not 0 < len(held_out) < len(problems):
         raise ConfigError(
             f"problems.test_frac: {test_frac} of {len(problems)} problems leaves a split empty; choose another fraction"
         )
-    held_out = set(sorted(ids, key=lambda name: derive_seed("split", name))[:number])
     return {
         "train": [problem for problem in problems if problem.task_id not in held_out],
         "test": [problem for problem in problems if problem.task_id in held_out],

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.problems.rows import Row, halves, read_rows
+from magrpo.problems.rows import Row, halves, one_line, read_rows
 from magrpo.registry import ConfigError, Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
@@ -23,7 +23,7 @@ _TLDR = re.compile(r"\s*TL;DR:?\s*$")
 
 
 class Texts(Plugin):
-    """Texts of a hub set or a file; a text that occurs twice counts once. The splits never share a text."""
+    """Texts of a hub set or a file; a text that occurs twice, white space aside, counts once, in one split."""
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
@@ -36,7 +36,7 @@ class Texts(Plugin):
     hub_test_split: str = "test"
     """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of a file's texts held out, chosen by a hash of their task_id."""
+    """Share of a file's texts held out, chosen by a hash of the text."""
     num_train: int = Field(1000, ge=1)
     """The most texts to train on, the first ones."""
     num_test: int = Field(1000, ge=1)
@@ -58,8 +58,9 @@ class Texts(Plugin):
             splits = halves(problems, self.test_frac, self.source)
         else:
             held_out = self._problems(self.hub_test_split)
-            known = {problem.prompt for problem in held_out}
-            splits = {"train": [problem for problem in problems if problem.prompt not in known], "test": held_out}
+            known = {one_line(problem.prompt) for problem in held_out}
+            unknown = [problem for problem in problems if one_line(problem.prompt) not in known]
+            splits = {"train": unknown, "test": held_out}
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
     @property
@@ -73,7 +74,7 @@ class Texts(Plugin):
         for row in read_rows(self.where, split):
             problem = self._parse(row)
             if self.min_words <= len(problem.prompt.split()) <= self.max_words:
-                problems.setdefault(problem.prompt, problem)
+                problems.setdefault(one_line(problem.prompt), problem)
         if not problems:
             raise ConfigError(
                 f"{self.source}: no text has {self.min_words} to {self.max_words} words; see problems.min_words and "

@@ -10,12 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
 from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
 from magrpo.interfaces import Engine, Progress
-from magrpo.stages.evaluate import eval_rows, held_out, summarise
+from magrpo.stages.evaluate import eval_rows, held_out, spread_problems, summarise
 from magrpo.stages.play import Arena, play
 from magrpo.stages.rollout import sampling_params
 from magrpo.stages.score import score_texts
@@ -49,28 +50,31 @@ def baseline(
 ) -> tuple[EvalReport, list[TimedAnswer]]:
     """Evaluate the weights that the engine holds as ``row`` says; and the time of answers asked for one at a time.
 
-    Every trajectory takes all its turns. ``num_votes`` answers are drawn for one vote; rows that vote have no greedy
-    mode, in which all answers would be the same. The first ``timed_problems`` problems of ``test`` are timed, after
-    one that is not.
+    Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). ``num_votes``
+    answers are drawn for one vote; rows that vote or try again have no greedy mode, in which all answers would be the
+    same. ``timed_problems`` problems of ``test``, evenly spread over levels, are timed, after one that is not.
     """
     clock = Clock(arena.engine)
     arena = replace(arena, engine=clock)
-    rollout_config = rollout_config.model_copy(update={"termination_threshold": None})
     per_trajectory = num_votes if row.votes != "none" else 1
     sampled = replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens)
     modes: dict[Mode, tuple[SamplingParams, int]] = {"sampled": (sampled, config.num_samples * per_trajectory)}
-    if row.votes == "none":
+    if row.votes == "none" and row.max_tries == 1:
         modes["greedy"] = (SamplingParams(temperature=0.0, max_new_tokens=row.max_new_tokens), 1)
     starts = held_out(splits, config, modes)
-    rows = eval_rows(play(arena, row, starts, rollout_config, config.seed), row.reward)
+    play_from = partial(
+        play, arena, row, config=rollout_config, seed=config.seed, stop_above=row.stop_above, max_tries=row.max_tries
+    )
+    rows = eval_rows(play_from(starts), row.reward)
     if row.votes != "none":
         rows = vote(rows, num_votes, None if row.votes == "best" else behaviour(rows, row, splits, arena))
-    first = [start for start in starts if (start.split, start.mode) == ("test", "sampled")]
+    by_task = {s.node.problem.task_id: s for s in starts if (s.split, s.mode) == ("test", "sampled")}
+    chosen = spread_problems([start.node.problem for start in by_task.values()], timed_problems)
     timed = []
-    for start in [*first[:1], *first[:timed_problems]]:
+    for start in [by_task[problem.task_id] for problem in [chosen[0], *chosen]]:
         clock.restart()
         alone = replace(start, node=replace(start.node, group_size=per_trajectory))
-        play(arena, row, [alone], rollout_config, config.seed)
+        play_from([alone])
         timed.append(TimedAnswer(start.node.problem.task_id, clock.seconds, clock.tokens))
     return EvalReport(0, tuple(rows), summarise(rows, row.reward, config.seed)), timed[1:]
 

@@ -30,13 +30,14 @@ def evaluate(
 ) -> tuple[EvalReport, list[Trajectory]]:
     """Evaluate the weights the engine holds on every split but ``train``; the first trajectories of each problem.
 
-    The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. The trajectories
+    The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. They take all
+    turns unless ``config.stop_above``, an oracle, ends them earlier. The trajectories
     returned are one for each problem and mode, those on which the sandbox failed included.
     """
     sampled = sampling_params(rollout_config)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
     starts = held_out(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
-    trajectories = play(arena, game, starts, rollout_config, config.seed)
+    trajectories = play(arena, game, starts, rollout_config, config.seed, stop_above=config.stop_above)
     rows = eval_rows(trajectories, game.reward)
     report = EvalReport(policy_version, tuple(rows), summarise(rows, game.reward, config.seed))
     return report, [trajectory for trajectory in trajectories if trajectory.path[0] == 0]
@@ -50,9 +51,22 @@ def held_out(
         Start(split, mode, Node(problem, (), (), sampling, number))
         for split in sorted(splits)
         if split != "train"
-        for problem in splits[split][: config.max_problems]
+        for problem in spread_problems(splits[split], config.max_problems)
         for mode, (sampling, number) in modes.items()
     ]
+
+
+def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Problem]:
+    """``number`` of the problems, in their order; None, or more than there are: all of them.
+
+    They are evenly spaced in the order of the problems' tags, the middle ones of ``number`` equal shares: so each level
+    or topic is met as often as its size says, however the split is ordered.
+    """
+    if number is None or number >= len(problems):
+        return list(problems)
+    by_tags = sorted(range(len(problems)), key=lambda i: tuple(problems[i].tags.values()))
+    chosen = sorted(by_tags[(2 * i + 1) * len(problems) // (2 * number)] for i in range(number))
+    return [problems[i] for i in chosen]
 
 
 def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:

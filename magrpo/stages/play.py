@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from magrpo.config import AgentConfig, RolloutConfig
 from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
-from magrpo.stages.rollout import Node, Render, extend, rollout
+from magrpo.stages.rollout import Node, Render, extend, has_ended, rollout
 from magrpo.stages.score import Cache, ScoreStats, score
-from magrpo.types import PENDING, Mode, ScoredTurn, Split, Step, Trajectory
+from magrpo.types import Mode, Split, Step, Trajectory
 
 
 class Game(Protocol):
@@ -47,18 +47,29 @@ class Start:
     node: Node
 
 
-def play(arena: Arena, game: Game, starts: Sequence[Start], config: RolloutConfig, seed: int) -> list[Trajectory]:
+def play(
+    arena: Arena,
+    game: Game,
+    starts: Sequence[Start],
+    config: RolloutConfig,
+    seed: int,
+    *,
+    stop_above: float | None = None,
+    max_tries: int = 1,
+) -> list[Trajectory]:
     """Every trajectory from ``starts`` to its end, all of them in one engine batch a turn.
 
-    At each turn the agents that act answer once. A trajectory ends early where its reward exceeds
-    ``config.termination_threshold``, or where the sandbox failed on it: then its last turn is masked.
+    At each turn the agents that act answer once. A trajectory ends early where its reward exceeds ``stop_above``, in
+    reward units, or where the sandbox failed on it: then its last turn is masked. Of ``max_tries`` tries each takes the
+    turns of the environment and starts at the problem again, without a past; the steps are those of all tries taken.
     """
     aligned = config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
     roles = {agent.name: agent.role for agent in game.agents}
+    num_turns = game.env.num_turns
     finished: list[Trajectory] = []
     going: list[tuple[Start, tuple[Step, ...]]] = [(start, ()) for start in starts]
     while going:
-        turn = len(going[0][0].node.path)
+        turns_taken = len(going[0][1]) + 1
         groups = rollout(
             [start.node for start, _ in going],
             agents=game.agents,
@@ -75,16 +86,14 @@ def play(arena: Arena, game: Game, starts: Sequence[Start], config: RolloutConfi
         for (start, before), group in zip(going, scored, strict=True):
             for index, joint_action in enumerate(group.turns):
                 steps = (*before, Step.of(group, index))
-                if turn + 1 < game.env.num_turns and _goes_on(joint_action, config.termination_threshold):
+                goes_on = not joint_action.masked and not has_ended(joint_action, stop_above)
+                if goes_on and turns_taken < max_tries * num_turns:
                     node = extend(group, index, start.node.sampling, 1)
+                    if turns_taken % num_turns == 0:
+                        node = replace(node, history=())
                     following.append((Start(start.split, start.mode, node), steps))
                 else:
                     path = (*group.path, index)
                     finished.append(Trajectory(group.problem, start.split, start.mode, path, steps))
         going = following
     return finished
-
-
-def _goes_on(turn: ScoredTurn, threshold: float | None) -> bool:
-    ends = threshold is not None and turn.reward.total > threshold and turn.reward != PENDING
-    return not turn.masked and not ends

@@ -169,7 +169,7 @@ def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, ren
 
     Observed side by side: an environment may wait for something outside.
     """
-    acting = [[agent for agent in agents if agent.role in env.acting(len(n.path))] for n in nodes]
+    acting = [[agent for agent in agents if agent.role in env.acting(len(n.history))] for n in nodes]
     asked = [(n.problem, a.role, n.history, a.name) for n, members in zip(nodes, acting, strict=True) for a in members]
     with ThreadPoolExecutor(_OBSERVERS) as pool:
         observations = pool.map(lambda arguments: env.observe(*arguments), asked)

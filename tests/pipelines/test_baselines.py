@@ -236,6 +236,48 @@ def test_agents_that_shared_an_adapter_play_apart(root: Path) -> None:
     assert {agent.weights for agent in RunStore.open(root, "apart").config().agents} == {"lora"}
 
 
+def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path) -> None:
+    config = str(root.parent / "run.toml")
+    turns = ["env.num_turns=2", "train.num_iterations=1", "rollout.termination_threshold=-1"]
+    assert main(["train", config, *turns, "--local", "--name", "turns"]) == 0
+    arguments = ["--baselines", "magrpo,one_turn,two_turns,oracle_stop,retry", "--root", str(root), "--local"]
+    assert main(["evaluate", "turns", *arguments, "--name", "stops"]) == 0
+    rows = rows_of(root, "stops")
+    assert list(rows) == ["naive", "magrpo", "one_turn", "oracle_stop", "retry"]
+    largest = pytest.approx(2.0, abs=1e-5)
+    assert {name: (row.env.num_turns, row.stop_above, row.max_tries) for name, row in rows.items()} == {
+        "naive": (1, None, 1),
+        "magrpo": (2, None, 1),
+        "one_turn": (1, None, 1),
+        "oracle_stop": (2, largest, 1),
+        "retry": (1, largest, 2),
+    }
+    assert all(seats(rows[name]) == seats(rows["magrpo"]) for name in ("oracle_stop", "retry"))
+    played = {
+        name: {
+            (r.task_id, r.index): r
+            for r in load_report(RunStore.open(root, "stops"), {"dir": f"stages/00000/baseline.{name}", "sha": ""}).rows
+            if r.mode == "sampled"
+        }
+        for name in rows
+    }
+    for key, first in played["one_turn"].items():
+        stopped, again = played["oracle_stop"][key], played["retry"][key]
+        assert stopped.returns[0] == again.returns[0] == played["magrpo"][key].returns[0] == first.returns[0]
+        assert len(stopped.returns) == len(again.returns) == (1 if first.returns[0] == 2.0 else 2)
+        assert again.generated_tokens >= again.response_tokens
+    assert {len(row.returns) for row in played["retry"].values()} == {1, 2}
+    page = (root / "stops/stages/00000/report/baselines.md").read_text()
+    for title in ("MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"):
+        assert f"| {title} |" in page
+    assert "oracle: stops above a reward of 2, at most 2 tries" in page
+    assert main(["evaluate", "turns", *arguments, "--name", "low", "eval.stop_above=0.5"]) == 0
+    assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
+    left_out = RunStore.open(root, "table").config().baselines.left_out
+    assert left_out["retry"] == left_out["oracle_stop"]
+    assert "the run takes one turn" in left_out["retry"]
+
+
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:
     tree = json.loads(RunStore.open(root, "table").config().resolved())
     tree["baselines"]["rows"][0]["agents"][0]["name"] = "nobody"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,10 +17,12 @@ from mlflow.artifacts import download_artifacts
 from safetensors.torch import load_file
 
 from magrpo.config import ConfigError, RegistryConfig, load_config
-from magrpo.store import RunStore
+from magrpo.store import Pointer, RunStore
+from magrpo.types import EvalReport
 from pipelines.card import licence
 from pipelines.champion import RegistryError
 from pipelines.cli import main
+from pipelines.gate import FRESH_SAMPLES
 from pipelines.notices import Notices
 from pipelines.registration import Promotion, Undo, undoing
 from pipelines.runner import Result, execute
@@ -127,14 +131,47 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
     assert len(world.client.search_model_versions("name = 'once'")) == 1
 
 
-@pytest.mark.parametrize(("theirs", "promoted"), [(-1.0, True), (1.0, False)])
-def test_the_gate_opens_for_an_interval_above_zero(world: World, theirs: float, promoted: bool) -> None:
-    model = f"gate-{promoted}"
+def evaluate_champions_as(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fresh evaluations of champions give this return on every problem."""
+
+    def load(store: RunStore, pointer: Pointer) -> EvalReport:
+        report = load_report(store, pointer)
+        if not re.search(r"-champion-\d+-against-\d+$", store.run_id):
+            return report
+        return replace(report, rows=tuple(replace(row, returns=(value,)) for row in report.rows))
+
+    monkeypatch.setattr("pipelines.registration.load_report", load)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "when_fresh", "promoted"), [(-1.0, -1.0, True), (-1.0, 3.0, False), (1.0, -1.0, False)]
+)
+def test_the_gate_opens_for_intervals_above_zero_twice(
+    world: World, theirs: float, when_fresh: float, promoted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = f"gate-{theirs}-{when_fresh}"
     world.promotion("one", model)
     world.rewrite(model, 1, set_returns(theirs))
+    shutil.rmtree(world.root / "two-version-2-against-1", ignore_errors=True)
+    evaluate_champions_as(when_fresh, monkeypatch)
     result = world.finish("two", model=model, promote=True)
     assert result.promotion is not None
     assert (result.promotion.promoted, result.promotion.champion) == (promoted, 1)
+    confirmed = world.root / "two-version-2-against-1"
+    assert confirmed.exists() == (theirs < 0), "only what looks better is evaluated again"
+    if confirmed.exists():
+        ours, other, own = (
+            RunStore.open(world.root, name).config()
+            for name in ("two-version-2-against-1", "two-champion-1-against-2", "two")
+        )
+        assert ours.eval == other.eval
+        assert ours.eval.seed not in (0, own.eval.seed)
+        assert ours.eval.num_samples == FRESH_SAMPLES * own.eval.num_samples
+        assert [agent.start_from for agent in ours.agents] == [
+            result.store.folder(result.outcome.checkpoint) / "weights" / name for name in ("helper", "main")
+        ]
+        assert "on fresh samples by " in result.promotion.reason
+        assert f"a 99.8 % interval {'above' if promoted else 'not above'} 0, in runs two-" in result.promotion.reason
     assert world.champion(model) == (2 if promoted else 1)
     verdict = "promoted" if promoted else "not promoted"
     assert world.tags(model, 2)["verdict"] == verdict
@@ -157,6 +194,31 @@ def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World
     assert json.loads((evaluation.path / "start.json").read_text()) == {"model": "again", "version": 1}
 
 
+def test_a_kill_between_the_fresh_evaluations_costs_none_of_them(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "between")
+    world.rewrite("between", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
+    for name in ("two-version-2-against-1", "two-champion-1-against-2"):
+        shutil.rmtree(world.root / name, ignore_errors=True)
+    commit = RunStore.commit
+
+    def killed(store: RunStore, name: str, *rest: object) -> object:
+        if (store.run_id, name) == ("two-champion-1-against-2", "00000/evaluate"):
+            raise KeyboardInterrupt
+        return commit(store, name, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(RunStore, "commit", killed)
+    with pytest.raises(KeyboardInterrupt):
+        world.promotion("two", "between")
+    monkeypatch.setattr(RunStore, "commit", commit)
+    evaluated = world.root / "two-version-2-against-1" / "stages/00000/evaluate/_SUCCESS"
+    before = evaluated.stat().st_mtime_ns
+    assert world.champion("between") == 1
+    assert world.promotion("two", "between").promoted
+    assert evaluated.stat().st_mtime_ns == before
+    assert world.champion("between") == 2
+
+
 @pytest.mark.parametrize("undo", [undoing, in_transaction])
 def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
@@ -164,6 +226,7 @@ def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     model = f"fails-{undo.__name__}"
     world.promotion("one", model)
     world.rewrite(model, 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
     seen = []
 
     def fail(champion: Callable[[], int | None]) -> None:
@@ -184,6 +247,7 @@ def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     assert world.champion(model) == 1
     assert world.tags(model, 2)["verdict"] == "undone"
     monkeypatch.undo()
+    evaluate_champions_as(-1.0, monkeypatch)
     assert world.promotion("two", model, undo).promoted
     assert world.champion(model) == 2
 
@@ -191,6 +255,7 @@ def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
 def test_a_kill_after_the_alias_moved_loses_and_repeats_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     world.promotion("one", "killed")
     world.rewrite("killed", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
     commit = RunStore.commit
 
     def killed(store: RunStore, name: str, *rest: object) -> object:
@@ -231,7 +296,9 @@ def adapter(folder: Path) -> bytes:
     return (folder / "main" / "adapter_model.safetensors").read_bytes()
 
 
-def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_starts_from_the_champion_and_stays_with_it(
+    world: World, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.promotion("one", "start")
     result = begun(world, "from-champion", "registry.model=start")
     assert "the agents start from version 1 of start, then the champion" in capsys.readouterr().out
@@ -240,6 +307,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(world: World, capsys: 
     assert adapter(weights) == adapter(one)
     assert result.promotion is None
     world.rewrite("start", 1, set_returns(-1.0))
+    evaluate_champions_as(-1.0, monkeypatch)
     assert world.promotion("two", "start").promoted
     again = execute(world.root, "from-champion", lambda stages: stages, {})
     assert again.outcome == result.outcome

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -160,6 +161,19 @@ def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.M
     stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
     monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
     assert _spent(one)["GPU-hours"] == "0.50"
+
+
+def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
+    one = load(root, "one")
+    name, before = "tokens generated, evaluation", int(_spent(one)["tokens generated, evaluation"].replace(",", ""))
+    [first, *others] = one.reports
+    rows = len(first.rows)
+    two_turns = [replace(row, generated_tokens=row.generated_tokens + 7) for row in first.rows]
+    one.reports = [replace(first, rows=tuple(two_turns)), *others]
+    assert _spent(one)[name] == f"{before + 7 * rows:,}"
+    not_recorded = [replace(row, generated_tokens=0) for row in first.rows]
+    one.reports = [replace(first, rows=tuple(not_recorded)), *others]
+    assert _spent(one)[name] == f"{before:,}", "the last turn's, where nothing else is known"
 
 
 def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:

@@ -25,7 +25,7 @@ from magrpo.rewards.solo import SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem
-from tests.problems.test_files import jsonl
+from tests.problems.test_files import jsonl, numbered
 from tests.sandbox.conftest import open_pool
 
 STATEMENT = "Add up $n \\le 9$ numbers.\n\nThe first line is n, the second the numbers."
@@ -49,7 +49,7 @@ def lcb(number: int = 0, **changes: Any) -> dict[str, Any]:
     tests = [{"input": given, "output": expected, "testtype": "stdin"} for given, expected in PAIRS]
     whole = {
         "question_id": f"abc{number}",
-        "question_content": STATEMENT,
+        "question_content": STATEMENT + numbered(number),
         "starter_code": "",
         "difficulty": "easy" if number % 2 else "hard",
         "public_test_cases": json.dumps(tests[:1]),
@@ -77,7 +77,7 @@ def apps(number: int = 0, **changes: Any) -> dict[str, Any]:
     tests = {"inputs": [given for given, _ in PAIRS], "outputs": [expected for _, expected in PAIRS]}
     whole = {
         "problem_id": number,
-        "question": STATEMENT,
+        "question": STATEMENT + numbered(number),
         "starter_code": "",
         "difficulty": "interview" if number % 2 else "competition",
         "input_output": json.dumps(tests),
@@ -89,7 +89,7 @@ def code_contests(number: int = 0) -> dict[str, Any]:
     given, expected = zip(*PAIRS, strict=True)
     return {
         "name": f"{number}_A. Sums",
-        "description": STATEMENT,
+        "description": STATEMENT + numbered(number),
         "public_tests": {"input": given[:1], "output": expected[:1]},
         "private_tests": {"input": given[1:2], "output": expected[1:2]},
         "generated_tests": {"input": given[2:], "output": expected[2:]},

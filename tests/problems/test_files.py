@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +20,15 @@ from magrpo.types import Problem
 HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
 
 
+def numbered(number: int) -> str:
+    """What makes the text of a row one of its own; nothing for the first."""
+    return f" Row {number}." if number else ""
+
+
 def row(number: int = 0, **changes: Any) -> dict[str, Any]:
     whole = {
         "task_id": f"mine/{number}",
-        "prompt": 'def f(x):\n    """Return x."""\n',
+        "prompt": f'def f(x):\n    """Return x.{numbered(number)}"""\n',
         "entry_point": "f",
         "test": "def check(candidate):\n    assert candidate(1) == 1\n",
         "canonical_solution": "    return x\n",
@@ -103,19 +109,43 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
         read_rows("owner/script", "test")
 
 
-def test_the_split_follows_from_task_ids_alone() -> None:
-    problems = [Problem(f"p/{i}", "") for i in range(20)]
+def test_the_split_follows_from_contents_alone() -> None:
+    problems = [Problem(f"p/{i}", f"do {i}", test=f"t{i}") for i in range(20)]
     splits = halves(problems, 0.3, "x")
     assert len(splits["test"]) == 6
     assert sorted(p.task_id for part in splits.values() for p in part) == sorted(p.task_id for p in problems)
     shuffled = halves(problems[::-1], 0.3, "x")
     assert {p.task_id for p in shuffled["test"]} == {p.task_id for p in splits["test"]}
     assert [p.task_id for p in splits["train"]] == [p.task_id for p in problems if p in splits["train"]]
+    renamed = [replace(p, task_id=f"q/{i}", prompt=f"{p.prompt}\n", test="u") for i, p in enumerate(problems)]
+    assert [p.prompt.strip() for p in halves(renamed, 0.3, "x")["test"]] == [p.prompt for p in splits["test"]]
+
+
+def test_problems_that_ask_the_same_are_in_one_split() -> None:
+    problems = [Problem(f"p/{i}", f"do {i % 10}{' ' * (i // 10)}", test=f"t{i}") for i in range(30)]
+    splits = halves(problems, 0.2, "x")
+    asked = {split: {" ".join(p.prompt.split()) for p in members} for split, members in splits.items()}
+    assert not asked["train"] & asked["test"]
+    assert len(splits["test"]) == 6
+    assert {len(halves(problems, frac, "x")["test"]) for frac in (0.1, 0.14, 0.2, 0.23)} == {3, 6, 9}
+    with pytest.raises(ValueError, match="leaves a split empty"):
+        halves([Problem("a", "same"), Problem("b", " same")], 0.5, "x")
+
+
+def test_a_problem_that_is_there_twice_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    rows = [row(i, prompt=f'def f(x):\n    """Return {i}."""\n') for i in range(4)]
+    again = [{**rows[0], "task_id": "mine/again"}, {**rows[1], "task_id": "mine/other", "test": rows[1]["test"] + "#"}]
+    source = jsonl(tmp_path / "mine.jsonl", [*rows, *again])
+    splits = HumanEval(kind="humaneval", source=source).load()
+    ids = {split: {p.task_id for p in members} for split, members in splits.items()}
+    assert set.union(*ids.values()) == {f"mine/{i}" for i in range(4)} | {"mine/other"}
+    assert {"mine/1", "mine/other"} in [members & {"mine/1", "mine/other"} for members in ids.values()]
+    assert "1 problems are left out: others have the same prompt and tests" in caplog.text
 
 
 def test_a_split_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(ValueError, match=r"problems\.test_frac: 0\.2 of 2 problems leaves a split empty"):
-        halves([Problem("a", ""), Problem("b", "")], 0.2, "x")
+        halves([Problem("a", "1"), Problem("b", "2")], 0.2, "x")
     with pytest.raises(ValueError, match="x: task_id 'a' occurs more than once"):
         halves([Problem("a", ""), Problem("a", "")], 0.5, "x")
 
@@ -161,7 +191,7 @@ def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[
 def mbpp(number: int = 0, **changes: Any) -> dict[str, Any]:
     whole = {
         "task_id": number,
-        "prompt": 'Write a function to say whether a number is "round".',
+        "prompt": f'Write a function to say whether a number is "round".{numbered(number)}',
         "code": (
             "import math\r\nLIMIT = 2\r\ndef scale(n):\r\n  return n * LIMIT\r\n"
             "def check(n: int, *, k=2) -> bool:\r\n  # a comment\r\n  return scale(n) % k == 0\r\n"

@@ -21,7 +21,7 @@ def jsonl(path: Path, *rows: dict[str, Any]) -> str:
 
 def test_a_post_is_taken_apart_into_title_and_text(tmp_path: Path) -> None:
     rows = [{"prompt": POST.format(f" Day {i}."), "completion": " Slugs."} for i in range(5)]
-    rows.append({"prompt": POST.format(" Day 0.")})  # the same again
+    rows.append({"prompt": POST.format("  Day 0.")})  # the same again, but for white space
     splits = Tldr(kind="tldr", source=jsonl(tmp_path / "posts.jsonl", *rows), test_frac=0.4).load()
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 3, "test": 2}
     problem = next(p for problems in splits.values() for p in problems if "Day 0" in p.prompt)
@@ -76,7 +76,7 @@ def test_a_hub_set_has_splits_of_its_own(monkeypatch: pytest.MonkeyPatch) -> Non
     shared = {"abstract_text": f"{LONG} Shared."}
     parts = {
         "train": [{"abstract_text": f"{LONG} {i}"} for i in range(6)] + [shared],
-        "val": [{"abstract_text": f"{LONG} {i}."} for i in range(2)] + [shared],
+        "val": [{"abstract_text": f"{LONG} {i}."} for i in range(2)] + [{"abstract_text": f"{LONG}\nShared."}],
     }
     monkeypatch.setattr("datasets.load_dataset", lambda name, config, split: Dataset.from_list(parts[split]))
     splits = Arxiv(kind="arxiv").load()

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 import pytest
 
 from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
+from magrpo.registry import Plugin
 from magrpo.stages.baseline import baseline, num_votes, vote
 from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
-from tests.plugins import Env, Reward
+from tests.plugins import Env, Reward, TakingTurns
 
 SPLITS = {"train": [Problem("never", "n")], "test": [Problem("a", "easy"), Problem("b", "hard")], "ood": []}
 
@@ -22,12 +23,12 @@ def answer(request) -> str:
 
 
 def run(
-    engine: ScriptedEngine, sandbox: ScriptedSandbox | None = None, **options: object
+    engine: ScriptedEngine, env: Plugin | None = None, timed_problems: int = 2, **options: object
 ) -> tuple[EvalReport, list[TimedAnswer]]:
     row = BaselineRow(
         name="row",
         title="a row",
-        env=Env(kind="tests.plugins:Env", num_turns=2),
+        env=env or Env(kind="tests.plugins:Env", num_turns=2),
         reward=Reward(kind="tests.plugins:Reward"),
         agents=tuple(AgentConfig(name=name, role=name, model="m") for name in ("helper", "main")),
         max_new_tokens=9,
@@ -35,12 +36,19 @@ def run(
     )
     arena = Arena(
         engine=engine,
-        sandbox=sandbox or ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
+        sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
         render=render,
         cache={},
     )
-    rollout_config = RolloutConfig(termination_threshold=-1.0)
-    return baseline(arena, row, SPLITS, EvalConfig(num_samples=4), rollout_config, num_votes=3, timed_problems=2)
+    return baseline(
+        arena,
+        row,
+        SPLITS,
+        EvalConfig(num_samples=4, stop_above=-1.0),
+        RolloutConfig(termination_threshold=-1.0),
+        num_votes=3,
+        timed_problems=timed_problems,
+    )
 
 
 def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:
@@ -65,6 +73,57 @@ def test_a_row_that_votes_draws_more_and_keeps_one() -> None:
     assert timed[0].tokens == 3 * 2 * 2 * len("good")
     single, _ = run(ScriptedEngine(answer))
     assert report.summary["test/sampled"]["return"].mean >= single.summary["test/sampled"]["return"].mean
+
+
+def test_a_row_with_an_oracle_stops_where_the_reward_is_above_it() -> None:
+    engine = ScriptedEngine(lambda request: "good" if b"easy" in bytes(request.prompt_ids) else "bad")
+    report, _ = run(engine, stop_above=1.9)
+    assert [len(batch) for batch in engine.batches[:2]] == [2 * 2 * 5, 2 * 5], "the easy problem takes one turn"
+    assert {(row.task_id, len(row.returns)) for row in report.rows} == {("a", 1), ("b", 2)}
+
+
+def test_a_row_that_tries_again_starts_anew_where_the_reward_is_not_above() -> None:
+    engine = ScriptedEngine(answer)
+    once = Env(kind="tests.plugins:Env", num_turns=1)
+    report, timed = run(engine, once, stop_above=1.9, max_tries=3)
+    assert {row.mode for row in report.rows} == {"sampled"}, "greedy tries would all be the same"
+    tried = [row for row in report.rows if row.task_id == "b"]
+    assert {len(row.returns) for row in tried} > {1, 3}
+    for row in tried:
+        assert all(value <= 1.9 for value in row.returns[:-1])
+        assert row.returns[-1] > 1.9 or len(row.returns) == 3
+    [first, second, third] = [[r for r in batch if b"hard" in bytes(r.prompt_ids)] for batch in engine.batches[:3]]
+    assert [len(second), len(third)] == [2 * sum(len(row.returns) > k for row in tried) for k in (1, 2)]
+    assert {r.prompt_ids for r in [*second, *third]} == {r.prompt_ids for r in first}, "no feedback, no memory"
+    seeds = [r.seed for r in [*first, *second, *third]]
+    assert len(set(seeds)) == len(seeds), "each try is a new sample"
+    sampled = sum(len(answer(r)) for r in [*first, *second, *third])
+    assert sum(row.generated_tokens for row in tried) == sampled, "those of all tries"
+    assert timed[0].tokens == 2 * len("good")
+
+
+def test_a_try_is_as_many_turns_as_the_environment_has() -> None:
+    engine = ScriptedEngine(lambda _: "bad")
+    env = TakingTurns(kind="tests.plugins:TakingTurns")
+    report, _ = run(engine, env, stop_above=-1.0 + 1e-6, max_tries=2)
+    assert {len(row.returns) for row in report.rows} == {2}, "a helper alone has no price yet"
+    report, _ = run(engine, env, stop_above=1.9, max_tries=2)
+    assert {len(row.returns) for row in report.rows} == {4}
+    batches = engine.batches[-4:]
+    assert [{r.agent for r in batch} for batch in batches] == [{"helper"}, {"main"}] * 2
+    assert [{bytes(r.prompt_ids) for r in batch} for batch in batches[:2]] == [
+        {bytes(r.prompt_ids) for r in batch} for batch in batches[2:]
+    ]
+
+
+def test_tries_need_an_oracle_and_exclude_votes() -> None:
+    for options in ({}, {"stop_above": 1.0, "votes": "best"}):
+        with pytest.raises(ValueError, match="max_tries needs stop_above"):
+            run(ScriptedEngine(answer), max_tries=2, **options)
+
+
+def test_timed_problems_are_spread_over_the_split() -> None:
+    assert [one.task_id for one in run(ScriptedEngine(answer), timed_problems=1)[1]] == ["b"]
 
 
 def row(index: int, value: float, text: str) -> EvalRow:

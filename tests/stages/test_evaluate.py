@@ -1,16 +1,19 @@
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
+from magrpo.problems.coopcode import CoopCode
+from magrpo.problems.notes import Notes
 from magrpo.registry import ConfigError
 from magrpo.report import columns_of
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
-from magrpo.stages.evaluate import evaluate
+from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, Execution, Problem
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
@@ -24,7 +27,7 @@ SPLITS = {
 
 
 def run(
-    engine: ScriptedEngine, num_turns: int, env: type[LengthEnv] = LengthEnv, **rollout_options: float
+    engine: ScriptedEngine, num_turns: int, env: type[LengthEnv] = LengthEnv, stop_above: float | None = None
 ) -> EvalReport:
     arena = Arena(
         engine=engine,
@@ -33,9 +36,9 @@ def run(
         cache={},
     )
     game = SimpleNamespace(agents=AGENTS, env=env(num_turns), reward=PassReward())
-    report, kept = evaluate(
-        arena, game, SPLITS, EvalConfig(num_samples=4), RolloutConfig(group_size=8, **rollout_options), policy_version=3
-    )
+    config = EvalConfig(num_samples=4, stop_above=stop_above)
+    rollout_config = RolloutConfig(group_size=8, termination_threshold=-1.0)
+    report, kept = evaluate(arena, game, SPLITS, config, rollout_config, policy_version=3)
     assert len(kept) == 3 * 2, "one of each problem and mode"
     return report
 
@@ -64,6 +67,7 @@ def test_single_turn_summary_by_hand() -> None:
 
 
 def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:
+    """Whatever ends trajectories of training: the tests are no oracle of an evaluation."""
     engine = ScriptedEngine(answer)
     report = run(engine, 2)
     assert [len(batch) for batch in engine.batches] == [30, 30]
@@ -74,20 +78,45 @@ def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:
     assert (hard.response_tokens, hard.generated_tokens) == (8, 6 + 8)
 
 
-def test_a_trajectory_above_the_threshold_stops() -> None:
+def test_an_oracle_that_is_asked_for_stops_a_trajectory() -> None:
     engine = ScriptedEngine(answer)
-    report = run(engine, 2, termination_threshold=1.5)
+    report = run(engine, 2, stop_above=1.5)
     assert [len(batch) for batch in engine.batches] == [30, 10]
     assert {len(row.returns) for row in report.rows if row.task_id == "a"} == {1}
 
 
 def test_agents_that_take_turns() -> None:
     engine = ScriptedEngine(answer)
-    report = run(engine, 2, TurnsEnv, termination_threshold=-1.0)
+    report = run(engine, 2, TurnsEnv, stop_above=-1.0)
     assert [{request.agent for request in batch} for batch in engine.batches] == [{"helper"}, {"main"}]
     row = next(row for row in report.rows if row.task_id == "b" and row.mode == "greedy")
     assert row.texts == {"helper": "bad", "main": "good"}
     assert (row.returns, row.passed) == ((0.0, 2.0), (False, True))
+
+
+def test_some_problems_of_many_are_spread_over_the_split() -> None:
+    problems = [Problem(str(i), "") for i in range(10)]
+    assert [p.task_id for p in spread_problems(problems, 3)] == ["1", "5", "8"]
+    assert [p.task_id for p in spread_problems(problems, 1)] == ["5"]
+    for number in (None, 10, 11):
+        assert spread_problems(problems, number) == problems
+
+
+@pytest.mark.parametrize("number", [3, 6, 8, 15, 48])
+def test_some_problems_are_of_all_levels_alike(number: int) -> None:
+    problems = CoopCode(kind="coopcode").load()["test"]
+    chosen = spread_problems(problems, number)
+    counts = Counter(problem.tags["level"] for problem in chosen)
+    assert len({problem.task_id for problem in chosen}) == number
+    assert set(counts) == {"1", "2", "3"}
+    assert max(counts.values()) - min(counts.values()) <= 1
+    assert [problem for problem in problems if problem in chosen] == chosen, "in the order of the split"
+
+
+@pytest.mark.parametrize("number", [10, 20])
+def test_some_notes_are_of_all_topics_though_topics_alternate(number: int) -> None:
+    chosen = spread_problems(Notes(kind="notes", num_test=100).load()["test"], number)
+    assert len({problem.tags["topic"] for problem in chosen}) == 10
 
 
 def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
