@@ -109,6 +109,7 @@ def _samples(
                         advantage=next(left),
                         group=number,
                         policy_version=action.policy_version,
+                        support=action.support,
                     )
                 )
     return samples
