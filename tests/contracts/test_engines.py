@@ -194,10 +194,10 @@ TRUNCATIONS = [(3, 1.0), (0, 0.3), (20, 0.5)]
 def support_logits(policy: Policy, request: Request, action: Action) -> list[torch.Tensor]:
     """For each token the trainer's logits at the sampling temperature, -inf outside the token's support."""
     rows = trainer_logits(policy, action.agent, request.prompt_ids + action.token_ids)[len(request.prompt_ids) - 1 : -1]
-    inside = [torch.zeros_like(row).index_fill(0, torch.tensor(s), 1) for row, s in zip(rows, action.support)]
+    outside = torch.full_like(rows, -torch.inf)
     return [
-        (row / request.sampling.temperature).masked_fill(kept == 0, -torch.inf)
-        for row, kept in zip(rows, inside, strict=True)
+        row.index_copy(0, torch.tensor(support), logits[list(support)] / request.sampling.temperature)
+        for row, logits, support in zip(outside, rows, action.support, strict=True)
     ]
 
 
@@ -211,7 +211,8 @@ def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, to
         assert plain.support == ()
         assert len(action.support) == len(action.token_ids)
         rows = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
-        for row, token, support in zip(rows[len(request.prompt_ids) - 1 :], action.token_ids, action.support):
+        rows = rows[len(request.prompt_ids) - 1 : -1]
+        for row, token, support in zip(rows, action.token_ids, action.support, strict=True):
             assert token in support
             assert list(support) == sorted(set(support))
             probabilities, order = (row / 0.8).softmax(-1).sort(descending=True)
