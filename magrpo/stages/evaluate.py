@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
@@ -33,7 +34,7 @@ def evaluate(
     The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. The trajectories
     returned are one for each problem and mode, those on which the sandbox failed included.
     """
-    sampled = sampling_params(rollout_config)
+    sampled = replace(sampling_params(rollout_config), keep_support=False)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
     starts = held_out(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
     trajectories = play(arena, game, starts, rollout_config, config.seed)
