@@ -140,7 +140,7 @@ def _support(samples: Sequence[Sample]) -> Support | None:
     rows = [ids for sample in samples for ids in sample.support]
     assert len(rows) == sum(len(sample.completion_ids) for sample in samples), "all tokens have a support, or none"
     bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return Support(torch.tensor([i for ids in rows for i in ids]), bounds)
+    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32), bounds)
 
 
 def _attention(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:

@@ -251,9 +251,10 @@ def row_loss(
 def restrict_(logits: Tensor, support_ids: Tensor, support_bounds: Tensor) -> None:
     """Overwrite the logits (N, V) outside a :class:`Support` by -inf."""
     rows = torch.arange(len(logits), device=logits.device).repeat_interleave(support_bounds.diff())
-    kept = logits[rows, support_ids]
+    places = rows, support_ids.long()
+    kept = logits[places]
     logits.fill_(-torch.inf)
-    logits[rows, support_ids] = kept
+    logits[places] = kept
 
 
 def _row_loss_torch(
