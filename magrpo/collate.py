@@ -16,6 +16,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from magrpo.types import Sample
+from magrpo_kernels import Support
 
 Row = tuple[int, ...]
 """Indices of samples with the same prompt, packed behind it."""
@@ -45,6 +46,8 @@ class Batch:
     sample_weights: Float[Tensor, " N"]
     """Of the token's completion."""
     sampling_logps: Float[Tensor, " N"]
+    support: Support | None
+    """What truncation left to draw the tokens from; None where it was not kept."""
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
@@ -58,6 +61,7 @@ class Batch:
             self.advantages.to(device),
             self.sample_weights.to(device),
             self.sampling_logps.to(device),
+            None if self.support is None else Support(*(values.to(device) for values in self.support)),
         )
 
 
@@ -130,7 +134,17 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
         advantages=torch.tensor([sample.advantage for sample in chosen]).repeat_interleave(lengths),
         sample_weights=torch.tensor([sample.weight for sample in chosen]).repeat_interleave(lengths),
         sampling_logps=torch.tensor([logp for sample in chosen for logp in sample.sampling_logps]),
+        support=_support(chosen),
     )
+
+
+def _support(samples: Sequence[Sample]) -> Support | None:
+    if not any(sample.support for sample in samples):
+        return None
+    rows = [ids for sample in samples for ids in sample.support]
+    assert len(rows) == sum(len(sample.completion_ids) for sample in samples), "all tokens have a support, or none"
+    bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
+    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32), bounds)
 
 
 def _attention(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:

@@ -107,9 +107,12 @@ class RolloutConfig(Section):
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the update takes its log-probabilities at the same one."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; below 1 it biases the gradient."""
+    """Nucleus sampling; below 1 it biases the gradient unless ``keep_support`` is on."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling, 0 is off; on, it biases the gradient."""
+    """Top-k sampling, 0 is off; on, it biases the gradient unless ``keep_support`` is on."""
+    keep_support: bool = False
+    """Record which tokens ``top_p`` and ``top_k`` left to draw from, and train the policy over those, as it was
+    sampled. Changes nothing where they are off. Evaluation samples with the same ``top_p`` and records nothing."""
     max_new_tokens: int = Field(256, ge=1)
     """Longest completion, in tokens."""
 
@@ -149,7 +152,8 @@ class AlgoConfig(Section):
     beta: float = Field(0.0, ge=0)
     """Weight of the k3 KL penalty to the frozen reference policy, in the loss."""
     importance_cap: float | None = Field(None, gt=0)
-    """Truncation of the trainer-to-engine importance weight. None: no correction."""
+    """Truncation of the trainer-to-engine importance weight, for an engine of other precision; it does not correct
+    ``top_p`` and ``top_k``. None: no correction."""
     kernel: Literal["auto", "triton", "torch"] = "auto"
     """Implementation of the loss; ``auto`` is Triton on CUDA and torch elsewhere."""
 

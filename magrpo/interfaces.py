@@ -122,6 +122,8 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch.
 
+        Where ``request.sampling.records_support``, an action has its ``support`` and log-probabilities over it.
+
         Raises:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
             EngineError: the engine died or ran past its deadline.

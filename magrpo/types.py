@@ -76,12 +76,26 @@ class Prompt:
 # --------------------------------------------------------------------------------------------------------- sampling
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are drawn. ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off."""
+    """How completions are drawn. ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off.
+
+    ``keep_support``: record which tokens top-k and top-p left to draw from, and take log-probabilities over those.
+    """
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 256
+    keep_support: bool = False
+
+    @property
+    def truncates(self) -> bool:
+        """Whether tokens are drawn from a part of the vocabulary only."""
+        return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
+
+    @property
+    def records_support(self) -> bool:
+        """Whether completions come with their support: it is asked for, and is not simply the whole vocabulary."""
+        return self.keep_support and self.truncates
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +114,9 @@ class Action:
 
     ``token_ids`` are exactly the sampled tokens, the end-of-sequence token included when it was sampled;
     ``sampling_logps`` has the same length: natural-log probabilities under the distribution at the sampling
-    temperature before top-p and top-k; ``text`` is decoded without special tokens. ``policy_version`` counts the
-    updates the weights had seen (0: untrained).
+    temperature, before top-p and top-k, or over ``support`` where it was kept; ``text`` is decoded without special
+    tokens. ``policy_version`` counts the updates the weights had seen (0: untrained). ``support`` holds for each token
+    the ids it was drawn from, ascending, the token itself among them; it is empty where nothing was kept or cut off.
     """
 
     agent: str
@@ -110,6 +125,7 @@ class Action:
     sampling_logps: tuple[float, ...]
     finish_reason: FinishReason
     policy_version: int
+    support: tuple[tuple[int, ...], ...] = ()
 
 
 # -------------------------------------------------------------------------------------------------------- execution
@@ -283,6 +299,7 @@ class Sample:
     ``returns`` is the mean joint return of the joint actions that hold the completion; ``advantage`` is exactly 0 when
     all returns of its group are equal. ``group`` numbers the groups of siblings of one batch from 0. ``weight`` is what
     it counts in the loss beside the others: 1 in the first turn, less where a tree holds more completions of a turn.
+    ``support`` is that of the :class:`Action`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -293,6 +310,7 @@ class Sample:
     group: int
     policy_version: int
     weight: float = 1.0
+    support: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,11 @@ interpreter), ``auto`` takes triton on CUDA tensors and torch elsewhere.
 
 from magrpo_kernels.advantages import group_advantages, token_coefficients
 from magrpo_kernels.hidden import policy_loss_from_hidden, token_logps
-from magrpo_kernels.row import PolicyLoss, policy_loss_from_logits
+from magrpo_kernels.row import PolicyLoss, Support, policy_loss_from_logits
 
 __all__ = [
     "PolicyLoss",
+    "Support",
     "group_advantages",
     "policy_loss_from_hidden",
     "policy_loss_from_logits",

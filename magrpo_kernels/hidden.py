@@ -23,6 +23,7 @@ from magrpo_kernels.row import (
     PolicyLoss,
     RowInputs,
     RowOptions,
+    Support,
     check,
     counted_rows,
     row_loss,
@@ -51,19 +52,20 @@ def policy_loss_from_hidden(
     kl_coefficients: Float[Tensor, " N"] | None = None,
     clip_low: float | None = None,
     clip_high: float | None = None,
+    support: Support | None = None,
     return_entropy: bool = False,
     impl: Impl = "auto",
 ) -> PolicyLoss:
     """The summed loss of ``N`` tokens whose logits are ``hidden @ lm_head_weight.T + bias``.
 
-    Equations and skipping as in :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to whichever of
-    ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
+    Equations, support and skipping as in :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to
+    whichever of ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
 
     Raises:
         ValueError: shapes or options do not fit together, or an id outside the vocabulary counts.
     """
     _check_head(hidden, lm_head_weight, bias)
-    inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients)
+    inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients, *(support or (None, None)))
     options = RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
     check(inputs, options, len(hidden))
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
@@ -107,7 +109,7 @@ def token_logps(
 )
 def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
     """Loss (), logps (N,), entropy (N,), and the gradients of ``wants``: (N, D), (V, D), (V,); (0,) if not wanted."""
-    inputs, options, wants = RowInputs(*arguments[:5]), RowOptions(*arguments[5:10]), arguments[10]
+    inputs, options, wants = RowInputs(*arguments[:7]), RowOptions(*arguments[7:12]), arguments[12]
     index = counted_rows(inputs, len(weight))
     rows = hidden if index is None else hidden[index]
     counted = inputs if index is None else inputs.select(index)
@@ -149,7 +151,7 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
 
 @_policy_loss_from_hidden.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
-    wide, wants = wide_dtype(hidden.dtype), arguments[10]
+    wide, wants = wide_dtype(hidden.dtype), arguments[12]
     return (
         hidden.new_empty((), dtype=wide),
         hidden.new_empty(len(hidden), dtype=wide),
@@ -170,7 +172,7 @@ def _loss_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | Non
         (gradient * grad_output.to(gradient.dtype)).to(dtype) if wanted else None
         for gradient, dtype, wanted in zip(ctx.saved_tensors, ctx.dtypes, ctx.wants, strict=True)
     ]
-    return *scaled, *[None] * 11
+    return *scaled, *[None] * 13
 
 
 _policy_loss_from_hidden.register_autograd(_loss_backward, setup_context=_keep_gradients)

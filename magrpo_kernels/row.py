@@ -8,6 +8,9 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
          + k (exp(d) - d - 1),              d = ref_logp - logp                  k3, joschu.net/blog/kl-approx.html
     dloss/dz = (g / t) (onehot(y) - p),     g = dloss/dlogp
 
+With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``: the
+log-sum-exp is over ``S``, and so is the gradient (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
+
 ``c`` is advantage * mask / normaliser. It is known before the forward pass, so ``g`` needs nothing from the backward
 pass and the gradient overwrites the logits in the pass that reads them: they are read twice and written once.
 """
@@ -36,6 +39,15 @@ class PolicyLoss(NamedTuple):
     """(N,) on request; 0 for tokens that were skipped."""
 
 
+class Support(NamedTuple):
+    """The ids that each of ``N`` tokens was drawn from, one token after the other."""
+
+    ids: Tensor
+    """(M,); each token's own without repetition, the token among them."""
+    bounds: Tensor
+    """(N + 1,) from 0 to M: token ``i`` has ``ids[bounds[i]:bounds[i + 1]]``."""
+
+
 class RowOptions(NamedTuple):
     """What all tokens of a call share."""
 
@@ -48,19 +60,22 @@ class RowOptions(NamedTuple):
 
 ROW_SCHEMA = (
     "Tensor token_ids, Tensor coefficients, Tensor? old_logps, Tensor? ref_logps, Tensor? kl_coefficients, "
+    "Tensor? support_ids, Tensor? support_bounds, "
     "float temperature, float? clip_low, float? clip_high, bool entropy, str impl"
 )
 """Of :class:`RowInputs` and :class:`RowOptions`, as arguments of a registered operation."""
 
 
 class RowInputs(NamedTuple):
-    """What belongs to each token: (N,) each."""
+    """What belongs to each token: (N,) each, but for the two of a :class:`Support`."""
 
     token_ids: Tensor
     coefficients: Tensor
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
     kl_coefficients: Tensor | None = None
+    support_ids: Tensor | None = None
+    support_bounds: Tensor | None = None
 
     def select(self, index: Tensor | slice) -> RowInputs:
         """The same for some of the tokens."""
@@ -74,7 +89,16 @@ class RowInputs(NamedTuple):
             pick(self.old_logps),
             pick(self.ref_logps),
             pick(self.kl_coefficients),
+            *self._select_support(index),
         )
+
+    def _select_support(self, index: Tensor | slice) -> tuple[Tensor | None, Tensor | None]:
+        if self.support_ids is None or self.support_bounds is None:
+            return None, None
+        starts, ends = self.support_bounds[:-1][index], self.support_bounds[1:][index]
+        bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
+        places = torch.arange(int(bounds[-1]), device=bounds.device)
+        return self.support_ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)], bounds
 
     def counted(self) -> Tensor:
         """Which tokens the loss depends on: (N,) bool."""
@@ -93,6 +117,7 @@ def policy_loss_from_logits(
     kl_coefficients: Float[Tensor, " N"] | None = None,
     clip_low: float | None = None,
     clip_high: float | None = None,
+    support: Support | None = None,
     return_entropy: bool = False,
     impl: Impl = "auto",
 ) -> PolicyLoss:
@@ -100,11 +125,12 @@ def policy_loss_from_logits(
 
     Tokens with coefficient 0 (and KL coefficient 0) are skipped: no gradient, ``logps`` 0, any id allowed. The logits
     are left alone; their gradient is written in the pass that reads them, into the one buffer that backward returns.
+    With a ``support`` log-probabilities, entropy and gradient are those of the distribution over it.
 
     Raises:
         ValueError: shapes, devices or options do not fit together, or an id outside the vocabulary counts.
     """
-    inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients)
+    inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients, *(support or (None, None)))
     options = RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
     check(inputs, options, len(logits))
     gradient = torch.is_grad_enabled() and logits.requires_grad
@@ -119,8 +145,9 @@ def check(inputs: RowInputs, options: RowOptions, num_tokens: int) -> None:
         ValueError: as they say.
     """
     for name, value in zip(inputs._fields, inputs, strict=True):
-        if value is not None and value.shape != (num_tokens,):
-            raise ValueError(f"{name} must have shape ({num_tokens},), got {tuple(value.shape)}")
+        size = num_tokens + (name == "support_bounds")
+        if value is not None and name != "support_ids" and value.shape != (size,):
+            raise ValueError(f"{name} must have shape ({size},), got {tuple(value.shape)}")
     if options.temperature <= 0:
         raise ValueError(f"temperature must be positive, got {options.temperature}")
     if inputs.old_logps is not None and (options.clip_low is None or options.clip_high is None):
@@ -135,12 +162,14 @@ def counted_rows(inputs: RowInputs, vocabulary: int) -> Tensor | None:
     """Indices of the tokens that count, (n,); None if all of them do.
 
     Raises:
-        ValueError: one of them has an id outside the vocabulary.
+        ValueError: one of them has an id outside the vocabulary, or there is one in the support.
     """
     counted = inputs.counted()
-    ids = inputs.token_ids
+    ids, support = inputs.token_ids, inputs.support_ids
     if bool((counted & ((ids < 0) | (ids >= vocabulary))).any()):
         raise ValueError(f"token_ids: an id that counts is outside the vocabulary of {vocabulary}")
+    if support is not None and bool(((support < 0) | (support >= vocabulary)).any()):
+        raise ValueError(f"support: an id is outside the vocabulary of {vocabulary}")
     index = counted.nonzero().squeeze(1)
     return None if len(index) == len(ids) else index
 
@@ -152,23 +181,28 @@ def counted_rows(inputs: RowInputs, vocabulary: int) -> Tensor | None:
 )
 def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss (), logps (N,), entropy (N,) and, with ``gradient``, dloss/dlogits (N, V), else (0,)."""
-    inputs, options, gradient = RowInputs(*arguments[:5]), RowOptions(*arguments[5:10]), arguments[10]
+    inputs, options, gradient = RowInputs(*arguments[:7]), RowOptions(*arguments[7:12]), arguments[12]
     index = counted_rows(inputs, logits.shape[1])
-    if index is None:
+    none = logits.new_empty(0)
+    if index is None and inputs.support_ids is None:
         whole = torch.empty_like(logits, memory_format=torch.contiguous_format) if gradient else None
         losses, logps, entropy = row_loss(logits, inputs, options, whole)
-    else:
-        rows = logits[index]  # a copy, overwritten by its gradient
-        losses, few_logps, few_entropy = row_loss(rows, inputs.select(index), options, rows if gradient else None)
-        logps, entropy = spread(few_logps, index, len(logits)), spread(few_entropy, index, len(logits))
-        whole = spread(rows, index, len(logits)) if gradient else None
-    return losses.sum(), logps, entropy, logits.new_empty(0) if whole is None else whole
+        return losses.sum(), logps, entropy, none if whole is None else whole
+    # A copy, overwritten by its gradient.
+    rows = logits.clone(memory_format=torch.contiguous_format) if index is None else logits[index]
+    losses, logps, entropy = row_loss(
+        rows, inputs if index is None else inputs.select(index), options, rows if gradient else None
+    )
+    if index is not None:
+        logps, entropy = spread(logps, index, len(logits)), spread(entropy, index, len(logits))
+        rows = spread(rows, index, len(logits)) if gradient else none
+    return losses.sum(), logps, entropy, rows if gradient else none
 
 
 @_policy_loss_from_logits.register_fake
 def _(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     per_token = logits.new_empty(len(logits), dtype=wide_dtype(logits.dtype))
-    gradient = logits.new_empty(logits.shape) if arguments[10] else logits.new_empty(0)
+    gradient = logits.new_empty(logits.shape) if arguments[12] else logits.new_empty(0)
     return per_token.new_empty(()), per_token, torch.empty_like(per_token), gradient
 
 
@@ -178,7 +212,7 @@ def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]
 
 def _logits_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
     (gradient,) = ctx.saved_tensors
-    return gradient * grad_output.to(gradient.dtype), *[None] * 11
+    return gradient * grad_output.to(gradient.dtype), *[None] * 13
 
 
 _policy_loss_from_logits.register_autograd(_logits_backward, setup_context=_keep_gradient)
@@ -199,8 +233,11 @@ def row_loss(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Losses, ``logps`` and entropies (0 unless asked for), (N,) each; ``out`` (N, V) becomes the logits' gradient.
 
-    ``out`` may be the logits themselves. Both must be contiguous in their last dimension.
+    ``out`` may be the logits themselves. Both must be contiguous in their last dimension. With a support the logits
+    outside it are overwritten by -inf.
     """
+    if inputs.support_ids is not None and inputs.support_bounds is not None:
+        restrict_(logits, inputs.support_ids, inputs.support_bounds)
     impl = options.impl
     if impl == "auto":
         impl = "triton" if logits.is_cuda else "torch"
@@ -209,6 +246,15 @@ def row_loss(
 
         return row_loss_triton(logits, inputs, options, out)
     return _row_loss_torch(logits, inputs, options, out)
+
+
+def restrict_(logits: Tensor, support_ids: Tensor, support_bounds: Tensor) -> None:
+    """Overwrite the logits (N, V) outside a :class:`Support` by -inf."""
+    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(support_bounds.diff())
+    places = rows, support_ids.long()
+    kept = logits[places]
+    logits.fill_(-torch.inf)
+    logits[places] = kept
 
 
 def _row_loss_torch(

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import torch
 from hypothesis import given, settings
@@ -43,6 +44,20 @@ def test_rows_are_bounded_whatever_the_budget() -> None:
     rows = [row for batch in plan(many, 10**6, share_prompts=True) for row in batch]
     assert [len(row) for row in rows] == [4, 4, 1]
     assert ROW_TOKENS >= 1 + 4 * 1000
+
+
+def test_supports_lie_one_after_another_in_the_order_of_the_tokens() -> None:
+    supports = [((1, 10), (11,), (3, 4, 12)), ((20,),), ((30, 99), (31,)), ((0, 40), (41,))]
+    kept = [replace(one, support=ids) for one, ids in zip(SIBLINGS, supports, strict=True)]
+    batch = collate(kept, [(1, 0), (3,)])
+    assert batch.token_ids.tolist() == [20, 10, 11, 12, 40, 41]
+    assert batch.support is not None
+    assert batch.support.ids.tolist() == [20, 1, 10, 11, 3, 4, 12, 0, 40, 41]
+    assert batch.support.bounds.tolist() == [0, 1, 3, 4, 7, 9, 10]
+    assert collate(SIBLINGS, [(1, 0), (3,)]).support is None
+    moved = batch.to(torch.device("meta"))
+    assert moved.support is not None
+    assert moved.support.ids.is_meta
 
 
 def test_tensors_by_hand() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from magrpo.types import (
     Problem,
     Prompt,
     RolloutGroup,
+    Sample,
     ScoredTurn,
     Turn,
 )
@@ -128,6 +130,17 @@ def test_records_round_trip_with_their_types(tmp_path: Path) -> None:
     assert read_records(tmp_path / "g.jsonl.gz", RolloutGroup[ScoredTurn]) == [group]
     write_records(tmp_path / "h.jsonl.gz", [group])
     assert (tmp_path / "g.jsonl.gz").read_bytes()[10:] == (tmp_path / "h.jsonl.gz").read_bytes()[10:]
+
+
+def test_records_from_before_supports_were_kept_are_still_read(tmp_path: Path) -> None:
+    action = Action("a", "x", (5,), (-0.25,), "stop", 7, support=((4, 5),))
+    sample = Sample((1, 2), (5,), (-0.25,), 1.0, 0.5, 0, 7, support=((4, 5),))
+    for record, kind in ((action, Action), (sample, Sample)):
+        write_records(tmp_path / "now", [record])
+        assert read_records(tmp_path / "now", kind) == [record]
+        old = {name: value for name, value in asdict(record).items() if name != "support"}
+        write_records(tmp_path / "old", [old])
+        assert read_records(tmp_path / "old", kind) == [replace(record, support=())]
 
 
 def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from magrpo.engines import EngineError, PromptTooLong
 from magrpo.registry import ConfigError
@@ -12,6 +12,14 @@ from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
     from magrpo.policy import Policy
+
+
+class Completion(NamedTuple):
+    """What an engine sampled for one request: token ids, their log-probabilities and, where recorded, their support."""
+
+    token_ids: Sequence[int]
+    logps: Sequence[float]
+    support: Sequence[Sequence[int]] = ()
 
 
 def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
@@ -34,25 +42,24 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
             )
 
 
-def make_action(
-    policy: Policy, request: Request, token_ids: Sequence[int], logps: Sequence[float], version: int
-) -> Action:
-    """The action that sampled ``token_ids`` with log-probabilities ``logps`` make.
+def make_action(policy: Policy, request: Request, completion: Completion, version: int) -> Action:
+    """The action that a completion makes.
 
     Raises:
         EngineError: a log-probability is not finite.
     """
-    if not all(map(math.isfinite, logps)):
+    if not all(map(math.isfinite, completion.logps)):
         raise EngineError(
             f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "
             "lower optim.lr or optim.max_grad_norm"
         )
-    stopped = token_ids[-1] in policy.stop_token_ids(request.agent)
+    stopped = completion.token_ids[-1] in policy.stop_token_ids(request.agent)
     return Action(
         agent=request.agent,
-        text=str(policy.tokenizer(request.agent).decode(list(token_ids), skip_special_tokens=True)),
-        token_ids=tuple(token_ids),
-        sampling_logps=tuple(logps),
+        text=str(policy.tokenizer(request.agent).decode(list(completion.token_ids), skip_special_tokens=True)),
+        token_ids=tuple(completion.token_ids),
+        sampling_logps=tuple(completion.logps),
         finish_reason="stop" if stopped else "length",
         policy_version=version,
+        support=tuple(map(tuple, completion.support)),
     )

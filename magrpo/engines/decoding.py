@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
+from magrpo.engines.common import Completion
 from magrpo.engines.sampling import Sampler
 from magrpo.registry import ConfigError
 from magrpo.types import Request
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from magrpo.policy import Policy
 
 _PREFILL_TOKENS = 16384
-
-Completion = tuple[list[int], list[float]]
-"""Token ids, and their log-probabilities."""
 
 
 @contextmanager
@@ -113,14 +111,17 @@ def decode(
     stops = torch.tensor(stop_token_ids, device=device)
     tokens = torch.zeros(len(requests), room, dtype=torch.long, device=device)
     logps = torch.zeros(len(requests), room, device=device)
+    support: list[list[list[int]]] = [[] for _ in requests]
     lengths = limits.clone()
     logits, cache, mask = _prefill(model, requests, room)
     padded = not bool(mask.all())
     positions = mask.sum(-1) - room  # (B,) the position of the first new token
     live = torch.arange(len(requests), device=device)
     for step in range(room):
-        token, logp = sampler(logits, live, step)
+        token, logp, kept = sampler(logits, live, step)
         tokens[live, step], logps[live, step] = token, logp
+        for request, ids in kept.items():
+            support[request].append(ids)
         over = torch.isin(token, stops) | (limits[live] == step + 1)
         if over.any():
             lengths[live[over]] = step + 1
@@ -137,7 +138,8 @@ def decode(
             use_cache=True,
         ).logits[:, -1]
     ends = lengths.tolist()
-    return [(t[:end], p[:end]) for t, p, end in zip(tokens.tolist(), logps.tolist(), ends, strict=True)]
+    sampled = zip(tokens.tolist(), logps.tolist(), support, ends, strict=True)
+    return [Completion(t[:end], p[:end], s) for t, p, s, end in sampled]
 
 
 def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> tuple[Tensor, Cache, Tensor]:

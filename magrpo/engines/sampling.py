@@ -7,6 +7,7 @@ does not depend on what else is in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,6 +16,17 @@ from torch import Tensor
 from magrpo.types import Request
 
 _BLOCK = 128
+
+
+class Draw(NamedTuple):
+    """The next tokens of the ``n`` requests that go on."""
+
+    tokens: Tensor
+    """(n,) ids."""
+    logps: Tensor
+    """(n,) float32, natural logarithms."""
+    support: dict[int, list[int]]
+    """By index in the batch, for requests that record it: the ids that truncation kept, ascending."""
 
 
 class Sampler:
@@ -34,11 +46,13 @@ class Sampler:
         self._top_p = torch.tensor([p.top_p for p in params], device=device)
         self._top_k = torch.tensor([p.top_k for p in params], device=device)
         self._scales = any(p.temperature not in (0, 1) for p in params)
-        self._truncates = any(p.top_p < 1 or p.top_k > 0 for p in params)
+        self._truncates = any(p.truncates for p in params)
+        self._records = torch.tensor([p.records_support for p in params], device=device)
+        self._any_records = any(p.records_support for p in params)
         self._has_greedy = any(p.temperature == 0 for p in params)
         self._only_greedy = all(p.temperature == 0 for p in params)
 
-    def __call__(self, logits: Tensor, live: Tensor, step: int) -> tuple[Tensor, Tensor]:
+    def __call__(self, logits: Tensor, live: Tensor, step: int) -> Draw:
         """Draw token ``step`` of the requests ``live``.
 
         Args:
@@ -47,8 +61,8 @@ class Sampler:
             step: index of the token in the completion.
 
         Returns:
-            Token ids (n,), and (n,) float32 natural-log probabilities at the sampling temperature before truncation
-            (at temperature 1 for greedy requests). A log-probability is nan if the logits are not finite.
+            The draw. Log-probabilities are at the sampling temperature (1 for greedy requests): before truncation, or
+            over the support for requests that record it. One is nan if the logits are not finite.
         """
         scaled = logits.float()
         if self._scales:
@@ -57,23 +71,36 @@ class Sampler:
         weights = (scaled - peak).exp_()  # (n, V), the largest is 1
         sums = _block_sums(weights)
         log_normaliser = peak.squeeze(-1) + sums.sum(-1).log().float()
+        support: dict[int, list[int]] = {}
         if self._only_greedy:
             token = scaled.argmax(-1)
         else:
             if self._truncates:
-                weights = truncate(weights, self._top_p[live], self._top_k[live])
+                kept = kept_tokens(weights, self._top_p[live], self._top_k[live])
+                weights = weights * kept
                 sums = _block_sums(weights)
+                if self._any_records:
+                    over_support = peak.squeeze(-1) + sums.sum(-1).log().float()
+                    log_normaliser = torch.where(self._records[live], over_support, log_normaliser)
+                    support = self._support(kept, live)
             token = _invert(weights, sums, self._uniforms[live, step])
             if self._has_greedy:
                 token = torch.where(self._greedy[live], scaled.argmax(-1), token)
-        return token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser
+        return Draw(token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support)
+
+    def _support(self, kept: Tensor, live: Tensor) -> dict[int, list[int]]:
+        """The ids that rows of ``kept`` (n, V) hold, of the requests that record them."""
+        records = self._records[live]
+        kept = kept[records]
+        ids = torch.split(kept.nonzero()[:, 1], kept.sum(-1).tolist())
+        return {request: row.tolist() for request, row in zip(live[records].tolist(), ids, strict=True)}
 
 
-def truncate(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
-    """Weights (n, V) with zeros outside each row's top-k and, among what is left, outside its nucleus.
+def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
+    """Which tokens, (n, V) bool, are in each row's top-k and, among those, in its nucleus.
 
     The nucleus is the smallest set of the likeliest tokens whose probability reaches ``top_p`` (Holtzman et al. 2020,
-    arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything.
+    arXiv 1904.09751). ``top_k = 0`` and ``top_p = 1`` keep everything. Of equal weights the first ids come first.
     """
     ordered, order = weights.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(weights.shape[-1], device=weights.device)
@@ -82,7 +109,7 @@ def truncate(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
     reached = ordered.cumsum(-1)
     before = reached - ordered
     keep = in_top_k & ((before < top_p[:, None] * reached[:, -1:]) | (top_p[:, None] >= 1))
-    return weights * torch.zeros_like(keep).scatter_(-1, order, keep)
+    return torch.zeros_like(keep).scatter_(-1, order, keep)
 
 
 def _block_sums(weights: Tensor) -> Tensor:

@@ -53,8 +53,8 @@ class LocalEngine:
                 for batch in self._batches(requests, agent):
                     chosen = [requests[i] for i in batch]
                     completions = decode(model, chosen, stops, progress or (lambda _: None))
-                    for i, (tokens, logps) in zip(batch, completions, strict=True):
-                        actions[i] = make_action(self._policy, requests[i], tokens, logps, self._policy.version)
+                    for i, completion in zip(batch, completions, strict=True):
+                        actions[i] = make_action(self._policy, requests[i], completion, self._policy.version)
         return [actions[i] for i in range(len(requests))]
 
     def _batches(self, requests: Sequence[Request], agent: str) -> Iterator[list[int]]:

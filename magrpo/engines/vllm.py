@@ -17,7 +17,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import EngineError
-from magrpo.engines.common import check_prompts, make_action
+from magrpo.engines.common import Completion, check_prompts, make_action
 from magrpo.engines.process import Child, ChildDied
 from magrpo.engines.vllm_server import (
     Call,
@@ -122,8 +122,8 @@ class VllmClient:
             for server, share in enumerate(shares):
                 self._ask(server, share, deadlines)
             for server, share in enumerate(shares):
-                for i, (tokens, logps) in self._completions(server, share, deadlines):
-                    actions[i] = make_action(self._policy, requests[i], tokens, logps, self._version)
+                for i, completion in self._completions(server, share, deadlines):
+                    actions[i] = make_action(self._policy, requests[i], completion, self._version)
                     if progress is not None:
                         progress(1)
         return [actions[i] for i in range(len(requests))]
@@ -227,7 +227,7 @@ class VllmClient:
 
     def _completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
-    ) -> Iterator[tuple[int, tuple[list[int], list[float]]]]:
+    ) -> Iterator[tuple[int, Completion]]:
         """What a server answers, by number of the request. If it dies, a new one is asked for the rest."""
         missing = dict(share)
         for left in reversed(range(_RESTARTS + 1)):

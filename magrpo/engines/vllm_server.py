@@ -13,10 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from magrpo.engines.common import Completion
+from magrpo.engines.vllm_sampling import Truncated, TruncationRecorder
 from magrpo.types import SamplingParams
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import vllm
+    from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
 
 
@@ -68,9 +73,9 @@ class Done(msgspec.Struct, tag=True):
 
 
 class Finished(msgspec.Struct, tag=True):
-    """More completions have ended: token ids and log-probabilities by the number of the item."""
+    """More completions have ended, by the number of the item."""
 
-    completions: dict[int, tuple[list[int], list[float]]]
+    completions: dict[int, Completion]
 
 
 Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
@@ -82,22 +87,19 @@ class WorkerExtension:
 
     model_runner: Any
     reload_weights: Any
+    truncation: TruncationRecorder
 
-    def report_full_distribution(self) -> None:
-        """Have the sampler take log-probabilities before it truncates.
+    def watch_truncation(self) -> None:
+        """Have the sampler take log-probabilities before it truncates, and be able to record what that keeps."""
+        self.truncation = TruncationRecorder(self.model_runner.sampler)
 
-        vLLM's ``processed_logprobs`` are at the sampling temperature, as wanted, but after top-p and top-k.
-        """
-        truncating = self.model_runner.sampler.topk_topp_sampler
-        sample = truncating.forward
+    def record_truncation(self, recording: bool) -> None:
+        """Whether what truncation keeps is recorded from now on."""
+        self.truncation.record(recording)
 
-        def forward(logits: Any, generators: Any, k: Any, p: Any) -> tuple[Any, Any]:
-            if k is None and p is None:
-                return sample(logits, generators, k, p)  # type: ignore[no-any-return]
-            full = logits.log_softmax(dim=-1)
-            return sample(logits, generators, k, p)[0], full
-
-        truncating.forward = forward
+    def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
+        """What was recorded for the tokens of a request."""
+        return self.truncation.take(tickets)
 
     def take_up(self, folder: str) -> None:
         """Reload all weights; vLLM's own reload forgets the packed copy that CPU kernels keep of a tied head."""
@@ -114,7 +116,7 @@ class Server:
         from vllm import LLM
 
         self._llm: vllm.LLM = LLM(**start.engine)
-        self._llm.collective_rpc("report_full_distribution")
+        self._llm.collective_rpc("watch_truncation")
         self._adapters: dict[str, LoRARequest] = {}
         self._count = 0
 
@@ -151,6 +153,9 @@ class Server:
         from vllm.logprobs import FlatLogprobs
 
         engine = self._llm.llm_engine
+        self._llm.collective_rpc(
+            "record_truncation", args=(any(item.sampling.records_support for item in items.values()),)
+        )
         for i, item in items.items():
             prompt = TokensPrompt(prompt_token_ids=list(item.prompt_ids))
             engine.add_request(str(i), prompt, _params(item), lora_request=self._adapters.get(item.agent))
@@ -160,12 +165,23 @@ class Server:
                 assert isinstance(output, RequestOutput)
                 sampled = output.outputs[0]
                 assert isinstance(sampled.logprobs, FlatLogprobs)
-                finished.completions[int(output.request_id)] = (
-                    list(sampled.token_ids),
-                    list(sampled.logprobs.logprobs),
-                )
+                number, tokens, logprobs = int(output.request_id), list(sampled.token_ids), sampled.logprobs
+                if items[number].sampling.records_support:
+                    finished.completions[number] = self._over_support(tokens, logprobs)
+                else:
+                    finished.completions[number] = Completion(tokens, list(logprobs.logprobs))
             if finished.completions:
                 channel.send_bytes(msgspec.msgpack.encode(finished))
+
+    def _over_support(self, token_ids: list[int], logprobs: FlatLogprobs) -> Completion:
+        """The completion with log-probabilities over what truncation kept; where it cut nothing off, that is all."""
+        (truncated,) = self._llm.collective_rpc("take_truncated", args=(logprobs.ranks,))
+        everything = range(self._llm.llm_engine.model_config.get_vocab_size())
+        logps, support = [], []
+        for full, kept in zip(logprobs.logprobs, truncated, strict=True):
+            logps.append(full if kept is None else kept.logp)
+            support.append(list(everything) if kept is None else kept.ids.tolist())
+        return Completion(token_ids, logps, support)
 
 
 def _params(item: Item) -> vllm.SamplingParams:

@@ -57,7 +57,7 @@ def baseline(
     clock = Clock(arena.engine)
     arena = replace(arena, engine=clock)
     per_trajectory = num_votes if row.votes != "none" else 1
-    sampled = replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens)
+    sampled = replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens, keep_support=False)
     modes: dict[Mode, tuple[SamplingParams, int]] = {"sampled": (sampled, config.num_samples * per_trajectory)}
     if row.votes == "none" and row.max_tries == 1:
         modes["greedy"] = (SamplingParams(temperature=0.0, max_new_tokens=row.max_new_tokens), 1)

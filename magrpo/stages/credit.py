@@ -197,6 +197,7 @@ def _samples(
                             group=number,
                             policy_version=action.policy_version,
                             weight=node.weight,
+                            support=action.support,
                         )
                     )
     return samples

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
@@ -34,7 +35,7 @@ def evaluate(
     turns unless ``config.stop_above``, an oracle, ends them earlier. The trajectories
     returned are one for each problem and mode, those on which the sandbox failed included.
     """
-    sampled = sampling_params(rollout_config)
+    sampled = replace(sampling_params(rollout_config), keep_support=False)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
     starts = held_out(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
     trajectories = play(arena, game, starts, rollout_config, config.seed, stop_above=config.stop_above)

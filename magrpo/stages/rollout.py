@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import warnings
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,8 +47,18 @@ class Node:
 
 
 def roots(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
-    """The first level: one node for each problem."""
-    return [Node(problem, (), (), sampling_params(config), config.group_size) for problem in problems]
+    """The first level: one node for each problem.
+
+    Warns that the gradient will be biased where tokens are drawn from a support that is not kept.
+    """
+    sampling = sampling_params(config)
+    if sampling.truncates and not sampling.keep_support:
+        warnings.warn(
+            "rollout.top_p or rollout.top_k is on: tokens are drawn from a part of the policy's distribution, and the "
+            "gradient is biased; set rollout.keep_support = true",
+            stacklevel=2,
+        )
+    return [Node(problem, (), (), sampling, config.group_size) for problem in problems]
 
 
 def children(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
@@ -161,7 +172,9 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
 
 def sampling_params(config: RolloutConfig) -> SamplingParams:
     """The sampling parameters of training rollouts."""
-    return SamplingParams(config.temperature, config.top_p, config.top_k, config.max_new_tokens)
+    return SamplingParams(
+        config.temperature, config.top_p, config.top_k, config.max_new_tokens, keep_support=config.keep_support
+    )
 
 
 def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, render: Render) -> list[dict[str, Prompt]]:

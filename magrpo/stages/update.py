@@ -267,18 +267,19 @@ class Updater:
         return loss_of(batch.token_ids, every, temperature=self.temperature, impl=self.algo.kernel).logps
 
     def _forward(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
-        """Run the model; the loss of its tokens as a function of their coefficients.
+        """Run the model; the loss of its tokens as a function of their coefficients, over their support if it was kept.
 
         From hidden states (N, D), in the dtype that matrix products run in, where the head is a linear layer; else from
         the model's own logits.
         """
         if not self._linear[agent]:
-            return partial(magrpo_kernels.policy_loss_from_logits, logits(model, batch))
+            return partial(magrpo_kernels.policy_loss_from_logits, logits(model, batch), support=batch.support)
         weight, bias = head(model)
         dtype = self.policy.dtype
         hidden = hidden_states(model, batch).to(dtype)
         bias = None if bias is None else bias.to(dtype)
-        return partial(magrpo_kernels.policy_loss_from_hidden, hidden, weight.to(dtype), bias=bias)
+        weight = weight.to(dtype)
+        return partial(magrpo_kernels.policy_loss_from_hidden, hidden, weight, bias=bias, support=batch.support)
 
     def _batches(self, work: _Work) -> Iterator[Batch]:
         return (collate(work.samples, rows).to(self.policy.device) for rows in work.rows)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 
+from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import TABLE, PromptTooLong
 from magrpo.interfaces import Engine
-from magrpo.policy import Policy
+from magrpo.policy import Policy, head, hidden_states
 from magrpo.registry import ConfigError, build
-from magrpo.types import Action, Request, SamplingParams
+from magrpo.types import Action, Request, Sample, SamplingParams
+from magrpo_kernels import policy_loss_from_hidden
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
 
 MAX_LENGTH = 128
@@ -186,7 +188,110 @@ def test_sampled_tokens_follow_the_distribution(world: World) -> None:
     assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5  # five standard deviations
 
 
-@pytest.mark.parametrize(("top_k", "top_p"), [(3, 1.0), (0, 0.3), (20, 0.5)])
+TRUNCATIONS = [(3, 1.0), (0, 0.3), (20, 0.5)]
+
+
+def support_logits(policy: Policy, request: Request, action: Action) -> list[torch.Tensor]:
+    """For each token the trainer's logits at the sampling temperature, -inf outside the token's support."""
+    rows = trainer_logits(policy, action.agent, request.prompt_ids + action.token_ids)[len(request.prompt_ids) - 1 : -1]
+    outside = torch.full_like(rows, -torch.inf)
+    return [
+        row.index_copy(0, torch.tensor(support), logits[list(support)] / request.sampling.temperature)
+        for row, logits, support in zip(outside, rows, action.support, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
+def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, top_p: float) -> None:
+    """The likeliest tokens at the sampling temperature: at most top_k, and of those the fewest that reach top_p."""
+    asked = requests(SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, max_new_tokens=6, keep_support=True))
+    unkept = world.engine.generate([replace(r, sampling=replace(r.sampling, keep_support=False)) for r in asked])
+    for request, action, plain in zip(asked, world.engine.generate(asked), unkept, strict=True):
+        assert action.token_ids == plain.token_ids
+        assert plain.support == ()
+        assert len(action.support) == len(action.token_ids)
+        rows = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
+        rows = rows[len(request.prompt_ids) - 1 : -1]
+        for row, token, support in zip(rows, action.token_ids, action.support, strict=True):
+            assert token in support
+            assert list(support) == sorted(set(support))
+            probabilities, order = (row / 0.8).softmax(-1).sort(descending=True)
+            if top_k:
+                probabilities = probabilities[:top_k] / probabilities[:top_k].sum()
+            assert set(support) == set(order[: len(support)].tolist())
+            assert len(support) <= len(probabilities)
+            assert probabilities[: len(support) - 1].sum() < top_p + 1e-5
+            assert probabilities[: len(support)].sum() > top_p - 1e-5
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
+def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: int, top_p: float) -> None:
+    """By definition, and through the trainer's own collator, forward pass and kernel."""
+    asked = requests(SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, max_new_tokens=6, keep_support=True))
+    actions = world.engine.generate(asked)
+    for request, action in zip(asked, actions, strict=True):
+        rows = support_logits(world.policy, request, action)
+        expected = [row.log_softmax(-1)[token] for row, token in zip(rows, action.token_ids, strict=True)]
+        torch.testing.assert_close(torch.tensor(action.sampling_logps), torch.stack(expected), atol=1e-4, rtol=0)
+    for agent in AGENTS:
+        samples = [
+            Sample(r.prompt_ids, a.token_ids, a.sampling_logps, 0.0, 1.0, 0, 1, support=a.support)
+            for r, a in zip(asked, actions, strict=True)
+            if a.agent == agent
+        ]
+        batch = collate(samples, [(i,) for i in range(len(samples))])
+        with world.policy.active(agent) as model, torch.no_grad():
+            weight, bias = head(model)
+            logps = policy_loss_from_hidden(
+                hidden_states(model, batch),
+                weight,
+                batch.token_ids,
+                batch.advantages,
+                bias=bias,
+                temperature=0.8,
+                support=batch.support,
+            ).logps
+        assert float((logps - batch.sampling_logps).abs().max()) < 1e-4
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
+def test_tokens_follow_the_distribution_over_their_support(world: World, top_k: int, top_p: float) -> None:
+    prompt, count = prompts(1)[0], 1500
+    sampling = SamplingParams(temperature=1.5, top_k=top_k, top_p=top_p, max_new_tokens=1, keep_support=True)
+    asked = [Request("main", prompt, sampling, seed) for seed in range(count)]
+    actions = world.engine.generate(asked)
+    assert len({action.support for action in actions}) == 1
+    (support,) = actions[0].support
+    (logits,) = support_logits(world.policy, asked[0], actions[0])
+    expected = logits.softmax(-1)[list(support)] * count
+    assert {action.token_ids[0]: action.sampling_logps[0] for action in actions} == {
+        token: pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-4)
+        for token in {action.token_ids[0] for action in actions}
+    }
+    observed = torch.bincount(torch.tensor([a.token_ids[0] for a in actions]), minlength=VOCAB_SIZE)[list(support)]
+    assert int(observed.sum()) == count
+    chi_squared = float(((observed - expected) ** 2 / expected).sum())
+    degrees = len(support) - 1
+    assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5  # five standard deviations
+
+
+def test_a_support_is_kept_for_each_request_that_asks_and_only_where_something_is_cut_off(world: World) -> None:
+    keeps = SamplingParams(top_k=4, max_new_tokens=9, keep_support=True)
+    all_of_it = replace(keeps, top_k=VOCAB_SIZE + 1)
+    mix = (keeps, replace(keeps, keep_support=False), replace(keeps, top_k=0), replace(keeps, temperature=0), all_of_it)
+    asked = [replace(r, sampling=mix[i % len(mix)]) for i, r in enumerate(requests(keeps))]
+    for request, action in zip(asked, world.engine.generate(asked), strict=True):
+        if request.sampling == keeps:
+            assert [len(ids) for ids in action.support] == [4] * len(action.token_ids)
+        elif request.sampling == all_of_it:
+            assert action.support == (tuple(range(VOCAB_SIZE)),) * len(action.token_ids)
+        else:
+            assert action.support == ()
+        if request.sampling != keeps:
+            assert_logps_are_the_trainers(world, [request], [action])
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int, top_p: float) -> None:
     asked = requests(SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=6))
     actions = world.engine.generate(asked)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
@@ -78,6 +79,25 @@ def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> N
         engine.generate(ASKED)
     engine.close()
     assert "vLLM" in log.read_text(encoding="utf-8")
+
+
+@pytest.mark.vllm
+def test_supports_reach_their_tokens_when_requests_are_preempted_and_resumed(tmp_path: Path) -> None:
+    """32 requests grow to 4 blocks of 32 tokens each, in a cache of about 32 blocks."""
+    policy = open_policy(tmp_path)
+    sampling = SamplingParams(0.8, top_p=0.9, max_new_tokens=120, keep_support=True)
+    asked = [Request("main", (5, 6, 7), sampling, seed) for seed in range(32)]
+    engine = VllmEngine(cpu_cache_gib=0.001).open(policy)
+    actions = engine.generate(asked)
+    engine.close()
+    assert sum(len(action.token_ids) for action in actions) > 2 * 1024
+    assert len({action.token_ids for action in actions}) == len(actions)
+    for action in actions:
+        with policy.active("main") as model, torch.no_grad():
+            logits = model(input_ids=torch.tensor([[5, 6, 7, *action.token_ids]])).logits[0, 2:-1] / 0.8
+        rows = zip(logits, action.token_ids, action.support, action.sampling_logps, strict=True)
+        for row, token, support, logp in rows:
+            assert logp == pytest.approx(float(row[token] - row[list(support)].logsumexp(-1)), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor
+
+from magrpo_kernels import Support
 
 OPTIONAL = ("old_logps", "ref_logps", "kl_coefficients", "clip_low", "clip_high")
 
 
-def case(num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False) -> dict[str, object]:
-    """Arguments of a loss: every fourth token does not count, and old policies are near the current one."""
+def case(
+    num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl: bool = False, support: bool = False
+) -> dict[str, object]:
+    """Arguments of a loss: every fourth token does not count, and old policies are near the current one.
+
+    Supports hold each other id at random, some nearly all, some nearly none, in no order.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -19,13 +28,20 @@ def case(num_tokens: int, vocabulary: int, seed: int, *, ratio: bool = False, kl
     coefficients = normal(num_tokens)
     coefficients[::4] = 0.0
     ids = torch.randint(vocabulary, (num_tokens,), generator=generator)
-    logps = logits.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    kept = torch.rand(num_tokens, vocabulary, generator=generator) < torch.rand(num_tokens, 1, generator=generator)
+    kept |= torch.nn.functional.one_hot(ids, vocabulary).bool()
+    inside = logits.masked_fill(~kept, -torch.inf) if support else logits
+    logps = inside.log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
     arguments: dict[str, object] = {"logits": logits, "token_ids": ids, "coefficients": coefficients}
     if ratio:
         arguments |= {"old_logps": logps + 0.3 * normal(num_tokens), "clip_low": 0.2, "clip_high": 0.3}
     if kl:
         weights = normal(num_tokens).abs() * (coefficients != 0)
         arguments |= {"ref_logps": logps + 0.5 * normal(num_tokens), "kl_coefficients": weights}
+    if support:
+        rows = [row.nonzero().squeeze(1).flip(0) for row in kept]
+        bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
+        arguments["support"] = Support(torch.cat([ids[:0], *rows]), bounds)
     return arguments
 
 
@@ -40,8 +56,14 @@ def loss_by_definition(
     kl_coefficients: Tensor | None = None,
     clip_low: float = 0.0,
     clip_high: float = 0.0,
+    support: Support | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The summed loss and the log-probabilities, in the logits' dtype."""
+    if support is not None:
+        outside = torch.ones_like(logits, dtype=torch.bool)
+        for row, (start, end) in enumerate(pairwise(support.bounds.tolist())):
+            outside[row, support.ids[start:end]] = False
+        logits = logits.masked_fill(outside, -torch.inf)
     logps = (logits / temperature).log_softmax(-1).gather(1, token_ids.clamp(min=0)[:, None]).squeeze(1)
     counts = coefficients != 0
     if kl_coefficients is not None:

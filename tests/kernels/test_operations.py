@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels import (
+    Support,
     group_advantages,
     policy_loss_from_hidden,
     policy_loss_from_logits,
@@ -20,10 +21,10 @@ from tests.kernels.oracle import case
 OPTIONS = (0.7, 0.2, 0.3, True, "torch")  # temperature, clip range, entropy, impl
 
 
-def _row() -> tuple[Tensor, tuple[Tensor, ...]]:
-    arguments = case(7, 11, 2, ratio=True, kl=True)
+def _row(support: bool = False) -> tuple[Tensor, tuple[Tensor | None, ...]]:
+    arguments = case(7, 11, 2, ratio=True, kl=True, support=support)
     names = ("token_ids", "coefficients", "old_logps", "ref_logps", "kl_coefficients")
-    return arguments["logits"], tuple(arguments[name] for name in names)
+    return arguments["logits"], (*(arguments[name] for name in names), *arguments.get("support", (None, None)))
 
 
 def _head() -> tuple[Tensor, Tensor, Tensor]:
@@ -32,8 +33,9 @@ def _head() -> tuple[Tensor, Tensor, Tensor]:
     return hidden, weight, bias
 
 
-def test_schemas_fakes_and_autograd_are_registered_as_they_should_be() -> None:
-    logits, row = _row()
+@pytest.mark.parametrize("support", [False, True])
+def test_schemas_fakes_and_autograd_are_registered_as_they_should_be(support: bool) -> None:
+    logits, row = _row(support)
     ops = torch.ops.magrpo
     torch.library.opcheck(ops.policy_loss_from_logits, (logits.requires_grad_(), *row, *OPTIONS, True))
     torch.library.opcheck(ops.policy_loss_from_logits, (logits.detach(), *row, *OPTIONS, False))
@@ -46,16 +48,17 @@ def test_schemas_fakes_and_autograd_are_registered_as_they_should_be() -> None:
     torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std", "torch"))
 
 
-def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor) -> Tensor:
+def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor, support: Support | None) -> Tensor:
     advantages = group_advantages(returns, torch.tensor([0, 3]))
     coefficients = token_coefficients(advantages, torch.tensor([0, 2, 4, 7]), 7)
-    from_hidden = policy_loss_from_hidden(hidden, weight, ids, coefficients, temperature=0.7).loss
-    from_logits = policy_loss_from_logits(hidden @ weight.t(), ids, coefficients).loss
+    from_hidden = policy_loss_from_hidden(hidden, weight, ids, coefficients, temperature=0.7, support=support).loss
+    from_logits = policy_loss_from_logits(hidden @ weight.t(), ids, coefficients, support=support).loss
     return from_hidden + 2 * from_logits + token_logps(hidden, weight, ids).square().sum()
 
 
+@pytest.mark.parametrize("support", [None, Support(torch.arange(7), torch.arange(8))])
 @pytest.mark.parametrize("trains_head", [True, False])
-def test_compiled_without_a_graph_break_is_what_eager_is(trains_head: bool) -> None:
+def test_compiled_without_a_graph_break_is_what_eager_is(trains_head: bool, support: Support | None) -> None:
     hidden, weight, _ = _head()
     weight.requires_grad_(trains_head)
     ids, returns = torch.arange(7), torch.tensor([1.0, 2.0, 4.0])
@@ -63,7 +66,7 @@ def test_compiled_without_a_graph_break_is_what_eager_is(trains_head: bool) -> N
 
     def gradients(function: Callable[..., Tensor]) -> list[Tensor]:
         leaf = hidden.clone().requires_grad_()
-        loss = function(leaf, weight, ids, returns)
+        loss = function(leaf, weight, ids, returns, support)
         return [loss.detach(), *torch.autograd.grad(loss, [leaf, weight] if trains_head else [leaf])]
 
     for ours, expected in zip(gradients(compiled), gradients(_train), strict=True):

@@ -7,11 +7,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo_kernels import Support, policy_loss_from_hidden, policy_loss_from_logits, token_logps
 from magrpo_kernels import hidden as hidden_module
-from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits, token_logps
 from tests.kernels.oracle import case, loss_by_definition
 
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 
 
 def test_two_tokens_by_hand() -> None:
@@ -52,6 +53,39 @@ def test_loss_and_gradient_are_those_of_the_definition(
     torch.testing.assert_close(gradient, wanted)
     masked = arguments["coefficients"] == 0
     assert not gradient[masked].any()
+    if "support" in variant:
+        ids, bounds = arguments["support"]
+        outside = torch.ones_like(gradient, dtype=torch.bool)
+        outside[torch.arange(num_tokens).repeat_interleave(bounds.diff()), ids] = False
+        assert not gradient[outside].any(), "exactly 0"
+
+
+def test_a_support_by_hand() -> None:
+    # Over {0, 2} of p = (1, 5, 3) / 9: (1/4, 0, 3/4); loss = -2 log(1/4); over {1} alone there is nothing to choose.
+    logits = torch.tensor([[1.0, 5.0, 3.0]] * 2).log().requires_grad_()
+    before = logits.detach().clone()
+    support = Support(torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]))
+    result = policy_loss_from_logits(
+        logits, torch.tensor([0, 1]), torch.tensor([2.0, 1.0]), support=support, return_entropy=True, impl="torch"
+    )
+    result.loss.backward()
+    assert result.logps.tolist() == pytest.approx([math.log(0.25), 0.0])
+    torch.testing.assert_close(logits.grad, torch.tensor([[-1.5, 0.0, 1.5], [0.0, 0.0, 0.0]]))
+    assert result.entropy.tolist() == pytest.approx([0.25 * math.log(4) + 0.75 * math.log(4 / 3), 0.0])
+    assert torch.equal(logits, before)
+
+
+@pytest.mark.parametrize("variant", VARIANTS[:4])
+def test_the_whole_vocabulary_as_support_changes_no_bit(variant: dict[str, bool]) -> None:
+    arguments = case(9, 33, 4, **variant)
+    logits = arguments.pop("logits")
+    everything = Support(torch.arange(33).repeat(9), torch.arange(10) * 33)
+    results = []
+    for support in (None, everything):
+        leaf = logits.clone().requires_grad_()
+        result = policy_loss_from_logits(leaf, support=support, temperature=0.7, impl="torch", **arguments)
+        results.append((result.loss.detach(), result.logps, *torch.autograd.grad(result.loss, leaf)))
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -73,21 +107,25 @@ def test_the_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
     )
 
 
-def head_case(dtype: torch.dtype = torch.float64):
-    arguments = case(12, 30, 3, ratio=True, kl=True)
+def head_case(dtype: torch.dtype = torch.float64, support: bool = False):
+    arguments = case(12, 30, 3, ratio=True, kl=True, support=support)
     generator = torch.Generator().manual_seed(0)
     hidden, weight, bias = (torch.randn(*shape, generator=generator).to(dtype) for shape in ((12, 5), (30, 5), (30,)))
     del arguments["logits"]
-    logps = torch.log_softmax(hidden @ weight.t() + bias, -1).gather(1, arguments["token_ids"][:, None]).squeeze(1)
+    over = {"support": arguments["support"]} if support else {}
+    _, logps = loss_by_definition(hidden @ weight.t() + bias, arguments["token_ids"], torch.ones(12), **over)
     arguments["old_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
     arguments["ref_logps"] = logps + 0.2 * torch.randn(12, generator=generator)
     return hidden, weight, bias, arguments
 
 
+@pytest.mark.parametrize("support", [False, True])
 @pytest.mark.parametrize("elements", [1 << 22, 30 * 5, 1])
-def test_hidden_states_in_chunks_give_what_whole_logits_give(elements: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_states_in_chunks_give_what_whole_logits_give(
+    elements: int, support: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(hidden_module._CHUNK_ELEMENTS, "cpu", elements)
-    hidden, weight, bias, arguments = head_case()
+    hidden, weight, bias, arguments = head_case(support=support)
     ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     result = policy_loss_from_hidden(ours[0], ours[1], bias=ours[2], temperature=0.7, impl="torch", **arguments)
@@ -99,11 +137,12 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(elements: int, monk
     torch.testing.assert_close(result.logps, logps)
     all_logps = token_logps(hidden, weight, arguments["token_ids"], bias=bias, temperature=0.7, impl="torch")
     counted = arguments["coefficients"] != 0
-    torch.testing.assert_close(all_logps[counted], logps[counted])
+    assert support or torch.allclose(all_logps[counted], logps[counted])
 
 
-def test_gradcheck() -> None:
-    hidden, weight, bias, arguments = head_case()
+@pytest.mark.parametrize("support", [False, True])
+def test_gradcheck(support: bool) -> None:
+    hidden, weight, bias, arguments = head_case(support=support)
     tensors = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
     assert torch.autograd.gradcheck(
         lambda h, w, b: policy_loss_from_hidden(h, w, bias=b, impl="torch", **arguments).loss, tensors
@@ -166,6 +205,8 @@ def test_masked_tokens_may_hold_anything() -> None:
         ({"old_logps": torch.zeros(1)}, "old_logps need clip_low"),
         ({"ref_logps": torch.zeros(1)}, "go together"),
         ({"impl": "cuda"}, "unknown impl"),
+        ({"support": Support(torch.tensor([1]), torch.tensor([0]))}, r"support_bounds must have shape \(2,\)"),
+        ({"support": Support(torch.tensor([1, 3]), torch.tensor([0, 2]))}, "support: an id is outside the vocabulary"),
     ],
 )
 def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo_kernels import group_advantages, policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels import Support, group_advantages, policy_loss_from_hidden, policy_loss_from_logits
 from magrpo_kernels.row import RowInputs, RowOptions, row_loss
 from tests.kernels.oracle import case, loss_by_definition
 
@@ -21,6 +21,7 @@ runs_kernel = pytest.mark.skipif(
     not (INTERPRETED or CUDA), reason="run by test_everything_here_in_the_interpreter, in a process of its own"
 )
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 
 
 @pytest.mark.skipif(INTERPRETED or CUDA, reason="this is that process")
@@ -34,7 +35,12 @@ def test_everything_here_in_the_interpreter() -> None:
 
 
 def on_device(arguments: dict[str, object]) -> dict[str, object]:
-    return {k: v.to(DEVICE) if isinstance(v, torch.Tensor) else v for k, v in arguments.items()}
+    def move(value: object) -> object:
+        if isinstance(value, Support):
+            return Support(*(values.to(DEVICE) for values in value))
+        return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+    return {name: move(value) for name, value in arguments.items()}
 
 
 @runs_kernel
@@ -51,8 +57,14 @@ def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vo
     torch.testing.assert_close(result.loss.double(), expected, atol=1e-4, rtol=1e-5)
     torch.testing.assert_close(result.logps.double(), logps, atol=2e-6, rtol=1e-6)
     torch.testing.assert_close(gradient.double(), wanted, atol=1e-5, rtol=1e-4)
-    probabilities = (truth / 0.8).softmax(-1)
-    entropy = -(probabilities * probabilities.log()).sum(-1)
+    outside = torch.zeros_like(logits, dtype=torch.bool)
+    if "support" in variant:
+        ids, bounds = arguments["support"]
+        outside |= True
+        outside[torch.arange(num_tokens, device=DEVICE).repeat_interleave(bounds.diff()), ids] = False
+    assert not gradient[outside].any(), "exactly 0"
+    probabilities = (truth / 0.8).masked_fill(outside, -torch.inf).softmax(-1)
+    entropy = torch.special.entr(probabilities).sum(-1)
     counted = arguments["coefficients"] != 0
     torch.testing.assert_close(result.entropy.double()[counted], entropy[counted], atol=1e-5, rtol=1e-5)
 
@@ -99,10 +111,11 @@ def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
 
 
 @runs_kernel
-def test_from_hidden_states_both_implementations_agree() -> None:
+@pytest.mark.parametrize("support", [False, True])
+def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
     generator = torch.Generator().manual_seed(1)
     hidden, weight = torch.randn(9, 8, generator=generator), torch.randn(60, 8, generator=generator)
-    arguments = on_device(case(9, 60, 5, kl=True))
+    arguments = on_device(case(9, 60, 5, kl=True, support=support))
     del arguments["logits"]
     gradients = []
     for impl in ("triton", "torch"):

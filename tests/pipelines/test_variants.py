@@ -101,6 +101,10 @@ def test_beta_and_the_importance_cap(config: Path) -> None:
     assert metrics_of(config, "algo.beta=0.1", "algo.importance_cap=2.0")["update/main/kl"] > 0
 
 
+def test_a_kept_support_leaves_no_gap_between_engine_and_trainer(config: Path) -> None:
+    assert metrics_of(config, "rollout.top_p=0.7", "rollout.keep_support=true")["update/main/sampling_gap"] < 1e-4
+
+
 def test_one_adapter_for_both_agents(config: Path) -> None:
     metrics = metrics_of(config, "agents.0.weights=shared", "agents.1.weights=shared")
     first, second = (agent.name for agent in load_config(config).agents)

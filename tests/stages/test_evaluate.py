@@ -48,6 +48,13 @@ def answer(request) -> str:
     return "good" if "easy" in prompt or "|" in prompt else "bad"
 
 
+def test_no_support_is_recorded_where_nothing_trains() -> None:
+    engine = ScriptedEngine(answer)
+    run(engine, 1, top_p=0.9, keep_support=True)
+    assert {request.sampling.top_p for request in engine.batches[0]} == {0.9, 1.0}, "as in training, and greedy"
+    assert not any(request.sampling.keep_support for request in engine.batches[0])
+
+
 def test_single_turn_summary_by_hand() -> None:
     engine = ScriptedEngine(answer)
     report = run(engine, 1)

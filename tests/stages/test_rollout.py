@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from magrpo.config import AgentConfig, RolloutConfig
 from magrpo.stages.rollout import children, joint_actions, rollout, roots
-from magrpo.types import PENDING, JointReward, Problem, RolloutGroup, ScoredTurn
+from magrpo.types import PENDING, JointReward, Problem, RolloutGroup, SamplingParams, ScoredTurn
 from tests.fakes import LengthEnv, ScriptedEngine, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
@@ -43,6 +43,16 @@ def test_one_level_is_one_batch_with_a_seed_for_each_completion() -> None:
     assert bytes(batch[0].prompt_ids) == b"helper:zero"
     assert [turn.picks for turn in groups[0].turns] == [{"h": i, "m": i} for i in range(3)]
     assert groups[1].texts(groups[1].turns[2])["m"] == groups[1].actions["m"][2].text
+
+
+def test_training_says_how_it_samples_and_warns_of_truncation_whose_support_is_not_kept() -> None:
+    with pytest.warns(UserWarning, match="gradient is biased; set rollout.keep_support = true"):
+        roots(PROBLEMS, RolloutConfig(top_p=0.9))
+    with pytest.warns(UserWarning, match="biased"):
+        roots(PROBLEMS, RolloutConfig(top_k=5))
+    roots(PROBLEMS, RolloutConfig(keep_support=True))  # harmless: nothing is cut off
+    (node, _) = roots(PROBLEMS, RolloutConfig(temperature=0.8, top_p=0.9, top_k=7, keep_support=True))
+    assert node.sampling == SamplingParams(0.8, 0.9, 7, 256, keep_support=True)
 
 
 def test_a_problem_is_sampled_alike_whatever_else_is_in_the_batch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,12 +66,30 @@ def make_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:
     return samples
 
 
+def with_support(samples: Sequence[Sample]) -> list[Sample]:
+    """The same samples, as if each token had been drawn from every seventh id or so and itself."""
+    return [
+        replace(
+            sample,
+            support=tuple(
+                tuple(sorted({token, *range(step % 7, 250, 7 + token % 50)}))
+                for step, token in enumerate(sample.completion_ids)
+            ),
+        )
+        for sample in samples
+    ]
+
+
 def naive_logps(updater: Updater, agent: str, sample: Sample, reference: bool = False) -> Tensor:
     policy = updater.policy
     ids = torch.tensor([[*sample.prompt_ids, *sample.completion_ids]])
     with policy.reference(agent) if reference else policy.active(agent) as model:
         logits = model(input_ids=ids).logits[0, len(sample.prompt_ids) - 1 : -1]
     chosen = torch.tensor(sample.completion_ids)[:, None]
+    if sample.support:
+        inside = [torch.tensor(ids) for ids in sample.support]
+        rows = zip(torch.full_like(logits, -torch.inf), logits, inside, strict=True)
+        logits = torch.stack([outside.index_copy(0, ids, row[ids]) for outside, row, ids in rows])
     return (logits.float() / TEMPERATURE).log_softmax(-1).gather(1, chosen)[:, 0]
 
 
