@@ -178,8 +178,8 @@ class EvalConfig(Section):
     max_problems: int | None = Field(None, ge=1)
     """Evaluate at most this many problems of each split, the first ones. None: all."""
     seed: int = Field(1234, ge=0)
-    """Seed of the evaluation's sampling, together with ``train.seed``: runs that differ in ``train.seed`` draw different
-    samples, runs with the same one draw the same, and so do all evaluations of a run."""
+    """Seed of the evaluation's sampling, together with ``train.seed``: runs with another ``train.seed`` draw other
+    samples, runs with the same one draw alike, and so do all evaluations of a run."""
 
 
 class TrackingConfig(Section):

@@ -164,7 +164,7 @@ def evaluations(
     num_samples: int,
     same_luck: bool,
 ) -> np.ndarray:
-    """``(S, P)`` values around 0: seeds, problems, both together, and the luck of the samples, each seed's or shared."""
+    """``(S, P)`` values around 0: seeds, problems, both together, and the samples' luck, each seed's or shared."""
     of_seeds, of_problems, of_both = spread
     luck = generator.normal(0, 0.3 / np.sqrt(num_samples), (1, shape[1]) if same_luck else shape)
     seeds, problems = generator.normal(0, of_seeds, (shape[0], 1)), generator.normal(0, of_problems, shape[1])
