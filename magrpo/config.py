@@ -24,6 +24,7 @@ from pydantic import (
 
 from magrpo.reading import plugin, validated
 from magrpo.registry import ConfigError, Section
+from magrpo.seeds import derive_seed
 from magrpo.types import Estimator
 
 SECRETS = ("notify.webhook",)
@@ -197,7 +198,8 @@ class EvalConfig(Section):
     """In several turns: end a trajectory where its reward exceeds this, in reward units. An oracle: the reward counts
     hidden tests, which nobody knows where agents are used. None: all turns are taken."""
     seed: int = Field(1234, ge=0)
-    """Seed of the evaluation's sampling: the same in every run, so that runs can be compared."""
+    """Seed of the evaluation's sampling, together with ``train.seed``: runs with another ``train.seed`` draw other
+    samples, runs with the same one draw alike, and so do all evaluations of a run."""
 
 
 class TrackingConfig(Section):
@@ -382,6 +384,15 @@ class RunConfig(Section):
             if not {(agent.name, agent.model, agent.weights) for agent in row.agents} <= known:
                 raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
         return self
+
+    def seeded_eval(self) -> EvalConfig:
+        """``eval`` with the seed that this run's evaluations draw with, which follows from its own and ``train.seed``.
+
+        Runs with several seeds would else share the luck of the few samples of a problem, and no interval over their
+        means would hold it.
+        """
+        seed = derive_seed("evaluate", self.eval.seed, self.train.seed)
+        return self.eval.model_copy(update={"seed": seed})
 
     def resolved(self, *, secrets: bool = False) -> str:
         """The whole tree as JSON, defaults included; :func:`load_resolved` reads it back if it has its ``secrets``."""

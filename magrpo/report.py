@@ -19,6 +19,7 @@ from magrpo.types import EvalReport, Interval
 
 UNTRAINED = "untrained (naive concatenation)"
 LOADED = "loaded (start_from)"
+NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
@@ -108,7 +109,20 @@ def cell(column: str, value: Interval) -> str:
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
 
 
+def difference_cell(difference: Interval, scale: float = 100.0) -> str:
+    """:func:`signed`, behind a ``~`` where the interval holds 0: see ``NO_DIFFERENCE``."""
+    mark = "~ " if difference.low <= 0 <= difference.high else ""
+    return mark + signed(difference, scale)
+
+
+def verdict(gain: Interval) -> str:
+    """What a paired interval of a change says of it: ``improved``, ``worse`` or ``no reliable change``."""
+    if gain.low > 0:
+        return "improved"
+    return "worse" if gain.high < 0 else "no reliable change"
+
+
 def signed(difference: Interval, scale: float = 100.0) -> str:
     """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent, or of counts with a ``scale`` of 1."""
     mean, low, high = (round(scale * value, 1) + 0.0 for value in (difference.mean, difference.low, difference.high))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"  # adding 0 takes the sign off a negative zero
+    return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"  # adding 0 takes the sign off a negative zero

@@ -315,7 +315,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A mean with a bootstrap 95 % interval over problems."""
+    """A mean with a 95 % interval: over problems, or over seeds and problems (:mod:`magrpo.algo.stats`)."""
 
     mean: float
     low: float

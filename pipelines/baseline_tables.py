@@ -12,22 +12,26 @@ from statistics import fmean
 
 import msgspec
 
-from magrpo.algo.stats import crossed_interval
 from magrpo.config import BaselineRow, RunConfig
-from magrpo.report import SPLIT_TITLES, cell, column_title, signed
-from magrpo.stages.evaluate import per_problem
+from magrpo.report import NO_DIFFERENCE, SPLIT_TITLES, cell, column_title, difference_cell
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 from pipelines.baselines import BASELINES, REFERENCE
 from pipelines.page import write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
+from pipelines.problem_means import (
+    Means,
+    common_parts,
+    common_share,
+    interval_over_seeds,
+    problem_means,
+    subtracted,
+)
 from pipelines.tables import Section
 
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 UNDEFINED = "-"
 TITLE = "Agents and baselines"
-Means = Mapping[str, Mapping[str, float]]
-"""The mean of each problem: ``means[quantity][task_id]``; fractions, counts, seconds."""
 
 
 @dataclass
@@ -53,11 +57,9 @@ class Measured:
     def means(self) -> dict[str, Means]:
         """By split and mode. ``common`` is what the parts that all rows have come to, as a share of their maximum."""
         found: dict[str, Means] = {}
-        for key, quantities in per_problem(self.report.rows, self.row.reward).items():
-            means = {name: {t: fmean(v) for t, v in values.items()} for name, values in quantities.items()}
-            total = sum(self.common.values())
+        for key, means in problem_means(self.report, self.row.reward).items():
             means["common"] = {
-                task_id: sum(means[part][task_id] * maximum for part, maximum in self.common.items()) / total
+                task_id: common_share({part: means[part][task_id] for part in self.common}, self.common)
                 for task_id in means["return"]
             }
             if not self.whole:
@@ -75,8 +77,7 @@ class Measured:
 def measured(config: RunConfig, folders: Sequence[Path]) -> list[Measured]:
     """Read back what the stages of the rows committed, in their order."""
     rows = config.baselines.rows
-    every = [dict(row.reward.maxima) for row in rows]
-    common = {part: maximum for part, maximum in every[0].items() if all(part in maxima for maxima in every)}
+    common = common_parts([row.reward.maxima for row in rows])
     return [
         Measured(
             row,
@@ -165,10 +166,9 @@ def _short(rows: Sequence[Measured], seed: int, part_of: str) -> Section:
         lines.append(cells)
     heads = [head for name in ["return", *shared] for head in (name, f"\u2212 {REFERENCE}")]
     note = (
-        "Percent of the maximum; differences in points, problem by problem; bootstrap 95 % intervals over "
-        f"{_over(rows)}. A difference whose interval is without 0 is one at the level of 5 %. Tokens of all agents and "
-        "turns; seconds of sampling for one problem asked alone."
-        f"{part_of} A dash: not defined for this row."
+        "Percent of the maximum; differences in points, problem by problem; 95 % intervals "
+        f"{_over(rows)}. {NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked "
+        f"alone.{part_of} A dash: not defined for this row."
     )
     return Section(
         "Held-out problems, sampled, in short",
@@ -191,7 +191,7 @@ def _section(
         ]
         for row in here
     ]
-    note = f"Percent of the maximum.{part_of}" if not paired else "Points, paired by problem."
+    note = f"Percent of the maximum.{part_of}" if not paired else f"Points, paired by problem. {NO_DIFFERENCE}"
     return Section(title[0].upper() + title[1:], ("", *map(column_title, names)), lines, note)
 
 
@@ -263,11 +263,11 @@ def _how(rows: Sequence[Measured]) -> Section:
 
 def _over(rows: Sequence[Measured]) -> str:
     """What intervals are over."""
-    return f"problems and the seeds of {len(rows[0].others) + 1} runs" if rows[0].others else "problems"
+    return f"for new seeds on new problems, from {len(rows[0].others) + 1} runs" if rows[0].others else "over problems"
 
 
 def _interval(row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
-    return _over_both(row.values(key, quantity), seed)
+    return interval_over_seeds(row.values(key, quantity), seed)
 
 
 def _difference(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
@@ -276,15 +276,7 @@ def _difference(rows: Sequence[Measured], row: Measured, key: str, quantity: str
     if reference is None or row is reference:
         return None
     pairs = zip(row.values(key, quantity), reference.values(key, quantity), strict=False)
-    return _over_both([{t: ours[t] - theirs[t] for t in ours if t in theirs} for ours, theirs in pairs], seed)
-
-
-def _over_both(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
-    """The mean over seeds and the problems that all of them have, with its interval; None: there are no values."""
-    if not values:
-        return None
-    shared = [task_id for task_id in values[0] if all(task_id in one for one in values)]
-    return crossed_interval([[one[task_id] for task_id in shared] for one in values], seed)
+    return interval_over_seeds([subtracted(ours, theirs) for ours, theirs in pairs], seed)
 
 
 def _cell(row: Measured, key: str, quantity: str, seed: int) -> str:
@@ -299,7 +291,7 @@ def _cell(row: Measured, key: str, quantity: str, seed: int) -> str:
 
 def _less(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed: int) -> str:
     value = _difference(rows, row, key, quantity, seed)
-    return UNDEFINED if value is None else signed(value)
+    return UNDEFINED if value is None else difference_cell(value)
 
 
 def _mean(row: Measured, quantity: str) -> str:

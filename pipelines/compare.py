@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import string
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from statistics import fmean
 
 from matplotlib.figure import Figure
 from rich.console import Console
@@ -18,20 +17,19 @@ from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget, at, ledger
 from magrpo.pictures import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save
 from magrpo.registry import ConfigError
-from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
+from magrpo.report import NO_DIFFERENCE, SPLIT_TITLES, cell, column_title, columns_of, difference_cell
 from magrpo.spool import Unavailable
 from magrpo.store import MANIFEST, RunStore, read_records
 from magrpo.tracking import recorded_runs, tracking_uri
-from magrpo.types import HEADLINE, EvalReport, Interval, Problem
+from magrpo.types import EvalReport, Interval, Problem
 from pipelines.compare_baselines import compare_baselines
 from pipelines.page import Pictures, write_page
+from pipelines.problem_means import problem_means
 from pipelines.runs import differing, duration, flat_config
 from pipelines.session import load_report, problem_returns
 from pipelines.tables import Section, show
 
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
-_GOOD = 0.85
-"""The share of the maximum that counts as learned."""
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
 
@@ -55,14 +53,23 @@ class Compared:
         return problem_returns(self.last, key, self.config.reward)
 
     @cached_property
+    def means(self) -> list[dict[str, dict[str, dict[str, float]]]]:
+        """Of each evaluation the mean of each problem: ``means[-1]["test/sampled"]["return"][task_id]``."""
+        return [problem_means(report, self.config.reward) for report in self.reports]
+
+    @cached_property
     def budgets(self) -> list[Budget]:
         """What its training had taken, by iteration."""
         return ledger(self.store.stage_metrics())
 
-    def nearest(self, tokens: int) -> tuple[EvalReport, Budget]:
-        """The evaluation whose budget is nearest to ``tokens`` generated, and that budget."""
-        made = [(report, at(self.budgets, report.policy_version)) for report in self.reports]
-        return min(made, key=lambda pair: abs(pair[1].tokens - tokens))
+    def nearest(self, tokens: int) -> int:
+        """The number of the evaluation whose budget is nearest to ``tokens`` generated, from 0."""
+        spent = [at(self.budgets, report.policy_version).tokens for report in self.reports]
+        return min(range(len(spent)), key=lambda number: abs(spent[number] - tokens))
+
+    def budget(self, number: int) -> Budget:
+        """What training had taken by the evaluation of this number."""
+        return at(self.budgets, self.reports[number].policy_version)
 
     @cached_property
     def problems(self) -> dict[str, Problem]:
@@ -156,7 +163,9 @@ def _sections(runs: Sequence[Compared], root: Path) -> Iterator[Section]:
     for key in keys:
         yield _evaluation(runs, key)
     yield from _equal_budget(runs, keys)
-    yield reached({run.letter: [run] for run in runs})
+    from pipelines.equal_bar import reached_bars  # which is about runs as this module reads them
+
+    yield from reached_bars({run.letter: [run] for run in runs})
     yield _cost(runs)
 
 
@@ -213,10 +222,10 @@ def _differences(runs: Sequence[Compared], keys: Sequence[str]) -> Section:
     for key in keys:
         for run in runs[1:]:
             value, how = difference(runs[0], run, key)
-            rows.append((evaluation_title(key), f"{run.letter} \u2212 {runs[0].letter}", signed(value), how))
+            rows.append((evaluation_title(key), f"{run.letter} \u2212 {runs[0].letter}", difference_cell(value), how))
     note = (
         "Points of percent of the maximum, bootstrap 95 % intervals over problems: what other problems of the kind "
-        "would change is in them, what another seed of the training would change is not."
+        f"would change is in them, what another seed of the training would change is not. {NO_DIFFERENCE}"
     )
     return Section("Differences of return", ("", "runs", "difference", "problems"), rows, note)
 
@@ -243,7 +252,8 @@ def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Sec
     budget = min(run.budgets[-1].tokens for run in trained)
     rows = []
     for run in trained:
-        report, taken = run.nearest(budget)
+        number = run.nearest(budget)
+        report, taken = run.reports[number], run.budget(number)
         returns = (cell("return", report.summary[key]["return"]) for key in keys)
         counts = (f"{getattr(taken, unit):,}" for unit in UNITS)
         rows.append((run.letter, str(taken.iteration), *counts, *returns))
@@ -253,30 +263,6 @@ def _equal_budget(runs: Sequence[Compared], keys: Sequence[str]) -> Iterator[Sec
     )
     columns = ("run", "iteration", *UNITS.values(), *map(evaluation_title, keys))
     yield Section("At an equal budget of tokens", columns, rows, note)
-
-
-def reached(done: Mapping[str, Sequence[Compared]]) -> Section:
-    """How far each setting's runs had to go for a good return."""
-    rows = []
-    for title, runs in done.items():
-        there = [found for run in runs if (found := first_at(run, _GOOD)) is not None]
-        counts = (f"{fmean(getattr(budget, unit) for budget in there):,.0f}" for unit in UNITS if unit != "updates")
-        figures = (f"{fmean(budget.iteration for budget in there):,.0f}", *counts) if there else ("",) * len(UNITS)
-        rows.append((title, f"{len(there)} of {len(runs)}", *figures))
-    units = (title for unit, title in UNITS.items() if unit != "updates")
-    note = (
-        "The first evaluation at which the held-out return, sampled, is there; means over the seeds that get there. "
-        "Read it with the first column: seeds that do not get there are in no mean. It is as fine as eval.every."
-    )
-    return Section(f"Reaching {_GOOD:.0%} of the maximum", ("", "seeds", "iterations", *units), rows, note)
-
-
-def first_at(run: Compared, value: float) -> Budget | None:
-    """What training had taken at the first evaluation with a held-out return of ``value``, a fraction; None: never."""
-    for report in run.reports:
-        if report.summary[HEADLINE]["return"].mean >= value:
-            return at(run.budgets, report.policy_version)
-    return None
 
 
 def _cost(runs: Sequence[Compared]) -> Section:

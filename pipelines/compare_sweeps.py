@@ -9,8 +9,19 @@ from rich.console import Console
 
 from magrpo.pictures import COLOURS, comparison_panels, comparison_picture
 from magrpo.registry import ConfigError
-from pipelines.compare import Compared, reached, write_comparison
-from pipelines.over_seeds import DRAWN, OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, table_at, tokens_at
+from pipelines.compare import Compared, write_comparison
+from pipelines.equal_bar import reached_bars
+from pipelines.over_seeds import (
+    DRAWN,
+    OVER_SEEDS,
+    Settings,
+    at_equal_tokens,
+    averaged,
+    cost,
+    less_first,
+    table_at,
+    tokens_at,
+)
 from pipelines.page import Pictures
 from pipelines.sweep import load
 from pipelines.sweep_report import finished_runs, short
@@ -33,7 +44,7 @@ def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Cons
         done |= {f"{name} {words[title]}" if len(words) > 1 else name: of for title, of in runs.items()}
     if len(done) > len(COLOURS):
         raise ConfigError(f"compare takes sweeps of {len(COLOURS)} settings together, got {len(done)}")
-    means = {title: averaged([run.reports for run in runs]) for title, runs in done.items()}
+    means = {title: averaged(runs) for title, runs in done.items()}
     tokens = tokens_at(done, means)
     title = f"Comparison of the sweeps {', '.join(names[:-1])} and {names[-1]}"
     sections = [*_sections(done)]
@@ -45,13 +56,13 @@ def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Cons
 
 
 def _sections(done: Settings) -> Iterator[Section]:
-    ends = {title: [(run.last, run.budgets[-1]) for run in runs] for title, runs in done.items()}
+    ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
     note = (
-        "Means over seeds, 95 % intervals over seeds (Student's t). Return is in percent of the setting's own maximum: "
-        "where the parts of the rewards differ, compare tests and pass@1. All runs draw with the same eval.seed: the "
-        "luck of its few samples is shared by all seeds and in no interval; a larger eval.num_samples makes it small."
+        "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
+        "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
     )
-    yield table_at("At the end of training", ends, note)
+    yield table_at("At the end of training", done, ends, note)
+    yield from less_first("At the end of training", done, ends)
     yield from at_equal_tokens(done)
-    yield reached(done)
+    yield from reached_bars(done)
     yield cost(done)

@@ -1,4 +1,4 @@
-"""What ``magrpo train`` and ``magrpo sync`` do: start what a run needs, let it run, say what was learned.
+"""What ``magrpo train`` and ``magrpo sync`` do: start what a run needs, let it run, say what came of it.
 
 Imports prefect only where a run is made with it.
 """
@@ -17,13 +17,14 @@ from rich.console import Console
 from magrpo.config import load_config
 from magrpo.ledger import ledger
 from magrpo.registry import ConfigError
-from magrpo.report import closing_table, spent, start_title
+from magrpo.report import closing_table, signed, spent, start_title, verdict
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
 from magrpo.types import HEADLINE
 from pipelines.baseline_tables import folders_of, measured, tables
 from pipelines.notices import Notices
 from pipelines.order import rerun
+from pipelines.problem_means import paired_gain, problem_means
 from pipelines.runner import Result, execute, only_one
 from pipelines.server import LocalServer
 from pipelines.session import load_report
@@ -94,7 +95,7 @@ def _with_prefect(root: Path, run_id: str, console: Console) -> Result:
 
 
 def conclude(result: Result, console: Console) -> None:
-    """What was learned, where it lies, and what to type next."""
+    """What came of it, where it lies, and what to type next."""
     store, config = result.store, result.store.config()
     if config.baselines.rows:
         console.print()
@@ -114,9 +115,12 @@ def conclude(result: Result, console: Console) -> None:
             "of the maximum"
         )
     else:
+        then, now = (problem_means(report, config.reward)[HEADLINE]["return"] for report in (reports[0], reports[-1]))
+        gain = paired_gain(then, now, config.eval.seed)
         console.print(
-            f"learned: the joint return on held-out problems went from {first.mean:.1%} to {last.mean:.1%} "
-            f"[{last.low:.1%}, {last.high:.1%}] of the maximum in {config.train.num_iterations} iterations"
+            f"result:  {verdict(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
+            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {signed(gain)} points of "
+            "percent paired by problem"
         )
     budget = ledger(store.stage_metrics())[-1]
     if budget.updates:

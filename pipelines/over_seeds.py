@@ -5,42 +5,48 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 
-from magrpo.algo.stats import seed_interval
-from magrpo.ledger import UNITS, Budget
-from magrpo.report import cell, column_title, signed
+from magrpo.ledger import UNITS
+from magrpo.report import NO_DIFFERENCE, cell, column_title, difference_cell
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.compare import Compared
+from pipelines.problem_means import Means, interval_over_seeds, subtracted
 from pipelines.runs import duration
 from pipelines.tables import Section
 
 Settings = Mapping[str, Sequence[Compared]]
 """The finished runs of each setting, one for each seed, by its title."""
-Made = Mapping[str, Sequence[tuple[EvalReport, Budget]]]
-"""For each run of each setting an evaluation, and what training had taken by then."""
+Evaluations = Mapping[str, Sequence[int]]
+"""For each run of each setting the number of an evaluation, from 0."""
 DRAWN = ("return", "pass_at_1")
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
-OVER_SEEDS = "Sampled completions; means and 95 % intervals over seeds."
+OVER_SEEDS = "Sampled completions; means over seeds, 95 % intervals for new seeds on new problems."
+_SEED = 0
+"""Of the resampling where a setting has one seed only."""
 
 
-def averaged(runs: Sequence[Sequence[EvalReport]]) -> list[EvalReport]:
+def averaged(runs: Sequence[Compared]) -> list[EvalReport]:
     """The evaluations of runs that differ in their seed, as those of one: means and intervals over seeds, no rows.
 
-    Evaluations after iterations that not all runs have are left out, so are quantities. A single run is given back.
+    Evaluations after iterations that not all runs have are left out, so are quantities. Those of a single run are
+    given back.
     """
     if len(runs) == 1:
-        return list(runs[0])
-    by_iteration = [{report.policy_version: report for report in reports} for reports in runs]
-    shared = sorted(set.intersection(*(set(reports) for reports in by_iteration)))
-    return [_average([reports[iteration] for reports in by_iteration]) for iteration in shared]
+        return list(runs[0].reports)
+    numbers = [{report.policy_version: number for number, report in enumerate(run.reports)} for run in runs]
+    shared = sorted(set.intersection(*(set(of) for of in numbers)))
+    return [
+        _average([run.means[of[iteration]] for run, of in zip(runs, numbers, strict=True)], iteration)
+        for iteration in shared
+    ]
 
 
-def _average(reports: Sequence[EvalReport]) -> EvalReport:
+def _average(reports: Sequence[Mapping[str, Means]], iteration: int) -> EvalReport:
     summary: dict[str, dict[str, Interval]] = {}
-    for key, quantities in reports[0].summary.items():
-        if all(key in report.summary for report in reports):
-            names = [name for name in quantities if all(name in report.summary[key] for report in reports)]
-            summary[key] = {name: seed_interval([r.summary[key][name].mean for r in reports]) for name in names}
-    return EvalReport(reports[0].policy_version, (), summary)
+    for key in shared_keys(reports):
+        names = shared_keys([report[key] for report in reports])
+        values = {name: interval_over_seeds([report[key][name] for report in reports], _SEED) for name in names}
+        summary[key] = {name: value for name, value in values.items() if value is not None}
+    return EvalReport(iteration, (), summary)
 
 
 def shared_keys(tables: Iterable[Mapping[str, object]]) -> list[str]:
@@ -66,8 +72,8 @@ def at_equal_tokens(done: Settings) -> Iterator[Section]:
     tokens = min(run.budgets[-1].tokens for runs in done.values() for run in runs)
     equal = {title: [run.nearest(tokens) for run in runs] for title, runs in done.items()}
     note = f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, all that the cheapest took."
-    yield table_at("At an equal budget of tokens", equal, note)
-    yield from _less_first(done, equal)
+    yield table_at("At an equal budget of tokens", done, equal, note)
+    yield from less_first("At an equal budget of tokens", done, equal)
 
 
 def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
@@ -80,42 +86,55 @@ def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
     return Section("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
 
 
-def table_at(title: str, made: Made, note: str) -> Section:
-    """What each setting came to and had taken in the evaluations that ``made`` names for its runs."""
-    names = shared_keys([report.summary[HEADLINE] for runs in made.values() for report, _ in runs])
+def table_at(title: str, done: Settings, evaluations: Evaluations, note: str) -> Section:
+    """What each setting came to and had taken in the evaluations of its runs that are named."""
+    means = {setting: _means_at(runs, evaluations[setting]) for setting, runs in done.items()}
+    names = shared_keys([one for of in means.values() for one in of])
     columns = [name for name in SHOWN if name in names]
     rows = []
-    for setting, runs in made.items():
-        counts = (f"{fmean(getattr(budget, unit) for _, budget in runs):,.0f}" for unit in ("iteration", *UNITS))
-        values = (cell(column, _over_seeds([r.summary[HEADLINE][column].mean for r, _ in runs])) for column in columns)
-        rows.append((setting, str(len(runs)), *counts, *values))
+    for setting, runs in done.items():
+        budgets = [run.budget(number) for run, number in zip(runs, evaluations[setting], strict=True)]
+        counts = (f"{fmean(getattr(budget, unit) for budget in budgets):,.0f}" for unit in ("iteration", *UNITS))
+        values = (interval_over_seeds([one[column] for one in means[setting]], _SEED) for column in columns)
+        cells = ("-" if value is None else cell(column, value) for column, value in zip(columns, values, strict=True))
+        rows.append((setting, str(len(runs)), *counts, *cells))
     heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(column_title, columns))
     return Section(title, heads, rows, note)
 
 
-def _over_seeds(values: Sequence[float]) -> Interval:
-    """The mean and its interval over seeds; of one value that value alone."""
-    return seed_interval(values) if len(values) > 1 else Interval(values[0], values[0], values[0])
-
-
-def _less_first(done: Settings, made: Made) -> Iterator[Section]:
-    """Each setting less the first, seed by seed."""
-    of = {
-        title: {
-            run.config.train.seed: report.summary[HEADLINE] for run, (report, _) in zip(runs, made[title], strict=True)
-        }
-        for title, runs in done.items()
-    }
-    first, *others = of
-    names = shared_keys([summary for runs in of.values() for summary in runs.values()])
+def less_first(title: str, done: Settings, evaluations: Evaluations) -> Iterator[Section]:
+    """Each setting less the first, the same seeds and problems subtracted from each other; nothing without such."""
+    first, *others = done
+    means = {setting: _means_at(runs, evaluations[setting]) for setting, runs in done.items()}
+    names = shared_keys([one for of in means.values() for one in of])
     shown = [name for name in DRAWN if name in names]
+    by_seed = {
+        setting: {run.config.train.seed: (run, one) for run, one in zip(runs, means[setting], strict=True)}
+        for setting, runs in done.items()
+    }
     rows = []
-    for title in others:
-        seeds = [seed for seed in of[title] if seed in of[first]]
-        pairs = {q: [of[title][seed][q].mean - of[first][seed][q].mean for seed in seeds] for q in shown}
+    for setting in others:
+        seeds = [seed for seed in by_seed[setting] if seed in by_seed[first]]
         if len(seeds) > 1:
-            rows.append((title, *(signed(seed_interval(values)) for values in pairs.values()), str(len(seeds))))
+            pairs = [(by_seed[setting][seed], by_seed[first][seed]) for seed in seeds]
+            rows.append((setting, *(_difference(pairs, name) for name in shown), str(len(seeds))))
     if rows:
-        note = "Points of percent, the same seeds subtracted from each other; 95 % intervals over seeds (Student's t)."
-        columns = ("setting", *map(column_title, shown), "seeds")
-        yield Section(f"At an equal budget of tokens, less {first}", columns, rows, note)
+        note = (
+            "Points of percent, seed by seed and problem by problem; 95 % intervals for new seeds on new problems. "
+            f"{NO_DIFFERENCE}"
+        )
+        yield Section(f"{title}, less {first}", ("setting", *map(column_title, shown), "seeds"), rows, note)
+
+
+def _difference(pairs: Sequence[tuple[tuple[Compared, Means], tuple[Compared, Means]]], quantity: str) -> str:
+    """The mean difference and its interval over seeds; only problems count that are the same to the letter."""
+    differences = []
+    for (run, ours), (base, theirs) in pairs:
+        both = subtracted(ours[quantity], theirs[quantity])
+        differences.append({t: value for t, value in both.items() if run.problems[t] == base.problems[t]})
+    value = interval_over_seeds(differences, _SEED)
+    return "other problems" if value is None else difference_cell(value)
+
+
+def _means_at(runs: Sequence[Compared], numbers: Sequence[int]) -> list[Means]:
+    return [run.means[number][HEADLINE] for run, number in zip(runs, numbers, strict=True)]

@@ -6,9 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from statistics import fmean
 
-from magrpo.algo.stats import bootstrap_interval
 from magrpo.config import RunConfig
 from magrpo.ledger import UNITS, Budget
 from magrpo.pictures import (
@@ -25,24 +23,27 @@ from magrpo.pictures import (
 )
 from magrpo.report import (
     LOADED,
+    NO_DIFFERENCE,
     SPLIT_TITLES,
     budget_csv,
     cell,
     column_title,
     columns_of,
     compared,
+    difference_cell,
     evaluation_csv,
     keys_of,
     signed,
     spent,
     start_title,
+    verdict,
 )
-from magrpo.stages.evaluate import per_problem
-from magrpo.types import HEADLINE, EvalReport, Interval, Problem
+from magrpo.types import HEADLINE, EvalReport, Problem
 from pipelines.examples import examples, watch_exhibits, watch_list, watch_table
 from pipelines.page import Block, Facts, Listing, Pictures, write_page
 from pipelines.paper import QUANTITIES, beside_the_paper, trained_row
 from pipelines.plan import differing
+from pipelines.problem_means import paired_gain, problem_means
 from pipelines.runs import duration
 from pipelines.tables import Section
 
@@ -82,33 +83,22 @@ def write_report(
 def evaluation_sections(config: RunConfig, reports: Sequence[EvalReport]) -> list[Section]:
     """A table for each split and mode: the agents before training, the trained ones, and the paired difference."""
     rows = compared(reports, start_title(config))
-    values = [per_problem(report.rows, config.reward) for _, report in rows]
+    means = [problem_means(report, config.reward) for _, report in rows]
     heads = ["", *(name for name, _ in rows), *(["gain, paired by problem"] if len(rows) == 2 else [])]
-    note = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts."
+    note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
     sections = []
     for split, mode, key in keys_of(rows[-1][1]):
         lines = []
         for column in columns_of(rows[-1][1].summary[key], config.reward.maxima):
             line = [column_title(column), *(cell(column, report.summary[key][column]) for _, report in rows)]
             if len(rows) == 2:
-                less = _gain(values[1][key], values[0][key], column, config.eval.seed)
-                line.append(signed(less, 1.0 if column.endswith("_tokens") else 100.0))
+                gain = paired_gain(means[0][key][column], means[1][key][column], config.eval.seed)
+                line.append(difference_cell(gain, 1.0 if column.endswith("_tokens") else 100.0))
             lines.append(line)
         title = f"{SPLIT_TITLES[split]}, {mode}"
         sections.append(Section(title[0].upper() + title[1:], heads, lines, note))
         note = ""
     return sections
-
-
-def _gain(
-    after: Mapping[str, Mapping[str, Sequence[float]]],
-    before: Mapping[str, Mapping[str, Sequence[float]]],
-    quantity: str,
-    seed: int,
-) -> Interval:
-    """The mean difference over the problems that both have; a test of paired samples."""
-    now, then = ({task_id: fmean(v) for task_id, v in values[quantity].items()} for values in (after, before))
-    return bootstrap_interval([[now[task_id] - then[task_id]] for task_id in now if task_id in then], seed)
 
 
 def _about(config: RunConfig) -> str:
@@ -166,11 +156,11 @@ def _facts(
         if key in last.summary:
             yield _fact(name, first, last, key, "return")
             if len(reports) > 1 and key == HEADLINE:
-                then, now = (per_problem(report.rows, config.reward)[key] for report in (first, last))
-                gain = _gain(now, then, "return", config.eval.seed)
+                then, now = (problem_means(report, config.reward)[key]["return"] for report in (first, last))
+                gain = paired_gain(then, now, config.eval.seed)
                 value, _, limits = signed(gain).partition(" ")
-                both = len(then["return"].keys() & now["return"].keys())
-                yield "gain, paired by problem", value, f"{limits} points, {both} problems"
+                both = len(then.keys() & now.keys())
+                yield f"gain, paired by problem: {verdict(gain)}", value, f"{limits} points, {both} problems"
     if "pass_at_1" in last.summary[HEADLINE]:
         yield _fact("held-out pass@1", first, last, HEADLINE, "pass_at_1")
     if budgets[-1].updates:
@@ -209,10 +199,12 @@ def _tree(
     """Everything of the report that is a figure; fractions of the maximum."""
     gains: dict[str, dict[str, dict[str, float]]] = {}
     if len(reports) > 1:
-        then, now = (per_problem(report.rows, config.reward) for report in (reports[0], reports[-1]))
+        then, now = (problem_means(report, config.reward) for report in (reports[0], reports[-1]))
         for key in sorted(then.keys() & now.keys()):
             names = [name for name in now[key] if name in then[key]]
-            gains[key] = {name: asdict(_gain(now[key], then[key], name, config.eval.seed)) for name in names}
+            gains[key] = {
+                name: asdict(paired_gain(then[key][name], now[key][name], config.eval.seed)) for name in names
+            }
     return {
         "run": run_id,
         "evaluations": [

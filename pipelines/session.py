@@ -218,7 +218,7 @@ class Session:
             config = self.config
             arena = self._arena(self._open.serve(checkpoint))
             splits = self._load_problems(problems)
-            report, kept = evaluate(arena, config, splits, config.eval, config.rollout, iteration)
+            report, kept = evaluate(arena, config, splits, config.seeded_eval(), config.rollout, iteration)
             _write_evaluation(folder, report, arena.stats)
             write_records(folder / "trajectories.jsonl.gz", kept)
             headline = report.summary[HEADLINE]
@@ -251,7 +251,7 @@ class Session:
                 arena,
                 chosen,
                 self._load_problems(problems),
-                config.eval,
+                config.seeded_eval(),
                 config.rollout,
                 num_votes=votes,
                 timed_problems=config.baselines.timed_problems,

@@ -8,19 +8,28 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.algo.stats import seed_interval
 from magrpo.pictures import COLOURS, comparison_panels, comparison_picture, save
-from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of, signed
+from magrpo.report import SPLIT_TITLES, cell, column_title, columns_of
 from magrpo.types import HEADLINE, EvalReport, Interval
-from pipelines.compare import Compared, evaluation_title, load_compared, reached
-from pipelines.over_seeds import OVER_SEEDS, Settings, at_equal_tokens, averaged, cost, shared_keys, tokens_at
+from pipelines.compare import Compared, evaluation_title, load_compared
+from pipelines.equal_bar import reached_bars
+from pipelines.over_seeds import (
+    OVER_SEEDS,
+    Settings,
+    at_equal_tokens,
+    averaged,
+    cost,
+    less_first,
+    shared_keys,
+    tokens_at,
+)
 from pipelines.page import Block, Pictures, write_page
 from pipelines.sweep import Sweep, finished
 from pipelines.tables import Section, show
 
 _NOTE = (
-    "Means over seeds, 95 % intervals over seeds (Student's t). A setting with one finished seed has the interval over "
-    "problems in its place, which says nothing about other seeds."
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
+    "over problems in its place, which says nothing about other seeds."
 )
 
 
@@ -29,7 +38,7 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     done = finished_runs(sweep)
     if not done:
         return []
-    means = {title: averaged([run.reports for run in runs]) for title, runs in done.items()}
+    means = {title: averaged(runs) for title, runs in done.items()}
     sections = list(_sections(sweep, done, means))
     title = f"Sweep {sweep.name}"
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
@@ -97,28 +106,13 @@ def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalRep
         ]
         note = _NOTE if key == HEADLINE else ""
         yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
-    yield from _differences(done)
+    ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
+    yield from less_first("Held-out problems, sampled, at the end of training", done, ends)
     if len(done) > 1:
         yield from at_equal_tokens(done)
-    yield reached(done)
+    yield from reached_bars(done)
     yield cost(done)
     yield _runs(sweep, done)
-
-
-def _differences(done: Settings) -> Iterator[Section]:
-    """Return of each setting less the first's, seed by seed."""
-    (first, base), *others = done.items()
-    rows = []
-    for title, runs in others:
-        of = {run.config.train.seed: _return(run.last).mean for run in runs}
-        pairs = [of[run.config.train.seed] - _return(run.last).mean for run in base if run.config.train.seed in of]
-        if len(pairs) > 1:
-            rows.append((title, signed(seed_interval(pairs)), str(len(pairs))))
-    if rows:
-        note = f"Points of percent, the same seeds of both subtracted from each other, less those of {first}."
-        yield Section(
-            "Held-out return, sampled, less the first setting's", ("setting", "difference", "seeds"), rows, note
-        )
 
 
 def _runs(sweep: Sweep, done: Settings) -> Section:

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from magrpo.ledger import Budget
 from magrpo.pictures import _spread, cloud_picture, learning_panels, learning_picture, save, svg, turns_picture
-from magrpo.report import budget_csv, closing_table, evaluation_csv, spent
+from magrpo.report import budget_csv, closing_table, difference_cell, evaluation_csv, spent, verdict
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
@@ -160,3 +160,10 @@ def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -
     assert all(placed[label] <= height for label, height in heights.items())
     by_height = sorted(heights, key=heights.__getitem__, reverse=True)
     assert sorted(placed, key=placed.__getitem__, reverse=True) == by_height
+
+
+def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
+    up, down, none = Interval(0.02, 0.001, 0.04), Interval(-0.02, -0.04, -0.001), Interval(0.02, -0.001, 0.04)
+    assert [verdict(gain) for gain in (up, down, none)] == ["improved", "worse", "no reliable change"]
+    assert [difference_cell(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
+    assert difference_cell(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"

@@ -10,13 +10,14 @@ from __future__ import annotations
 import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field
 
 from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
+from magrpo.problems.seen_functions import SeenFunctions
 from magrpo.registry import ConfigError, Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
@@ -29,6 +30,11 @@ _NUM_TESTS = 5
 _NUM_INPUTS = 40
 _LARGEST = 10_000
 _LONGEST = 40
+_LARGEST_PROBED = 1_000_000
+_LONGEST_PROBED = 5_000
+_NUM_PROBES = 60
+_WARM_START: dict[Level, int] = {"1": 3212, "2": 2913, "3": 4267}
+"""How many of the first compositions to train on, of each level, hold the 6144 problems of ``magrpo warm-start``."""
 _VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs", "ys", "zs"), "str": ("s", "t", "u")}
 _SEPARATORS = {2: (", then ",), 3: (", ", ", then ")}
 
@@ -65,6 +71,15 @@ class Composition:
             value = step(value)
         return value
 
+    @property
+    def takes(self) -> Kind:
+        """The kind of its argument."""
+        return self.steps[0].operation.takes
+
+    def computed(self, value: Any) -> Any:
+        """The result; None where it is not defined or too large to be computed on the way."""
+        return _apply(self, value, _LARGEST_PROBED, _LONGEST_PROBED)
+
     def variables(self) -> tuple[str, ...]:
         """Names for the argument and every intermediate value, by their kinds."""
         kinds = [self.steps[0].operation.takes, *(step.operation.gives for step in self.steps[:-1])]
@@ -90,7 +105,9 @@ class CoopCode(Plugin):
     """Generated problems in the HumanEval form, one third of them at each of three levels of difficulty.
 
     ``test`` holds compositions known from training with constants never trained on, ``ood`` compositions of operations
-    never trained on. ``tags``: ``level`` (1, 2 or 3), ``steps`` and ``split``.
+    never trained on. Neither holds a problem that is, as a function, one to train on, or one that the embedded base
+    model was made with: another order of the same steps does not count as new. ``tags``: ``level`` (1, 2 or 3),
+    ``steps`` and ``split``.
     """
 
     num_train: int = Field(1536, ge=3)
@@ -111,6 +128,7 @@ class CoopCode(Plugin):
         train: list[Problem] = []
         test: list[Problem] = []
         ood: list[Problem] = []
+        held_out = []
         for i, level in enumerate(self.levels):
             families = _families(level)
             trained = [family for family in families if not _is_ood(family)]
@@ -118,8 +136,11 @@ class CoopCode(Plugin):
             # Compositions that training meets come first: with a training split much larger than this, only those.
             met = {composition_of(problem).family for problem in train}
             trained.sort(key=lambda family: _family_name(family) not in met)
-            test += self._take("test", i, self.num_test, _instances(trained, "test"))
-            ood += self._take("ood", i, self.num_ood, _instances([f for f in families if _is_ood(f)], "ood"))
+            held_out.append((trained, [family for family in families if _is_ood(family)]))
+        seen = _seen_functions(train)
+        for i, (trained, others) in enumerate(held_out):
+            test += self._take("test", i, self.num_test, _unseen(_instances(trained, "test"), seen))
+            ood += self._take("ood", i, self.num_ood, _unseen(_instances(others, "ood"), seen))
         return {"train": train, "test": test, "ood": ood}
 
     def _take(self, split: Split, index: int, total: int, compositions: Iterable[Composition]) -> list[Problem]:
@@ -212,6 +233,36 @@ def _constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composit
             yield composition
 
 
+def _seen_functions(train: Sequence[Problem]) -> SeenFunctions:
+    """What ``train`` and the problems that the embedded base model was made with compute."""
+    steps = {problem.tags["steps"] for problem in train}
+    compositions = [composition_of(problem) for problem in train]
+    for level, number in _WARM_START.items():
+        trained = [family for family in _families(level) if not _is_ood(family)]
+        warm_start = itertools.islice(_instances(trained, "train"), number)
+        compositions += [composition for composition in warm_start if composition.key not in steps]
+    seen = SeenFunctions(_probes())
+    for composition in compositions:
+        seen.add(composition.takes, composition.computed)
+    return seen
+
+
+def _unseen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
+    return (one for one in compositions if not seen.has_equal(one.takes, one.computed))
+
+
+@functools.cache
+def _probes() -> Mapping[str, Sequence[Any]]:
+    """Inputs that tell functions apart, of every kind; the first ones small enough for all operations."""
+    rng = random.Random(derive_seed("coopcode", "probes"))
+    small: dict[Kind, list[Any]] = {
+        "int": [7, 24],
+        "list": [[3, -2, 7, 7, 4, 12], [-5, 9, 2, 2, 1, 8, 3]],
+        "str": ["Rat oEs", "teA dbo St"],
+    }
+    return {kind: [*small[kind], *(draw(rng) for _ in range(_NUM_PROBES))] for kind, draw in _INPUTS.items()}
+
+
 def _tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:
     """Five inputs with their results, on each of which every proper part of the composition gives another result."""
     steps = composition.steps
@@ -228,22 +279,22 @@ def _tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]
     return None
 
 
-def _apply(composition: Composition, value: Any) -> Any:
+def _apply(composition: Composition, value: Any, largest: int = _LARGEST, longest: int = _LONGEST) -> Any:
     """The result, or None where the composition is not defined or passes through a large value."""
     try:
         for step in composition.steps:
             value = step(value)
-            if not _is_small(value):
+            if not _is_small(value, largest, longest):
                 return None
     except (TypeError, ValueError, AttributeError):
         return None
     return value
 
 
-def _is_small(value: Any) -> bool:
+def _is_small(value: Any, largest: int, longest: int) -> bool:
     if isinstance(value, int):
-        return abs(value) < _LARGEST
-    return len(value) < _LONGEST and all(isinstance(item, str) or abs(item) < _LARGEST for item in value)
+        return abs(value) < largest
+    return len(value) < longest and all(isinstance(item, str) or abs(item) < largest for item in value)
 
 
 def _integer(rng: random.Random) -> int:
@@ -262,4 +313,4 @@ def _text(rng: random.Random) -> str:
     return " ".join(words)
 
 
-_INPUTS = {"int": _integer, "list": _list, "str": _text}
+_INPUTS: dict[Kind, Callable[[random.Random], Any]] = {"int": _integer, "list": _list, "str": _text}

@@ -1,4 +1,4 @@
-"""pass@k and bootstrap intervals."""
+"""pass@k and intervals: over problems, and over seeds and problems."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from magrpo.algo.stats import (
     pass_at_k,
     seed_interval,
 )
+from magrpo.seeds import derive_seed
 
 
 @pytest.mark.parametrize(
@@ -107,7 +108,7 @@ def test_seed_interval_is_students() -> None:
     # 1, 2 and 3: deviation 1, so 4.303 / sqrt(3) around 2; the quantile with two degrees of freedom is 4.303.
     value = seed_interval([1.0, 2.0, 3.0])
     assert value.mean == 2.0
-    assert (value.low, value.high) == (pytest.approx(2 - 2.4843, abs=1e-4), pytest.approx(2 + 2.4843, abs=1e-4))
+    assert (value.low, value.high) == (pytest.approx(2 - 2.4841, abs=1e-4), pytest.approx(2 + 2.4841, abs=1e-4))
     assert seed_interval([0.5, 0.5]).high == 0.5
     with pytest.raises(AssertionError):
         seed_interval([1.0])
@@ -121,24 +122,94 @@ def test_seed_interval_holds_the_mean_as_often_as_it_says() -> None:
         assert held == pytest.approx(0.95, abs=0.012), number
 
 
-def test_an_interval_over_seeds_and_problems() -> None:
-    """Against the variance by hand: that of the seeds' means, of the problems' means, and of what is left of both."""
+def test_an_interval_over_seeds_and_problems_by_hand() -> None:
+    # Seeds' means 1 and 3, problems' means 0 and 4, no rest: MS of seeds 2 * 2 / 1 = 4, of problems 2 * 8 / 1 = 16, so
+    # the variance of the mean is 20 / 4 = 5; one degree of freedom each, whose quantile is 12.706.
+    value = crossed_interval([[-1.0, 3.0], [1.0, 5.0]], 0)
+    assert value.mean == 2.0
+    assert value.high - 2.0 == pytest.approx(12.706 * np.sqrt(5), rel=1e-4)
+    assert value.low - 2.0 == pytest.approx(-12.706 * np.sqrt(5), rel=1e-4)
+
+
+def test_many_seeds_and_problems_come_near_the_normal_distribution() -> None:
     generator = np.random.default_rng(1)
-    seeds, problems = generator.normal(0, 1.0, (40, 1)), generator.normal(0, 2.0, 300)
-    found = crossed_interval((seeds + problems).tolist(), 0, num_resamples=4000)
-    spread = np.sqrt(seeds.var() / 40 + problems.var() / 300)  # no interaction
+    seeds, problems = generator.normal(0, 1.0, (60, 1)), generator.normal(0, 2.0, 300)
+    found = crossed_interval((seeds + problems).tolist(), 0)
+    spread = np.sqrt(seeds.var() / 60 + problems.var() / 300)  # no interaction
     assert found.mean == pytest.approx(seeds.mean() + problems.mean())
     assert found.high - found.low == pytest.approx(2 * 1.96 * spread, rel=0.05)
 
 
-def test_with_one_seed_or_equal_seeds_the_interval_is_over_problems() -> None:
+def test_with_one_seed_equal_seeds_or_one_problem() -> None:
     values = [0.0, 0.25, 1.0, 0.5]
     alone = bootstrap_interval([[value] for value in values], 0)
     assert crossed_interval([values], 0) == alone
-    twice = crossed_interval([values, values], 0)
-    assert (twice.low, twice.high) == pytest.approx((alone.low, alone.high), abs=0.07)
-    seeds_only = crossed_interval([[0.0, 0.0], [1.0, 1.0]], 0)
-    assert (seeds_only.low, seeds_only.high) == (0.0, 1.0)
+    twice = crossed_interval([values, values], 0)  # Student's t over four problems: 3.182 times 0.427 / 2
+    assert twice.high - twice.mean == pytest.approx(3.1824 * np.std(values, ddof=1) / 2, rel=1e-4)
+    assert crossed_interval([[1.0], [2.0], [3.0]], 0) == seed_interval([1.0, 2.0, 3.0])
+    nothing = crossed_interval([[0.5, 0.5], [0.5, 0.5]], 0)
+    assert (nothing.low, nothing.mean, nothing.high) == (0.5, 0.5, 0.5)
+
+
+# Standard deviations of seeds, problems, and both together; a sample's luck is 0.3. Problems of `coopcode` differ by
+# some 0.3, trained seeds by 0.01; differences of two settings by 0.05 to 0.15 over problems.
+REPEATS = 6000
+SPREADS = [(0.0, 0.3, 0.1), (0.01, 0.3, 0.1), (0.03, 0.25, 0.05), (0.1, 0.2, 0.1), (0.02, 0.05, 0.15)]
+
+
+def evaluations(
+    generator: np.random.Generator,
+    shape: tuple[int, int],
+    spread: tuple[float, float, float],
+    num_samples: int,
+    same_luck: bool,
+) -> np.ndarray:
+    """``(S, P)`` values around 0: seeds, problems, both together, and the samples' luck, each seed's or shared."""
+    of_seeds, of_problems, of_both = spread
+    luck = generator.normal(0, 0.3 / np.sqrt(num_samples), (1, shape[1]) if same_luck else shape)
+    seeds, problems = generator.normal(0, of_seeds, (shape[0], 1)), generator.normal(0, of_problems, shape[1])
+    return seeds + problems + generator.normal(0, of_both, shape) + luck
+
+
+def coverage(
+    num_seeds: int, spread: tuple[float, float, float], num_samples: int, same_luck: bool, repeats: int
+) -> float:
+    """How often the interval over 96 problems holds 0, what new seeds on new problems give."""
+    generator = np.random.default_rng(derive_seed("coverage", num_seeds, str(spread), num_samples, int(same_luck)))
+    tables = (evaluations(generator, (num_seeds, 96), spread, num_samples, same_luck) for _ in range(repeats))
+    intervals = [crossed_interval(table.tolist(), 0) for table in tables]
+    return float(np.mean([value.low <= 0 <= value.high for value in intervals]))
+
+
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_the_interval_over_seeds_covers_new_seeds_on_new_problems(num_seeds: int) -> None:
+    for spread in SPREADS[1:4]:
+        assert 0.93 <= coverage(num_seeds, spread, 4, False, 3000) <= 0.97, spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("same_luck", [False, True])
+@pytest.mark.parametrize("num_samples", [2, 5])
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_coverage_whatever_differs_most(num_seeds: int, num_samples: int, same_luck: bool) -> None:
+    """Also where the luck of an evaluation is shared by all seeds, as it was when they drew with the same seed."""
+    for spread in SPREADS:
+        assert 0.93 <= coverage(num_seeds, spread, num_samples, same_luck, REPEATS) <= 0.97, spread
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_seeds", [3, 5])
+def test_paired_differences_over_seeds_are_covered(num_seeds: int) -> None:
+    """Two settings on the same problems, seed by seed: what both share of problems and of seeds is not in it."""
+    for own in ((0.01, 0.05, 0.05), (0.02, 0.1, 0.1), (0.0, 0.0, 0.0)):
+        generator = np.random.default_rng(7)
+        held = 0
+        for _ in range(REPEATS):
+            shared = evaluations(generator, (num_seeds, 96), (0.03, 0.3, 0.1), 4, False)
+            first, second = (evaluations(generator, (num_seeds, 96), own, 4, False) for _ in range(2))
+            value = crossed_interval(((shared + first) - (shared + second)).tolist(), 0)
+            held += value.low <= 0 <= value.high
+        assert 0.93 <= held / REPEATS <= 0.97, own
 
 
 def test_pairing_is_tighter_than_two_samples() -> None:

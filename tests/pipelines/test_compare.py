@@ -42,6 +42,14 @@ def listed(text: str) -> dict[str, str]:
     return {line.split()[0]: line for line in text.splitlines() if line.split()[:1] and line.startswith("  ")}
 
 
+def test_runs_with_other_seeds_draw_other_samples_from_the_same_agents(root: Path) -> None:
+    """Before training, adapters add nothing: only the draws differ, so seeds share no luck of an evaluation."""
+    one, two = (load(root, name).reports[0].rows for name in ("one", "two"))
+    for mode, alike in (("sampled", False), ("greedy", True)):
+        texts = [[row.texts for row in rows if row.mode == mode] for rows in (one, two)]
+        assert (texts[0] == texts[1]) is alike, mode
+
+
 def test_runs_lists_folder_and_store_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["runs", "--root", str(root)]) == 0
     lines = listed(capsys.readouterr().out)

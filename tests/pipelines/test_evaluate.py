@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from magrpo.config import ConfigError, load_config
+from magrpo.report import signed, verdict
 from magrpo.store import RunStore
+from magrpo.types import Interval
 from pipelines import evaluate
 from pipelines.cli import main
 from pipelines.session import load_report
@@ -68,3 +71,14 @@ def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
     empty = RunStore.create(load_config(root.parent / "run.toml", [f"root={tmp_path}"]), "empty")
     with pytest.raises(ConfigError, match="no checkpoint yet"):
         evaluate.prepare(empty.run_id, [], None, tmp_path, None)
+
+
+def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
+    trained: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result: ")]
+    tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
+    gain = Interval(**tree["gains"]["test/sampled"]["return"])
+    assert line.startswith(f"result:  {verdict(gain)}: the joint return on held-out problems went from ")
+    assert line.endswith(f"{signed(gain)} points of percent paired by problem")

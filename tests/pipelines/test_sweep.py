@@ -5,26 +5,31 @@ from __future__ import annotations
 import csv
 import json
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
+from typing import ClassVar
 
 import pytest
 from mlflow import MlflowClient
 
-from magrpo.algo.stats import seed_interval
+from magrpo.algo.stats import crossed_interval
 from magrpo.config import load_resolved
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine
 from magrpo.ledger import Budget
 from magrpo.policy import Policy
 from magrpo.registry import ConfigError, Plugin
+from magrpo.report import cell
+from magrpo.rewards.common import ProgramReward
+from magrpo.stages.evaluate import summarise
 from magrpo.store import RunStore
-from magrpo.types import EvalReport, Interval
+from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines import sweep
 from pipelines.cli import main
-from pipelines.compare import Compared, first_at, load_compared
-from pipelines.over_seeds import averaged
+from pipelines.compare import Compared, load_compared
+from pipelines.equal_bar import crossing, reached_bars
+from pipelines.over_seeds import averaged, less_first, table_at
 from tests.pipelines.micro import write_config
 
 ENGINES = ("tests.pipelines.test_sweep:Moody", "transformers")
@@ -89,32 +94,98 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
         sweep.load(tmp_path / "runs", "s")
 
 
-def test_means_and_intervals_are_over_seeds() -> None:
-    def report(iteration: int, *means: float) -> EvalReport:
-        names = ("return", "tests", "pass_at_1")
-        values = {name: Interval(mean, mean - 0.5, mean + 0.5) for name, mean in zip(names, means, strict=False)}
-        return EvalReport(iteration, (), {"test/sampled": values})
+def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:
+    """Evaluations, by iteration, whose problems, sampled once, came to these fractions of their tests."""
+    reports = []
+    for iteration, fractions in values.items():
+        rows = [
+            EvalRow(f"p{i}", "test", "sampled", 0, (value,), ({"tests": value},), (value == 1,), {}, 1)
+            for i, value in enumerate(fractions)
+        ]
+        reports.append(EvalReport(iteration, tuple(rows), summarise(rows, TESTS_ONLY, 0)))
+    return reports
 
-    one = [report(0, 0.0, 0.5), report(2, 0.1), report(4, 0.2, 1.0, 1.0)]
-    two = [report(0, 0.2, 0.5), report(3, 0.9), report(4, 0.6, 0.0)]
+
+class OnlyTests(ProgramReward):
+    """Its only part are the tests, at most 1."""
+
+    part_maxima: ClassVar[Mapping[str, float]] = {"tests": 1.0}
+
+
+TESTS_ONLY = OnlyTests(kind="tests.pipelines.test_sweep:OnlyTests")
+
+
+def compared(folder: Path, seed: int, values: Mapping[int, Sequence[float]]) -> Compared:
+    """A run that generated 10 tokens in an iteration; its problems are told apart by their place."""
+    [child] = planned(folder, overrides=[f"train.seed={seed}"]).children
+    config = load_resolved(child.config).model_copy(update={"reward": TESTS_ONLY})
+    run = Compared(str(seed), RunStore(folder, "s"), config, reports_of(values))
+    run.budgets = [Budget(i, tokens=10 * i, joint_actions=2 * i, updates=i) for i in values]
+    run.problems = {f"p{i}": Problem(f"p{i}", "") for i in range(9)}
+    return run
+
+
+def test_means_and_intervals_are_over_seeds_and_problems(tmp_path: Path) -> None:
+    one = compared(tmp_path, 0, {0: [0.0, 0.5, 1.0], 2: [1.0, 1.0, 1.0], 4: [1.0, 0.0, 0.5]})
+    two = compared(tmp_path, 1, {0: [0.5, 0.5, 0.0], 3: [1.0, 1.0, 1.0], 4: [1.0, 0.5, 0.0]})
     first, last = averaged([one, two])
     assert (first.policy_version, last.policy_version) == (0, 4)
-    assert first.summary["test/sampled"]["return"] == seed_interval([0.0, 0.2])
-    assert last.summary["test/sampled"] == {"return": seed_interval([0.2, 0.6]), "tests": seed_interval([1.0, 0.0])}
-    assert averaged([one]) == one
+    assert first.summary["test/sampled"]["return"] == crossed_interval([[0.0, 0.5, 1.0], [0.5, 0.5, 0.0]], 0)
+    assert last.summary["test/sampled"]["tests"] == crossed_interval([[1.0, 0.0, 0.5], [1.0, 0.5, 0.0]], 0)
+    assert averaged([one]) == one.reports
 
 
-def test_what_it_took_to_get_there_is_that_of_the_first_evaluation_that_is(tmp_path: Path) -> None:
-    config = load_resolved(planned(tmp_path).children[0].config)
-    reports = [
-        EvalReport(iteration, (), {"test/sampled": {"return": Interval(mean, mean, mean)}})
-        for iteration, mean in ((0, 0.2), (2, 0.86), (4, 0.8), (6, 0.9))
-    ]
-    run = Compared("", RunStore(tmp_path, "s"), config, reports)
-    run.budgets = [Budget(i, tokens=10 * i, updates=i) for i in (0, 2, 4, 6)]
-    assert first_at(run, 0.85) == run.budgets[1]
-    assert first_at(run, 0.2) == Budget()
-    assert first_at(run, 0.95) is None
+def test_a_single_seed_has_the_interval_over_problems(tmp_path: Path) -> None:
+    run = compared(tmp_path, 0, {0: [0.0, 0.5, 1.0, 1.0]})
+    section = table_at("", {"a": [run]}, {"a": [0]}, "")
+    assert section.rows[0][-2] == cell("tests", run.last.summary["test/sampled"]["tests"])
+
+
+def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked(tmp_path: Path) -> None:
+    base = [compared(tmp_path, seed, {0: [0.0, 0.5, 1.0, 0.2 + 0.01 * seed]}) for seed in (0, 1)]
+    more = [compared(tmp_path, seed, {0: [0.1, 0.6, 1.1, 0.3 + 0.01 * seed]}) for seed in (0, 1)]
+    noise = [compared(tmp_path, seed, {0: [0.0, 0.6, 0.9, 0.2]}) for seed in (0, 1)]
+    ends = {"base": [0, 0], "more": [0, 0], "noise": [0, 0]}
+    [section] = less_first("At the end", {"base": base, "more": more, "noise": noise}, ends)
+    (_, better, *_), (_, same, *_) = section.rows
+    assert better == "+10.0 [+10.0, +10.0]"
+    assert same.startswith("~ ")
+    assert "~: the interval holds 0, so no difference is shown" in section.note
+    for run in more:
+        run.problems = {task_id: Problem(task_id, "another") for task_id in run.problems}
+    [section] = less_first("At the end", {"base": base, "more": more}, ends)
+    assert section.rows[0][1] == "other problems"
+
+
+def test_what_it_took_to_get_to_a_bar_is_interpolated(tmp_path: Path) -> None:
+    run = compared(tmp_path, 0, {0: [0.2], 2: [0.6], 4: [0.5], 6: [0.9]})
+    common = {"tests": 1.0}
+    halfway = crossing(run, "common", 0.4, common)  # half of the way from 0.2 to 0.6, so from 0 to 2 iterations
+    assert halfway is not None
+    assert (halfway["iteration"], halfway["tokens"], halfway["joint_actions"]) == pytest.approx((1, 10, 2))
+    later = crossing(run, "common", 0.85, common)  # 0.35 of the 0.4 from iteration 4 to 6
+    assert later is not None
+    assert later["tokens"] == pytest.approx(40 + 20 * 0.875)
+    start = crossing(run, "common", 0.2, common)
+    assert start is not None
+    assert start["tokens"] == 0
+    assert crossing(run, "common", 0.95, common) is None
+
+
+def test_settings_are_brought_to_one_bar_and_subtracted_seed_by_seed(tmp_path: Path) -> None:
+    slow = [compared(tmp_path, seed, {0: [0.0, 0.0], 8: [1.0, 1.0]}) for seed in (0, 1, 2)]
+    fast = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [1.0, 1.0]}) for seed in (0, 1, 2)]
+    never = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [0.8 + 0.1 * seed, 1.0]}) for seed in (0, 1, 2)]
+    bars, differences = reached_bars({"slow": slow, "fast": fast, "never": never})
+    rows = {row[:2]: row[2:] for row in bars.rows}
+    assert rows["pass@1 of 70%", "slow"][:3] == ("3 of 3 seeds", "6", "56")
+    assert rows["pass@1 of 70%", "fast"][:3] == ("3 of 3 seeds", "3", "28")
+    assert rows["pass@1 of 70%", "never"][:3] == ("1 of 3 seeds", "", "")
+    assert rows["common of 85%", "fast"][:3] == ("3 of 3 seeds", "3", "34")
+    less = {row[:2]: row[2] for row in differences.rows}
+    assert less["pass@1 of 70%", "fast"] == "-28.0 [-28.0, -28.0]"
+    assert less["pass@1 of 70%", "never"] == "not reached by all"
+    assert next(reached_bars({"none": [compared(tmp_path, 0, {0: [0.0]})]})).rows[0][2] == "not reached"
 
 
 def finished(root: Path) -> list[str]:
@@ -164,7 +235,7 @@ def check_report(root: Path, names: list[str]) -> None:
     means = [float(r["mean"]) for r in rows if (r["seed"], r["split"], r["mode"]) == ("", "test", "sampled")]
     assert means == pytest.approx([fmean(end.mean for end in ends[:2])] * 2)
     text = (folder / "sweep.md").read_text()
-    assert "| engine.kind=transformers | +0.0 [+0.0, +0.0] | 2 |" in text
+    assert "| engine.kind=transformers | ~ +0.0 [+0.0, +0.0] | ~ +0.0 [+0.0, +0.0] | 2 |" in text
     assert "not finished" not in text
     assert "<svg" in (folder / "sweep.html").read_text()
     assert len(json.loads((folder / "sweep.json").read_text())["children"]) == 4
@@ -198,7 +269,7 @@ def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture
         assert [row[0] for row in rows] == [f"| {name} {title}" for name in "st" for title in ENGINES]
         assert {row[1] for row in rows} == {"2"}
         assert {row[7].split()[0] for row in rows} == {f"{100 * mean:.1f}"}
-    assert f"| t {ENGINES[1]} | +0.0 [+0.0, +0.0] | +0.0 [+0.0, +0.0] | 2 |" in text
+    assert f"| t {ENGINES[1]} | ~ +0.0 [+0.0, +0.0] | ~ +0.0 [+0.0, +0.0] | 2 |" in text
     assert (folder / "compare.html").read_text().count("<svg") == 4, "return and pass@1 over iterations and tokens"
     capsys.readouterr()
     assert main(["compare", "s", names[0], "--root", str(root)]) == 2

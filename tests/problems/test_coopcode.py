@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import hashlib
 import itertools
+import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 from magrpo.problems.conventions import AUX, WEIGHTS, write
 from magrpo.problems.coopcode import Composition, CoopCode, composition_of, make_problem
 from magrpo.problems.operations import OPERATIONS, parse_step
+from magrpo.stages.warm_start import WarmStartConfig
 from magrpo.types import Problem, Split
 
 Splits = dict[Split, list[Problem]]
@@ -140,6 +144,45 @@ def test_splits_have_the_sizes_asked_for_and_share_no_problem(splits: Splits) ->
         assert {problem.tags["split"] for problem in problems} == {split}
         levels = Counter(problem.tags["level"] for problem in problems)
         assert set(levels.values()) == {len(problems) // 3}
+
+
+def behaviour(composition: Composition) -> str:
+    """What a composition does to 100 inputs of its kind; independent of how the problem set tells functions apart."""
+    rng = random.Random(99)
+    draws: dict[str, Callable[[], object]] = {
+        "int": lambda: rng.randint(-30, 130),
+        "list": lambda: [rng.randint(-9, 19) for _ in range(rng.randint(5, 8))],
+        "str": lambda: "".join(rng.choice("aeiorstbdAER  ") for _ in range(rng.randint(5, 15))),
+    }
+    results = []
+    for _ in range(100):
+        value = draws[composition.takes]()
+        try:
+            results.append(composition(value))
+        except (ValueError, TypeError):
+            results.append(None)
+    return f"{composition.takes} {results}"
+
+
+def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits) -> None:
+    """Neither one to train on nor one that the embedded base saw, whose recipe's problems are the first 6144."""
+    assert WarmStartConfig().num_problems == 6144
+    seen = CoopCode(kind="coopcode", num_train=6144).load()["train"]
+    assert {problem.task_id for problem in splits["train"]} <= {problem.task_id for problem in seen}
+    known = {behaviour(composition_of(problem)) for problem in seen}
+    again = Composition((parse_step("squares"), parse_step("skip:4")))  # coopcode/skip:4/squares is among them
+    assert behaviour(again) in known
+    for split in ("test", "ood"):
+        assert [p.task_id for p in splits[split] if behaviour(composition_of(p)) in known] == [], split
+
+
+def test_problems_to_train_on_are_what_they_were(splits: Splits) -> None:
+    """The shipped base was made with them, and runs are reproducible; held-out problems do not change them."""
+    text = repr([(problem.task_id, problem.prompt, problem.test) for problem in splits["train"]])
+    assert hashlib.sha256(text.encode()).hexdigest()[:16] == "230c88666ac820a9"
+    other = CoopCode(kind="coopcode", num_test=300, num_ood=3).load()
+    assert other["train"] == splits["train"]
+    assert other["test"][:32] == splits["test"][:32], "more problems come after the same ones"
 
 
 def test_test_varies_constants_and_ood_varies_compositions(splits: Splits) -> None:
