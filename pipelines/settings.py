@@ -44,9 +44,13 @@ QUIET = {
 
 
 def prepare_environment() -> None:
-    """Set every variable of ``QUIET`` that is not set yet, and see to it that proxies leave this machine alone."""
+    """Set ``HOME`` and every variable of ``QUIET`` that is not set yet; exempt this machine from proxies."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    try:
+        Path.home()
+    except RuntimeError:  # neither HOME nor a passwd entry, which keeps Prefect and MLflow from being imported
+        os.environ["HOME"] = "/"  # as container runtimes do
     reach_loopback_directly()
 
 
