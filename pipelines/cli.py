@@ -116,6 +116,10 @@ def train(
         resolved = load_config(config, [*overrides, *extra])
         if dry_run:
             return _show_plan(resolved)
+        if resolved.model.device == "cuda":
+            from magrpo.policy import device_of
+
+            device_of(resolved.model)  # refused before there is a folder
         store = RunStore.create(resolved, name)
     if dry_run:
         return _show_plan(store.config(), store, from_stage)
