@@ -9,6 +9,7 @@ engine sampled from (no dropout).
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -212,6 +213,12 @@ class Policy:
                 for name, parameter in parameters.items():
                     parameter.copy_(stored[name])
         self.version = version
+
+    def release_cached_memory(self) -> None:
+        """Give the memory that torch keeps for tensors to come back to the GPU, for other processes. No-op on CPU."""
+        if self.device.type == "cuda":
+            gc.collect()  # tensors in reference cycles would keep theirs
+            torch.cuda.empty_cache()
 
     def _stored(self, agent: str, folder: Path) -> dict[str, Tensor]:
         if self.weights(agent) == "lora":

@@ -51,6 +51,9 @@ def row_kernel(  # type: ignore[no-untyped-def]
 ):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
+    # Before the first pass, whose barriers put these loads before any store of the second: ``out`` may be the logits.
+    token = tl.load(ids_ptr + row)
+    target = tl.load(logits_ptr + token).to(tl.float32)
     lanes = tl.arange(0, BLOCK)
     high = float("-inf")  # running maximum of the raw logits
     total = 0.0  # sum of exp2((x - high) * scale)
@@ -70,8 +73,6 @@ def row_kernel(  # type: ignore[no-untyped-def]
         high = new
     log2_total = tl.log2(total)
     base = tl.where(high == float("-inf"), 0.0, high)
-    token = tl.load(ids_ptr + row)
-    target = tl.load(logits_ptr + token).to(tl.float32)
     logp2 = (target - base) * scale - log2_total
     logp = logp2 * LN2
     tl.store(logps_ptr + row, logp)

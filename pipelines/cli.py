@@ -44,9 +44,9 @@ app.command(bench)
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command line; the exit code: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # where `kind = "my_pkg.rewards:Mine"` is looked for, too
-    logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
         from pipelines.config_help import config_help
@@ -116,6 +116,10 @@ def train(
         resolved = load_config(config, [*overrides, *extra])
         if dry_run:
             return _show_plan(resolved)
+        if resolved.model.device == "cuda":
+            from magrpo.policy import device_of
+
+            device_of(resolved.model)  # refused before there is a folder
         store = RunStore.create(resolved, name)
     if dry_run:
         return _show_plan(store.config(), store, from_stage)

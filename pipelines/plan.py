@@ -9,6 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
+import torch
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
@@ -87,7 +88,8 @@ def _work(config: RunConfig) -> Iterator[str]:
 
 
 def _machine(config: RunConfig) -> Iterator[str]:
-    device = device_of(config.model)
+    # A run for a GPU can be planned where there is none.
+    device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
     dtype = dtype_of(config.model, device)
     engine: Any = config.engine
     if isinstance(engine, AutoEngine):
@@ -95,6 +97,8 @@ def _machine(config: RunConfig) -> Iterator[str]:
     chosen = f"{engine.kind}{' (chosen by auto)' if engine is not config.engine else ''}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
+    if device.type == "cuda" and not torch.cuda.is_available():
+        yield "         PyTorch sees no CUDA device here: the run would be refused"
     own = isinstance(engine, VllmEngine)
     sizes = memory(config, dtype.itemsize, None if own else getattr(engine, "max_batch", None))
     yield f"memory   about {_size(sum(sizes.values()))}, libraries apart"

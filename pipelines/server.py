@@ -14,12 +14,13 @@ import socket
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
 from types import TracebackType
+from urllib.error import URLError
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, build_opener
 
-from pipelines.settings import prefect_target
+from pipelines.settings import LOOPBACK, prefect_target, reach_loopback_directly
 
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
@@ -33,7 +34,8 @@ class LocalServer:
     """A Prefect server on this machine with its database in ``home``; nothing at all if the user has one already.
 
     Use as a context manager around the import of Prefect: entering sets ``PREFECT_HOME`` and ``PREFECT_API_URL``,
-    which Prefect reads when it is imported; leaving takes them back. ``schedules``: it also makes the runs that
+    which Prefect reads when it is imported; leaving takes them back. From then on no proxy of the environment is used
+    for this machine (:func:`pipelines.settings.reach_loopback_directly`). ``schedules``: it also makes the runs that
     schedules ask for, and has Prefect's page.
     """
 
@@ -48,6 +50,7 @@ class LocalServer:
     def __enter__(self) -> LocalServer:
         if prefect_target() is not None:
             return self
+        reach_loopback_directly()
         before = set(os.environ) - {"PREFECT_API_URL"}
         os.environ.setdefault("PREFECT_HOME", str(self.home))
         self.home.mkdir(parents=True, exist_ok=True)
@@ -99,11 +102,14 @@ class LocalServer:
 
 
 def healthy(url: str) -> bool:
-    """Whether a server answers at ``url`` that all is well."""
+    """Whether a server answers at ``url`` that all is well. On this machine it is asked without a proxy."""
+    proxies: dict[str, str] | None = (
+        {} if urlsplit(url).hostname in LOOPBACK else None
+    )  # None: those of the environment
     try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
+        with build_opener(ProxyHandler(proxies)).open(url, timeout=5) as answer:
             return bool(answer.status == 200)
-    except (urllib.error.URLError, TimeoutError, ConnectionError):
+    except (URLError, TimeoutError, ConnectionError):
         return False
 
 

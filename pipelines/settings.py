@@ -5,10 +5,16 @@ Values that are set already are left alone. MLflow's are set by :mod:`magrpo.tra
 
 from __future__ import annotations
 
+import logging
 import os
 import tomllib
+from importlib.util import find_spec
 from pathlib import Path
 
+log = logging.getLogger(__name__)
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+_PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 QUIET = {
     "DO_NOT_TRACK": "true",
     "VLLM_NO_USAGE_STATS": "1",
@@ -38,9 +44,46 @@ QUIET = {
 
 
 def prepare_environment() -> None:
-    """Set every variable of ``QUIET`` that is not set yet."""
+    """Set ``HOME`` and every variable of ``QUIET`` that is not set yet; exempt this machine from proxies."""
     for name, value in QUIET.items():
         os.environ.setdefault(name, value)
+    try:
+        Path.home()
+    except RuntimeError:  # neither HOME nor a passwd entry, which keeps Prefect and MLflow from being imported
+        os.environ["HOME"] = "/"  # as container runtimes do
+    reach_loopback_directly()
+
+
+def reach_loopback_directly() -> None:
+    """Exempt ``LOOPBACK`` from the proxies of the environment, for this process and its children.
+
+    Every HTTP client of httpx sets up all proxies of the environment when it is made, also for a server that needs
+    none. So variables that httpx cannot use are removed, with a warning: with them no client could be made.
+    """
+    proxies = {name: os.environ[name] for name in os.environ if name.lower() in _PROXIES and os.environ[name]}
+    for name, url in proxies.items():
+        if reason := _why_unusable(url):
+            log.warning("the environment variable %s is ignored: %s", name, reason)
+            del os.environ[name]
+    if proxies:
+        exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+        hosts = [host.strip() for host in exempt.split(",") if host.strip()]
+        missing = [] if "*" in hosts else [host for host in LOOPBACK if host not in hosts]
+        # Both spellings alike: most libraries read the lower-case one first, some read one only.
+        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*hosts, *missing])
+
+
+def _why_unusable(url: str) -> str:
+    """Why httpx cannot use a proxy, without its URL, which may hold a password; empty if it can."""
+    import httpx  # takes a tenth of a second, and few machines have a proxy
+
+    try:
+        scheme = httpx.Proxy(url if "://" in url else f"http://{url}").url.scheme
+    except (httpx.InvalidURL, ValueError):
+        return "it is not the URL of an HTTP or SOCKS proxy"
+    if scheme.startswith("socks") and find_spec("socksio") is None:
+        return "a SOCKS proxy needs the package socksio (pip install 'httpx[socks]')"
+    return ""
 
 
 def prefect_target() -> str | None:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
 import threading
 import types
 from collections.abc import Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
 
 from magrpo.config import TrackingConfig
 from magrpo.tracking import MlflowTracker
-from magrpo.tracking.system import SystemMonitor
+from magrpo.tracking.system import SystemMonitor, run_memory
 
 MACHINE = (
     "system/cpu_utilization_percentage",
@@ -56,7 +59,63 @@ def test_samples_are_numbered_from_the_first_and_end_with_the_block() -> None:
     values = samples.taken[1][1]
     assert set(MACHINE) == {key for key in values if "gpu" not in key}
     assert 0 < values["system/system_memory_usage_percentage"] < 100
-    assert 0 < values["system/run_memory_megabytes"] < values["system/system_memory_usage_megabytes"]
+    # The machine's figure leaves out pages of files, which the run's has: the two need not be in order.
+    assert 0 < values["system/run_memory_megabytes"] < psutil.virtual_memory().total / 1e6
+
+
+# Fills a mapping of 256 MB, forks four children that read all of it, and prints the memory of the run in bytes.
+FAMILY = """
+import mmap, os, signal
+from magrpo.tracking.system import run_memory
+size = 256_000_000
+big = mmap.mmap(-1, size, flags=FLAGS)
+for start in range(0, size, 1 << 20):
+    big[start : start + (1 << 20)] = bytes([1]) * min(1 << 20, size - start)
+ready, tell = os.pipe()
+children = []
+for _ in range(4):
+    if not (child := os.fork()):
+        assert sum(big[start] for start in range(0, size, 4096)) == -(-size // 4096)
+        os.write(tell, b"x")
+        signal.pause()
+    children.append(child)
+for _ in children:
+    os.read(ready, 1)
+print(run_memory(), flush=True)
+for child in children:
+    os.kill(child, signal.SIGKILL)
+"""
+
+
+@pytest.mark.parametrize("flags", ["mmap.MAP_SHARED | mmap.MAP_ANONYMOUS", "mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS"])
+def test_what_processes_of_a_run_share_counts_once(flags: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FAMILY.replace("FLAGS", flags)], capture_output=True, text=True, check=True
+    )
+    assert 256e6 < int(done.stdout) < 2 * 256e6
+
+
+def test_memory_of_processes_that_vanish_or_deny_access(monkeypatch: pytest.MonkeyPatch) -> None:
+    with subprocess.Popen(["sleep", "600"]) as child:
+        denied = psutil.Process().memory_info()
+        try:
+            for error, expected in ((psutil.NoSuchProcess, 0), (psutil.AccessDenied, denied.rss - denied.shared)):
+                monkeypatch.setattr(psutil.Process, "memory_full_info", lambda self, kind=error: raise_for(self, kind))
+                monkeypatch.setattr(psutil.Process, "memory_info", lambda self: answer_for(self, denied))
+                assert run_memory() == expected
+        finally:
+            child.kill()
+
+
+def raise_for(process: psutil.Process, error: type[psutil.Error]) -> None:
+    raise error(process.pid)
+
+
+def answer_for(process: psutil.Process, memory: object) -> object:
+    """``memory`` for this process; a child has ended meanwhile."""
+    if process.pid != os.getpid():
+        raise psutil.NoSuchProcess(process.pid)
+    return memory
 
 
 def test_a_gpu_is_sampled_where_nvml_finds_one(monkeypatch: pytest.MonkeyPatch) -> None:

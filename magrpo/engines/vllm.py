@@ -154,8 +154,9 @@ class VllmClient:
             self._asleep = True
 
     def wake(self) -> None:
-        """Undo :meth:`sleep`."""
+        """Undo :meth:`sleep`, with the memory that the trainer has taken meanwhile and no longer needs."""
         if self._asleep:
+            self._policy.release_cached_memory()
             self._call({server: Wake() for server in range(len(self._servers))})
             self._asleep = False
 
@@ -168,7 +169,15 @@ class VllmClient:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, numbers: Sequence[int]) -> None:
-        """Start these servers, at the same time; returns when they are ready."""
+        """Start these servers; returns when they are ready.
+
+        On a GPU one after another: vLLM takes whatever the memory of the whole card loses while it starts for its own.
+        """
+        self._policy.release_cached_memory()
+        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
+            self._start_together(together)
+
+    def _start_together(self, numbers: Sequence[int]) -> None:
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
         for i in numbers:
             log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"

@@ -110,6 +110,7 @@ class Updater:
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
         metrics["update/sampling_gap"] = fmean(gaps)
+        self.policy.release_cached_memory()  # to the engine, where it is a process of its own
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:

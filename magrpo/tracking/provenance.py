@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import getpass
-import shutil
 import subprocess
 import sys
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 
 
 def provenance() -> dict[str, str]:
-    """Tags that say who ran what code: versions of Python and the libraries, and the git commit where there is one."""
+    """Tags that say who ran what code: versions of Python and the libraries, the user, and the git commit.
+
+    A tag that cannot be found out is left out: a user id may have no name, and git may be missing or refuse the folder
+    of another user.
+    """
     tags = {
         "version.python": sys.version.split()[0],
-        "mlflow.user": getpass.getuser(),
         "mlflow.source.name": "magrpo",
         "mlflow.source.type": "LOCAL",
     }
+    with suppress(KeyError, OSError):  # no environment variable and no passwd entry; OSError from Python 3.13 on
+        tags["mlflow.user"] = getpass.getuser()
     for name in ("magrpo", "torch", "triton", "transformers", "peft", "vllm", "prefect", "mlflow"):
-        try:
+        with suppress(metadata.PackageNotFoundError):
             tags[f"version.{name}"] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    checkout = Path(__file__).parents[2]
-    if (checkout / ".git").exists() and shutil.which("git"):
-        tags["mlflow.source.git.commit"] = _git(checkout, "rev-parse", "HEAD")
-        tags["git.dirty"] = str(bool(_git(checkout, "status", "--porcelain", "--untracked-files=no"))).lower()
+    # OSError: no git, or a folder that may not be read. CalledProcessError: git refuses the folder, or has no commit.
+    with suppress(OSError, subprocess.CalledProcessError):
+        checkout = Path(__file__).parents[2]
+        if (checkout / ".git").exists():
+            tags["mlflow.source.git.commit"] = _git(checkout, "rev-parse", "HEAD")
+            tags["git.dirty"] = str(bool(_git(checkout, "status", "--porcelain", "--untracked-files=no"))).lower()
     return tags
 
 
 def _git(checkout: Path, *arguments: str) -> str:
-    return subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, text=True, check=True).stdout.strip()
+    done = subprocess.run(["git", *arguments], cwd=checkout, capture_output=True, check=True)
+    return done.stdout.decode(errors="replace").strip()

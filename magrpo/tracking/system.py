@@ -69,7 +69,7 @@ def _sampler() -> Callable[[], dict[str, float]]:
         monitors.append(GPUMonitor())  # type: ignore[no-untyped-call]
 
     def sample() -> dict[str, float]:
-        values = {"run_memory_megabytes": _run_memory() / 1e6}
+        values = {"run_memory_megabytes": run_memory() / 1e6}
         for monitor in monitors:
             monitor.collect_metrics()
             values |= monitor.aggregate_metrics()
@@ -79,10 +79,25 @@ def _sampler() -> Callable[[], dict[str, float]]:
     return sample
 
 
-def _run_memory() -> int:
-    """Bytes that this process and all below it hold in memory; what they share counts for each."""
-    used = 0
-    for process in (root := psutil.Process(), *root.children(recursive=True)):
-        with suppress(psutil.NoSuchProcess):  # it ended in between
-            used += process.memory_info().rss
-    return used
+def run_memory() -> int:
+    """Bytes of memory that this process and all below it use: the sum of their proportional set sizes.
+
+    A page that n processes map counts 1/n for each of them, so that it counts once. Pages of files (libraries) are
+    included; the kernel counts them as available, and MLflow's figure for the machine leaves them out.
+    """
+    here = psutil.Process()
+    return sum(map(_memory_share, [here, *here.children(recursive=True)]))
+
+
+def _memory_share(process: psutil.Process) -> int:
+    """The proportional set size of a process in bytes; 0 for one that has ended.
+
+    Where its page tables may not be read (a jailed program, for any user but root): its resident pages of no file.
+    """
+    with suppress(psutil.NoSuchProcess):
+        try:
+            return int(process.memory_full_info().pss)
+        except psutil.AccessDenied:
+            resident = process.memory_info()
+            return int(resident.rss - resident.shared)
+    return 0

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from magrpo.config import RunConfig, load_config
 from magrpo.policy import Policy
 from magrpo.registry import ConfigError
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
+from pipelines.cli import main
 from pipelines.estimate import measured, memory, work_of
 from pipelines.plan import show_plan
 from tests.pipelines.micro import command
@@ -63,6 +65,22 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
     assert "reused   9 of 13 stages; the first to run is update:1" in said
     assert "in stages, from the means of 1 earlier run in" in said
     assert files(runs.root) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_plan(config(runs, "model.device=cuda"), None, None) == 0
+    said = capsys.readouterr().out
+    assert "engine   transformers, on cuda in bfloat16\n" in said
+    assert "PyTorch sees no CUDA device here: the run would be refused\n" in said
+    for example in ("humaneval", "tldr"):
+        path = Path(__file__).parents[2] / "pipelines" / "configs" / f"{example}.toml"
+        assert main(["train", str(path), "--root", str(tmp_path / "runs")]) == 2
+        refusal = 'magrpo: model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"\n'
+        assert capsys.readouterr().err == refusal
+    assert not (tmp_path / "runs").exists()
 
 
 def test_counts_are_those_of_a_run(runs: Runs) -> None:

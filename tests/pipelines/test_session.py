@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import pytest
 from magrpo.config import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
+from magrpo.policy import Policy
 from magrpo.store import RunStore
 from magrpo.types import Action, Request
 from pipelines.attempt import Standing
+from pipelines.cli import main
 from pipelines.console import RunConsole
 from pipelines.session import Session
 from tests import plugins
@@ -58,3 +61,42 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
         assert store.metrics(session.evaluate(0, problems, checkpoint))["eval/response_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
+
+
+EVENTS: list[str] = []
+
+
+class WatchedEngine(ScriptedEngine):
+    """Tells when it works, sleeps and wakes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        EVENTS.append("generate")
+        return super().generate(requests, progress)
+
+    def sleep(self) -> None:
+        EVENTS.append("sleep")
+
+    def wake(self) -> None:
+        EVENTS.append("wake")
+
+
+class Watched(plugins.Engine):
+    """Opens a :class:`WatchedEngine`."""
+
+    def open(self, policy: object) -> WatchedEngine:
+        return WatchedEngine()
+
+
+def test_the_engine_wakes_when_the_update_has_released_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EVENTS.clear()
+    monkeypatch.setattr(Policy, "release_cached_memory", lambda _: EVENTS.append("release"))
+    path = write_config(tmp_path, iterations=2)
+    overrides = ["engine.kind=tests.pipelines.test_session:Watched", "eval.every=5"]
+    assert main(["train", str(path), *overrides, "--local"]) == 0
+    once = ["wake", "generate", "sleep", "release"]
+    assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from magrpo.config import OptimConfig
+from magrpo.policy import Policy
 from magrpo.stages.update import NonFiniteLoss, Updater, learning_rate
 from magrpo.types import Sample
 from tests.stages.updating import (
@@ -65,6 +66,21 @@ def test_the_kl_term_pulls_towards_the_untrained_policy(any_base: Path, dump: Pa
     fresh.update({"main": samples})
     second = fresh.update({"main": flat})
     assert second["update/main/kl"] == pytest.approx(float(kl.detach()) / num_tokens, rel=1e-3)
+
+
+def test_cached_memory_is_released_after_the_last_step(base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    updater = make(base, dump, agents=("helper", "main"), algo={"update_epochs": 2})
+    before = weights_of(updater)
+    released: list[int] = []
+
+    def release(policy: Policy) -> None:
+        released.append(policy.version)
+        assert all(p.grad is None for agent in policy.agents for p in policy.parameters(agent).values())
+        assert any(not torch.equal(value, before[name]) for name, value in weights_of(updater).items())
+
+    monkeypatch.setattr(Policy, "release_cached_memory", release)
+    updater.update({"helper": make_samples(1), "main": make_samples()})
+    assert released == [1], "once, when all agents have taken their steps"
 
 
 def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dump: Path) -> None:

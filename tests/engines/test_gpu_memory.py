@@ -1,0 +1,114 @@
+"""One GPU shared by trainer and vLLM servers: who takes memory, who has given it back before.
+
+No GPU is used: the policy says that it lives on one, and the servers are scripted.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines.process import Child
+from magrpo.engines.vllm import VllmEngine
+from magrpo.policy import Policy
+from tests.tiny import tiny_base
+
+# Appends the kind of each call to a file, and "Ready" before it says that it has started. Until then it waits for as
+# many servers to be starting as the first argument says.
+SERVER = """
+import os, sys, time
+from multiprocessing.connection import Connection
+from pathlib import Path
+import msgspec
+from magrpo.engines.vllm_server import Call, Done, Start
+events = Path(os.environ["SCRIPT"])
+def tell(event):
+    with events.open("a") as file:
+        file.write(event + "\\n")
+channel, decoder = Connection(int(sys.argv[2])), msgspec.msgpack.Decoder(Call)
+while True:
+    call = decoder.decode(channel.recv_bytes())
+    tell(type(call).__name__)
+    if isinstance(call, Start):
+        while events.read_text().split().count("Start") < int(sys.argv[1]):
+            time.sleep(0.01)
+        tell("Ready")
+    channel.send_bytes(msgspec.msgpack.encode(Done()))
+"""
+
+
+class Machine:
+    """A policy of two agents with weights of their own, hence two servers, and what happened, in order."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.log = folder / "events"
+        self.log.touch()
+        base = str(tiny_base(folder / "base"))
+        agents = [AgentConfig(name=name, role=name, model=base, weights="full") for name in ("helper", "main")]
+        self.policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+        self.starting = 1
+        """How many servers must be starting before one of them is ready."""
+        monkeypatch.setattr("magrpo.engines.vllm.Child", self.child)
+        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether or not vLLM is installed
+        monkeypatch.setattr("torch.cuda.empty_cache", lambda: self.tell("empty_cache"))
+        monkeypatch.setenv("SCRIPT", str(self.log))
+
+    def child(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
+        self.tell("Spawn")
+        return Child([sys.executable, "-c", SERVER, str(self.starting)], log, environment)
+
+    def tell(self, event: str) -> None:
+        with self.log.open("a") as file:
+            file.write(event + "\n")
+
+    def events(self) -> list[str]:
+        """What happened since the last call."""
+        found = self.log.read_text().split()
+        self.log.write_text("")
+        return found
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(tmp_path, monkeypatch)
+
+
+def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machine: Machine) -> None:
+    machine.policy.device = torch.device("cuda")
+    engine = VllmEngine(memory_frac=0.5).open(machine.policy)
+    try:
+        assert machine.events() == ["empty_cache", *["Spawn", "Start", "Ready"] * 2]
+        engine.wake()
+        assert machine.events() == [], "they are awake"
+        engine.sleep()
+        assert machine.events() == ["Sleep", "Sleep"]
+        engine.wake()
+        assert machine.events() == ["empty_cache", "Wake", "Wake"]
+    finally:
+        engine.close()
+
+
+def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:
+    machine.starting = 2
+    engine = VllmEngine().open(machine.policy)
+    try:
+        assert machine.events() == ["Spawn", "Spawn", "Start", "Start", "Ready", "Ready"]
+        engine.sleep()
+        engine.wake()
+        assert machine.events() == []
+    finally:
+        engine.close()
+
+
+def test_cached_memory_goes_back_once_nothing_refers_to_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gc.collect", lambda: machine.tell("collect"))
+    machine.policy.release_cached_memory()
+    assert machine.events() == [], "nothing on a CPU"
+    machine.policy.device = torch.device("cuda")
+    machine.policy.release_cached_memory()
+    assert machine.events() == ["collect", "empty_cache"]
