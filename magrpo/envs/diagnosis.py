@@ -18,12 +18,12 @@ Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discuss
 """How much an agent learns: full diagnostics; one signal a level; one line; nothing; the partner's last text; edits
 that another model proposes."""
 
-Cooperation = Literal["full", "wrapper", "unused", "not called", "unknown"]
+Cooperation = Literal["full", "thin", "unused", "not called", "unknown"]
 
 _NAME = re.compile(r"(?:^|: )([A-Za-z]+)(?=:|$)")
 _EXCEPTIONS = {name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, Exception)}
 _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
-_COOPERATION = {"wrapper": "wrapper", "unused": "aux unused", "not called": "aux not called"}
+_COOPERATION = {"thin": "wrapper", "unused": "aux unused", "not called": "aux not called"}
 _PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
 _LEVELS = ("structure", "syntax", "tests", "cooperation")
 
@@ -78,7 +78,7 @@ def diagnose(turn: PastTurn) -> Diagnosis:
     structure = parts["structure"]
     cooperation: Cooperation = "unknown"
     if parts["cooperation"] > 0:
-        cooperation = "full" if parts["cooperation"] > 1 else "wrapper"
+        cooperation = "full" if parts["cooperation"] > 1 else "thin"
     elif parts["cooperation"] < 0:
         cooperation = "unused"
     elif report is not None and report.watched_calls == 0:
@@ -150,7 +150,7 @@ def _levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -
 def _cooperation(cooperation: Cooperation, entry_point: str) -> str:
     return {
         "full": f"`{entry_point}` calls `aux` and uses its result: good.",
-        "wrapper": f"`{entry_point}` only passes its arguments on to `aux`: divide the work more evenly.",
+        "thin": f"One of `{entry_point}` and `aux` does all the work: divide it more evenly.",
         "unused": f"`{entry_point}` calls `aux` but does nothing with its result: use it.",
         "not called": f"`{entry_point}` never called `aux` while the tests ran: divide the work between the two.",
     }[cooperation]

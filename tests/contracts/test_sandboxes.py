@@ -112,6 +112,17 @@ def test_watching_unusual_functions(sandbox: Sandbox, aux: str, used: bool) -> N
     assert (report.status, report.watched_calls, report.watched_used) == ("pass", 3, used)
 
 
+@pytest.mark.parametrize("name", ["'aux'", "'a' + 'ux'"])
+@pytest.mark.parametrize("inside", [True, False])
+def test_what_takes_the_name_later_is_not_watched(sandbox: Sandbox, name: str, inside: bool) -> None:
+    rebinding = f"globals()[{name}] = lambda n: n + 1"
+    body = (
+        f"def f(n):\n    {rebinding}\n    return aux(n)\n" if inside else f"{rebinding}\ndef f(n):\n    return aux(n)\n"
+    )
+    [report] = sandbox.run([Execution(f"def aux(n):\n    return -1\n{body}", "f", CHECK, "aux")])
+    assert (report.status, report.watched_calls, report.watched_used) == ("pass", 0, False)
+
+
 def test_only_outermost_calls_count_and_a_discarded_recursion_is_unused(sandbox: Sandbox) -> None:
     source = "def aux(n):\n    return n and aux(n - 1) + 1\ndef f(n):\n    aux(5)\n    return n + 1\n"
     [report] = sandbox.run([Execution(source, "f", CHECK, "aux")])

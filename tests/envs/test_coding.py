@@ -151,7 +151,7 @@ def test_instruct_level_feedback_addresses_each_role() -> None:
     assert "Your answer holds no complete function `aux`" in full(TURNS["nothing"], "helper", "ada")
     assert "Your partner's answer holds no complete function `aux`" in full(TURNS["nothing"])
     assert "Your answer holds no complete function `f`" in full(TURNS["nothing"])
-    assert "only passes its arguments on" in full(TURNS["wrapper"])
+    assert "One of `f` and `aux` does all the work" in full(TURNS["wrapper"])
     assert "does nothing with its result" in full(TURNS["unused"])
     assert "never called" in full(TURNS["uncalled"])
     assert "syntax error" in full(TURNS["syntax"])
