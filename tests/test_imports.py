@@ -49,7 +49,7 @@ def _third_party_imports(path: Path) -> set[str]:
         ("magrpo/types.py", set()),
         ("magrpo/seeds.py", set()),
         ("magrpo/sandboxes/jail/**/*.py", set()),
-        ("magrpo/algo/**/*.py", {"magrpo", "magrpo_kernels", "jaxtyping", "numpy", "torch"}),
+        ("magrpo/algo/**/*.py", {"magrpo", "magrpo_kernels", "jaxtyping", "numpy", "scipy", "torch"}),
         ("magrpo_kernels/**/*.py", {"magrpo_kernels", "jaxtyping", "torch", "triton"}),
     ],
 )
