@@ -31,7 +31,6 @@ from magrpo.types import (
     Problem,
     Request,
     RolloutGroup,
-    Sample,
     ScoredTurn,
     Turn,
 )
@@ -142,29 +141,30 @@ def history_of(prompt_ids: Sequence[int]) -> History:
 
 
 def gradients(
-    game: Game, config: RolloutConfig, algo: AlgoConfig, num_draws: int, seed: int = 0
-) -> NDArray[np.float64]:
-    """``(num_draws, P)``: for each draw, a problem of its own, the gradient that the loss takes from its samples.
+    game: Game, config: RolloutConfig, algos: Sequence[AlgoConfig], num_draws: int, seed: int = 0
+) -> list[NDArray[np.float64]]:
+    """``(num_draws, P)`` for each of ``algos``, from the same draws: the gradient that the loss takes from its samples.
 
-    The sum over samples of weight, advantage and gradient of the log-probability, over ``G`` in place of the sum of the
-    weights, which is ``G`` for each turn in which the agent acts.
+    A draw is a problem of its own. Its gradient is the sum over samples of weight, advantage and gradient of the
+    log-probability, over ``G``: the sum of the weights is ``G`` for each turn in which the agent acts.
     """
-    found = np.zeros((num_draws, len(game.row), TOKENS))
+    found = [np.zeros((num_draws, len(game.row), TOKENS)) for _ in algos]
     for start in range(0, num_draws, 500):
-        draws = range(start, min(start + 500, num_draws))
-        for name, samples in _samples(game, config, algo, draws, seed).items():
-            for sample in samples:
-                row = game.row[name, history_of(sample.prompt_ids)]
-                step = sample.weight * sample.advantage / config.group_size
-                gradient = -step * game.probabilities[row]
-                gradient[sample.completion_ids[0]] += step
-                found[sample.prompt_ids[0], row] += gradient
-    return found.reshape(num_draws, -1)
+        groups = _played(game, config, range(start, min(start + 500, num_draws)), seed)
+        for gradient, algo in zip(found, algos, strict=True):
+            names = [agent.name for agent in AGENTS]
+            samples, _ = credit(groups, algo, names, rollout=config, num_turns=game.num_turns)
+            for name, members in samples.items():
+                for sample in members:
+                    row = game.row[name, history_of(sample.prompt_ids)]
+                    step = sample.weight * sample.advantage / config.group_size
+                    gradient[sample.prompt_ids[0], row] -= step * game.probabilities[row]
+                    gradient[sample.prompt_ids[0], row, sample.completion_ids[0]] += step
+    return [gradient.reshape(num_draws, -1) for gradient in found]
 
 
-def _samples(
-    game: Game, config: RolloutConfig, algo: AlgoConfig, draws: Sequence[int], seed: int
-) -> dict[str, list[Sample]]:
+def _played(game: Game, config: RolloutConfig, draws: Sequence[int], seed: int) -> list[RolloutGroup[ScoredTurn]]:
+    """All turns of one problem for each draw."""
     nodes = roots([Problem(str(draw), "") for draw in draws], config)
     groups: list[RolloutGroup[ScoredTurn]] = []
     for turn in range(game.num_turns):
@@ -174,7 +174,4 @@ def _samples(
         scored = [game.score(group) for group in level]
         groups += scored
         nodes = children(scored, config, seed + turn)
-        if not nodes:
-            break
-    samples, _ = credit(groups, algo, [agent.name for agent in AGENTS], rollout=config, num_turns=game.num_turns)
-    return samples
+    return groups
