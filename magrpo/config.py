@@ -225,7 +225,7 @@ class RegistryConfig(Section):
     continue_from_champion: bool = False
     """Start every agent from the champion's weights; while there is no champion, untrained."""
     promote: bool = False
-    """Make the run's team the champion if it is better on held-out problems: by an interval above 0."""
+    """Make the run's team the champion if it is better on held-out problems, and again on fresh samples of both."""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> RegistryConfig:

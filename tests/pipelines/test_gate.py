@@ -14,7 +14,7 @@ import pytest
 from pipelines.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, lead_over
 
 PROBLEMS, SAMPLES, TEAMS = 96, 4, 30
-_NORMAL = np.random.default_rng(0).standard_normal(200_000)
+_SKILLS = np.sort(np.random.default_rng(0).standard_normal(200_000))
 _CHANCES = np.sort(np.random.default_rng(1).beta(2.0, 0.5, 200_000))
 """Of full marks on a problem; 0.8 on average, as agents trained on coopcode have them."""
 
@@ -31,8 +31,7 @@ class Luck:
 
 def chances(skill: np.ndarray) -> np.ndarray:
     """The chance of full marks for a standard normal skill, ``(P,)``: all skills together have the same mean."""
-    rank = np.searchsorted(np.sort(_NORMAL), skill) / len(_NORMAL)
-    return _CHANCES[np.minimum((rank * len(_CHANCES)).astype(int), len(_CHANCES) - 1)]
+    return _CHANCES[np.minimum(np.searchsorted(_SKILLS, skill), len(_CHANCES) - 1)]
 
 
 def evaluated(chance: np.ndarray, samples: int, rng: np.random.Generator) -> dict[str, float]:
