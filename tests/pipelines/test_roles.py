@@ -42,14 +42,16 @@ def adapter(store: RunStore, iteration: int, agent: str) -> bytes:
     return (store.path / f"stages/{iteration:05d}/update/weights/{agent}/adapter_model.safetensors").read_bytes()
 
 
-def test_agents_of_two_bases_take_turns(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tree", "following"), [("chains", 1), ("full", 4)])
+def test_agents_of_two_bases_take_turns(tmp_path: Path, tree: str, following: int) -> None:
     other = tiny_base(tmp_path / "other", tiny_config("qwen2", hidden_size=96, max_length=64))
-    store, tracker = run(load_config(write_config(tmp_path, 1), [TURNS, f"agents.0.model={other}"]))
+    overrides = [TURNS, f"agents.0.model={other}", f"rollout.tree={tree}"]
+    store, tracker = run(load_config(write_config(tmp_path, 1), overrides))
     first, second = scored(store, 0), scored(store, 1)
     assert {tuple(group.actions) for group in first} == {("helper",)}
     assert {tuple(group.actions) for group in second} == {("main",)}
     assert (len(first), len(second)) == (2, 2 * 4)
-    for agent, number in (("helper", 2 * 4), ("main", 2 * 4 * 4)):
+    for agent, number in (("helper", 2 * 4), ("main", 2 * 4 * following)):
         samples = read_records(store.path / f"stages/00001/credit/{agent}.jsonl.gz", Sample)
         assert len(samples) == number
         assert any(sample.advantage for sample in samples)
@@ -88,7 +90,9 @@ def test_a_run_of_each_example(tmp_path: Path, name: str, num_turns: int) -> Non
 def test_the_plan_counts_those_who_act_and_those_who_train(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     work = work_of(load_config(path, [TURNS]))
-    # 2 problems, 4 completions of the helper each; after each of them 4 of main
+    # 2 problems, 4 completions of the helper each; after each of them one of main, or 4
+    assert (work.completions, work.joint_actions) == (2 * 4 + 8, 2 * 4 + 8)
+    work = work_of(load_config(path, [TURNS, "rollout.tree=full"]))
     assert (work.completions, work.joint_actions) == (2 * 4 + 8 * 4, 2 * 4 + 8 * 4)
     both, one = (memory(load_config(path, extra), 4, None) for extra in ((), ["agents.0.trained=false"]))
     assert both["optimizer"] == 2 * one["optimizer"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections import Counter
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -27,7 +28,11 @@ SPLITS = {
 
 
 def run(
-    engine: ScriptedEngine, num_turns: int, env: type[LengthEnv] = LengthEnv, stop_above: float | None = None
+    engine: ScriptedEngine,
+    num_turns: int,
+    env: type[LengthEnv] = LengthEnv,
+    stop_above: float | None = None,
+    **sampling: Any,
 ) -> EvalReport:
     arena = Arena(
         engine=engine,
@@ -37,7 +42,7 @@ def run(
     )
     game = SimpleNamespace(agents=AGENTS, env=env(num_turns), reward=PassReward())
     config = EvalConfig(num_samples=4, stop_above=stop_above)
-    rollout_config = RolloutConfig(group_size=8, termination_threshold=-1.0)
+    rollout_config = RolloutConfig(group_size=8, termination_threshold=-1.0, **sampling)
     report, kept = evaluate(arena, game, SPLITS, config, rollout_config, policy_version=3)
     assert len(kept) == 3 * 2, "one of each problem and mode"
     return report
