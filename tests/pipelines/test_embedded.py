@@ -31,8 +31,8 @@ def _report(store: RunStore, iteration: int) -> EvalReport:
     return load_report(store, {"dir": f"stages/{iteration:05d}/evaluate", "sha": ""})
 
 
-def _texts(store: RunStore, iteration: int, mode: str) -> dict[str, dict[str, str]]:
-    return {row.task_id: row.texts for row in _report(store, iteration).rows if row.mode == mode}
+def _texts(store: RunStore, iteration: int, mode: str) -> dict[tuple[str, int], dict[str, str]]:
+    return {(row.task_id, row.index): row.texts for row in _report(store, iteration).rows if row.mode == mode}
 
 
 @pytest.mark.slow
