@@ -22,8 +22,7 @@ from pydantic import (
     model_validator,
 )
 
-from magrpo.reading import plugin, validated
-from magrpo.registry import ConfigError, Section
+from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.types import Estimator
 
@@ -242,9 +241,9 @@ class BaselineRow(Section):
     """Its name in files and metrics."""
     title: str
     """What tables call it."""
-    env: plugin("env")  # type: ignore[valid-type]
+    env: plugin_field("env")  # type: ignore[valid-type]
     """Roles, prompts, turns and feedback."""
-    reward: plugin("reward")  # type: ignore[valid-type]
+    reward: plugin_field("reward")  # type: ignore[valid-type]
     """What an answer is worth."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
     """Who is in which role, with which weights: agents of the run, by name. Without ``start_from`` untrained."""
@@ -310,15 +309,15 @@ class RunConfig(Section):
     """A whole training run."""
 
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    problems: plugin("problems")  # type: ignore[valid-type]
+    problems: plugin_field("problems")  # type: ignore[valid-type]
     """The problem set."""
-    env: plugin("env")  # type: ignore[valid-type]
+    env: plugin_field("env")  # type: ignore[valid-type]
     """Roles, prompts, turns and feedback."""
-    reward: plugin("reward")  # type: ignore[valid-type]
+    reward: plugin_field("reward")  # type: ignore[valid-type]
     """What a joint action is worth."""
-    sandbox: plugin("sandbox")  # type: ignore[valid-type]
+    sandbox: plugin_field("sandbox")  # type: ignore[valid-type]
     """Where untrusted programs run."""
-    engine: plugin("engine")  # type: ignore[valid-type]
+    engine: plugin_field("engine")  # type: ignore[valid-type]
     """What generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -415,7 +414,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
-    return validated(RunConfig, tree, overrides, str(path))
+    return validate_config(RunConfig, tree, overrides, str(path))
 
 
 def load_resolved(text: str) -> RunConfig:

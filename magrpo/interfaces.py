@@ -1,6 +1,6 @@
 """Every Protocol of the project on one page.
 
-A plug-in (:class:`magrpo.registry.Plugin`) configures; what holds resources is opened from it and closed after use.
+A plug-in (:class:`magrpo.plugins.Plugin`) configures; what holds resources is opened from it and closed after use.
 """
 
 from __future__ import annotations

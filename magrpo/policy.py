@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 from magrpo.assets import locate
 from magrpo.collate import Batch, collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, holders
-from magrpo.registry import ConfigError, choices
+from magrpo.plugins import ConfigError, list_choices
 from magrpo.seeds import derive_seed
 from magrpo.types import Observation, Sample
 
@@ -323,7 +323,7 @@ def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig)
         if target not in linear:
             raise ConfigError(
                 f"lora.target_modules: {config.model!r} has no linear layer {target!r} that can take an adapter: "
-                f"{choices(target, sorted(linear))}"
+                f"{list_choices(target, sorted(linear))}"
             )
         if getattr(linear[target], "weight", None) is base.get_input_embeddings().weight:
             raise ConfigError(

@@ -30,7 +30,7 @@ from typing import Any, TypedDict, TypeVar
 import msgspec
 
 from magrpo.config import RunConfig, load_resolved
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 
 MANIFEST = "_SUCCESS"
 RecordT = TypeVar("RecordT")

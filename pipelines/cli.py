@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
-from magrpo.registry import ConfigError
-from pipelines.arguments import Overrides, Positive, Root
-from pipelines.cli_bench import bench
-from pipelines.settings import prepare_environment
+from magrpo.plugins import ConfigError
+from pipelines.commands.arguments import Overrides, Positive, Root
+from pipelines.commands.bench import bench
+from pipelines.environment import prepare_environment
 
 if TYPE_CHECKING:
     from magrpo.config import RunConfig
@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.path.append(str(Path.cwd()))  # where `kind = "my_pkg.rewards:Mine"` is looked for, too
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
-        from pipelines.config_help import config_help
+        from pipelines.commands.config_help import config_help
 
         app["train"].help_epilogue = config_help()
     try:
@@ -101,7 +101,7 @@ def train(
     """
     from magrpo.config import load_config
     from magrpo.store import RunStore
-    from pipelines import launch
+    from pipelines.commands import train as launch
 
     if from_stage is not None and resume is None:
         raise ConfigError("--from-stage needs the run to go on with: --resume RUN_ID")
@@ -129,7 +129,7 @@ def train(
 
 
 def _show_plan(config: RunConfig, store: RunStore | None = None, from_stage: str | None = None) -> int:
-    from pipelines.plan import show_plan
+    from pipelines.commands.dry_run import show_plan
 
     return show_plan(config, store, from_stage)
 
@@ -170,7 +170,7 @@ def sweep(
     """
     from rich.console import Console
 
-    from pipelines import sweep as sweeps
+    from pipelines.experiments import sweep_grid as sweeps
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
@@ -185,7 +185,7 @@ def sweep(
         return 0
     if resume is None:
         sweeps.save(chosen)
-    from pipelines.sweep_run import launch
+    from pipelines.experiments.sweep_run import launch
 
     return launch(chosen, local=local)
 
@@ -224,7 +224,8 @@ def evaluate(
     name
         Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
-    from pipelines import evaluate, launch
+    from pipelines.commands import train as launch
+    from pipelines.experiments import derive as evaluate
 
     if baselines is None:
         if single_run or partner:
@@ -269,7 +270,7 @@ def serve(
     name
         Name of the schedule, and what its runs' names begin with; the file's name by default.
     """
-    from pipelines.launch import serve
+    from pipelines.commands.train import serve
 
     return serve(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
 
@@ -277,7 +278,7 @@ def serve(
 @app.command(help_epilogue="")
 def runs(*, root: Root = Path("runs")) -> int:
     """List the runs of a folder and of the tracking store, newest first."""
-    from pipelines.runs import list_runs
+    from pipelines.commands.runs import list_runs
 
     return list_runs(root)
 
@@ -295,7 +296,7 @@ def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) ->
     output
         Folder for what is written; by default ROOT/comparisons/RUN-vs-RUN.
     """
-    from pipelines.compare import compare
+    from magrpo.reports.comparison import compare
 
     return compare(run, root, output)
 
@@ -319,7 +320,7 @@ def score(*overrides: Overrides, problems: Path, completions: Path, output: Path
         One JSON line for each line of completions, in order: task_id, index, status, tests_passed, tests_total,
         reward, parts, level, duration_s.
     """
-    from pipelines.score import score_files
+    from pipelines.commands.score import score_files
 
     return score_files(problems, completions, output, overrides)
 
@@ -341,7 +342,7 @@ def warm_start(
     local
         Run the same steps without Prefect.
     """
-    from pipelines.warm_start import warm_start
+    from pipelines.commands.warm_start import warm_start
 
     return warm_start(output, overrides, local=local)
 
@@ -349,7 +350,7 @@ def warm_start(
 @app.command(help_epilogue="")
 def doctor(*, root: Root = Path("runs")) -> int:
     """Check this machine: what training needs, what is missing, and what to do about it."""
-    from pipelines.doctor import examine
+    from pipelines.commands.doctor import examine
 
     return examine(root)
 
@@ -363,6 +364,6 @@ def sync(run: str, /, *, root: Root = Path("runs")) -> int:
     run
         Id of a run.
     """
-    from pipelines.launch import sync
+    from pipelines.commands.train import sync
 
     return sync(run, root)

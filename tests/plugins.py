@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Problem, Split
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv
 

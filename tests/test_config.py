@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import ConfigError, load_config, load_resolved
-from magrpo.registry import build, resolve
+from magrpo.plugins import build_plugin, import_plugin
 from tests import plugins
 
 CONFIGS = sorted((Path(__file__).parents[1] / "pipelines" / "configs").glob("*.toml"))
@@ -63,7 +63,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
         ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
         ("problems.kind=tests.plugins:Missing", "cannot load kind 'tests.plugins:Missing'"),
-        ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.registry.Plugin"),
+        ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.plugins.Plugin"),
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
         ("rollout.branching=2", "branching is for tree = \"full\", not 'chains'"),
@@ -112,7 +112,9 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 def test_registry_resolves_names_and_dotted_paths() -> None:
     table = {"listed": "tests.plugins:ListedProblems"}
-    assert resolve(table, "listed") is resolve(table, "tests.plugins:ListedProblems") is plugins.ListedProblems
-    assert build(table, {"kind": "listed", "size": 2}) == plugins.ListedProblems(kind="listed", size=2)
+    assert (
+        import_plugin(table, "listed") is import_plugin(table, "tests.plugins:ListedProblems") is plugins.ListedProblems
+    )
+    assert build_plugin(table, {"kind": "listed", "size": 2}) == plugins.ListedProblems(kind="listed", size=2)
     with pytest.raises(ValueError, match="needs a key 'kind'"):
-        build(table, {})
+        build_plugin(table, {})

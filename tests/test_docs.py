@@ -19,14 +19,15 @@ from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from magrpo.store import RunStore
 from magrpo.tracking import MemoryTracker
-from pipelines import chain, cli
-from pipelines.attempt import Standing
-from pipelines.config_help import config_help
-from pipelines.console import RunConsole
-from pipelines.session import Session
-from pipelines.settings import QUIET
+from pipelines import cli
+from pipelines.commands.config_help import config_help
+from pipelines.environment import QUIET
+from pipelines.progress.console import RunConsole
+from pipelines.progress.state import Standing
+from pipelines.training import loop as chain
+from pipelines.training.stages import Session
 from tests.pipelines.micro import write_config
-from tests.test_tracking_system import GPU, MACHINE
+from tests.tracking.test_system import GPU, MACHINE
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("infra/**/*.md")])

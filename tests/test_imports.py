@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo import engines, envs, problems, rewards, sandboxes
-from magrpo.registry import Plugin, Table, resolve
+from magrpo.plugins import TABLES, Plugin, Table, import_plugin
 
 ROOT = Path(__file__).parents[1]
 HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
@@ -23,14 +22,11 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     assert HEAVY & set(result.stdout.split()) == set()
 
 
-TABLES = {module.__name__: module.TABLE for module in (engines, envs, problems, rewards, sandboxes)}
-
-
 @pytest.mark.parametrize(
     ("table", "kind"), [(table, kind) for table in TABLES.values() for kind in table], ids=lambda value: str(value)[:20]
 )
 def test_every_table_entry_is_a_plugin(table: Table, kind: str) -> None:
-    assert issubclass(resolve(table, kind), Plugin)
+    assert issubclass(import_plugin(table, kind), Plugin)
 
 
 def _third_party_imports(path: Path) -> set[str]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config import load_config
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.store import RunStore, digest, read_records, write_records
 from magrpo.types import (
     Action,

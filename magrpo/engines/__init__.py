@@ -2,13 +2,7 @@
 
 from __future__ import annotations
 
-from magrpo.registry import ConfigError
-
-TABLE = {
-    "auto": "magrpo.engines.auto:AutoEngine",
-    "transformers": "magrpo.engines.transformers:TransformersEngine",
-    "vllm": "magrpo.engines.vllm:VllmEngine",
-}
+from magrpo.plugins import ConfigError
 
 
 class EngineError(RuntimeError):

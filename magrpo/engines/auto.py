@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
     from magrpo.interfaces import Engine

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from magrpo.engines import EngineError, PromptTooLong
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from magrpo.engines.common import Completion
 from magrpo.engines.sampling import Sampler
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.types import Request
 
 if TYPE_CHECKING:

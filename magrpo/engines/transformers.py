@@ -10,7 +10,7 @@ from pydantic import Field
 
 from magrpo.engines.common import check_prompts, make_action
 from magrpo.interfaces import Progress
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:

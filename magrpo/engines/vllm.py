@@ -33,7 +33,7 @@ from magrpo.engines.vllm_server import (
     Wake,
 )
 from magrpo.interfaces import Progress
-from magrpo.registry import ConfigError, Plugin
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:

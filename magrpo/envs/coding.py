@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 
 from magrpo.envs.diagnosis import BARE_WORDS, Feedback, bare_feedback, diagnose, full_feedback
 from magrpo.envs.expert import Expert
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 __all__ = ["BARE_WORDS", "CodingEnv"]

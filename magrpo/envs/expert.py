@@ -10,7 +10,7 @@ from functools import lru_cache
 
 from pydantic import Field
 
-from magrpo.registry import ConfigError, Section
+from magrpo.plugins import ConfigError, Section
 
 MAX_CHARS = 4000
 """An answer is cut to this many characters."""

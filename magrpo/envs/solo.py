@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from magrpo.envs.diagnosis import Diagnosis, bare_feedback, full_feedback
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 _SYSTEM = (

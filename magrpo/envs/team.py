@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from pydantic import Field
 
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 _TEAM = (

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}

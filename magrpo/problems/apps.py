@@ -6,9 +6,9 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.contests import Contest, loaded, prints, returns, starting
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 

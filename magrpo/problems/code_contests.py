@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.contests import Contest, prints
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 

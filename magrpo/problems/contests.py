@@ -15,9 +15,9 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.files import FileProblems, docstring, head, indent
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 MAX_DIGITS = 4300

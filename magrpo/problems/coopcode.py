@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
 from magrpo.problems.seen_functions import SeenFunctions
-from magrpo.registry import ConfigError, Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 

@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.humaneval import HumanEval
 from magrpo.problems.mbpp import Mbpp
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 _LISTS = ("inputs", "results")

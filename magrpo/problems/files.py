@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.problems.rows import Row, halves, one_line, read_rows
-from magrpo.registry import ConfigError, Plugin
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)

@@ -7,9 +7,9 @@ import pickletools
 import zlib
 from typing import ClassVar, Literal
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.contests import Contest, loaded, prints, returns, starting
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 MAX_BYTES = 1 << 30

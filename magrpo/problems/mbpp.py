@@ -5,9 +5,9 @@ from __future__ import annotations
 import ast
 from typing import ClassVar
 
+from magrpo.plugins import ConfigError
 from magrpo.problems.files import FileProblems, docstring, head, indent
 from magrpo.problems.rows import Row
-from magrpo.registry import ConfigError
 from magrpo.types import Problem
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic import Field
 
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.problems.rows import Row, halves, one_line, read_rows
-from magrpo.registry import ConfigError, Plugin
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 

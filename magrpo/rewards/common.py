@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.rewards.program import Module, assemble, preamble
 from magrpo.types import Execution, ExecutionReport, Problem
 

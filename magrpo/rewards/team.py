@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from pydantic import Field
 
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 

@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-TABLE = {
-    "none": "magrpo.sandboxes.none:NoSandbox",
-    "pool": "magrpo.sandboxes.pool:PoolSandbox",
-}
-
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
 """The isolation levels, strongest first, and the number that stands for each among metrics."""
 

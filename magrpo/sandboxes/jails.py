@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.sandboxes.jail.confine import Limits
 
 SANDBOX_UID = 61873

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from magrpo.interfaces import Progress, Sandbox
-from magrpo.registry import ConfigError, Plugin
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Execution, ExecutionReport
 
 

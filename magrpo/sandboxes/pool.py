@@ -13,7 +13,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from magrpo.interfaces import Progress
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP

@@ -6,7 +6,7 @@ import random
 from collections.abc import Mapping, Sequence
 
 from magrpo.interfaces import Problems
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 

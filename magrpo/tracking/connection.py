@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
 from magrpo.config import TrackingConfig
-from magrpo.spool import Refused, Unavailable
+from magrpo.tracking.spool import Refused, Unavailable
 
 
 def how_to_look(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from magrpo.spool import Record
+from magrpo.tracking.spool import Record
 from magrpo.types import ExecutionReport, Step, Trajectory, TurnTimes
 
 

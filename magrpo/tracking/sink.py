@@ -1,7 +1,7 @@
 """A run delivered to MLflow.
 
 The first import of MLflow and the first use of a fresh SQLite file take seconds; both happen in the thread that
-delivers (:mod:`magrpo.spool`), while the run starts.
+delivers (:mod:`magrpo.tracking.spool`), while the run starts.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from magrpo.config import TrackingConfig
-from magrpo.spool import FINAL, Record, Spool, SpooledTracker
 from magrpo.tracking.connection import (
     how_to_look,
     make_database,
@@ -23,6 +22,7 @@ from magrpo.tracking.connection import (
     usable,
 )
 from magrpo.tracking.records import trace_record
+from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker
 from magrpo.tracking.system import PREFIX, SystemMonitor
 from magrpo.types import Trajectory, TurnTimes
 

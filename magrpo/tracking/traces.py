@@ -15,7 +15,7 @@ from base64 import b64encode
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from magrpo.spool import Record, Refused
+from magrpo.tracking.spool import Record, Refused
 
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo

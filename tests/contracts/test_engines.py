@@ -12,10 +12,10 @@ import torch
 
 from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines import TABLE, PromptTooLong
+from magrpo.engines import PromptTooLong
 from magrpo.interfaces import Engine
+from magrpo.plugins import TABLES, ConfigError, build_plugin
 from magrpo.policy import Policy, head, hidden_states
-from magrpo.registry import ConfigError, build
 from magrpo.types import Action, Request, Sample, SamplingParams
 from magrpo_kernels import policy_loss_from_hidden
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
@@ -59,7 +59,7 @@ def world(
 ) -> Iterator[World]:
     policy, folders = policy_and_folders
     policy.load(1, folders[1])
-    engine = build(TABLE, {"kind": request.param}).open(policy)
+    engine = build_plugin(TABLES["engine"], {"kind": request.param}).open(policy)
     yield World(engine, policy, folders)
     engine.close()
     engine.close()

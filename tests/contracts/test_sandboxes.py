@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from magrpo.interfaces import Sandbox
-from magrpo.registry import build
-from magrpo.sandboxes import TABLE, SandboxError
+from magrpo.plugins import TABLES, build_plugin
+from magrpo.sandboxes import SandboxError
 from magrpo.types import Execution
 
 CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
@@ -21,7 +21,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", params=OPTIONS, ids=lambda options: f"{options['kind']}-{options['level']}")
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    plugin = build(TABLE, request.param)
+    plugin = build_plugin(TABLES["sandbox"], request.param)
     try:
         sandbox = plugin.open()  # type: ignore[attr-defined]
     except SandboxError as error:

@@ -22,9 +22,9 @@ import psutil
 import pytest
 
 from tests.infra.test_servers import INFRA, Server, free_port, make_box, started, stop, unit_of
+from tests.pipelines.flows.test_kills import EMBEDDED, family, reaping
+from tests.pipelines.flows.test_outages import recorded
 from tests.pipelines.micro import command, write_config
-from tests.pipelines.test_kills import EMBEDDED, family, reaping
-from tests.pipelines.test_outages import recorded
 
 ROOT = INFRA.parent
 PREFECT = str(Path(sys.executable).with_name("prefect"))
@@ -68,7 +68,7 @@ class Box:
             "/opt/magrpo/pipelines/configs/embedded.toml": str(config),
             "/opt/magrpo": str(ROOT),
             "/var/lib/magrpo/runs": str(self.home / "runs"),
-            "pipelines/schedule.py:": f"{ROOT}/pipelines/schedule.py:",
+            "pipelines/flows/schedule.py:": f"{ROOT}/pipelines/flows/schedule.py:",
         }.items():
             text = text.replace(there, here)
         file = self.home / "prefect.yaml"

@@ -13,7 +13,7 @@ from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from magrpo.config import load_config
-from pipelines.sweep import plan
+from pipelines.experiments.sweep_grid import plan
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 
-from magrpo.registry import Plugin
-from pipelines.settings import prepare_environment
+from magrpo.plugins import Plugin
+from pipelines.environment import prepare_environment
 from tests.fakes import ScriptedSandbox
 from tests.tiny import tiny_base, tiny_config
 
@@ -111,8 +111,8 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
 
 # ----------------------------------------------------------------------------------------------- commands in processes
 _FORKS = multiprocessing.get_context("forkserver")
-_HEAVY = """tests.pipelines.micro pipelines.launch magrpo.stages.rollout magrpo.stages.update magrpo.stages.evaluate
-magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
+_HEAVY = """tests.pipelines.micro pipelines.commands.train magrpo.stages.rollout magrpo.stages.update
+magrpo.stages.evaluate magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
 _FORKS.set_forkserver_preload(_HEAVY.split())
 
 

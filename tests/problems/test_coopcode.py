@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.problems.conventions import AUX, WEIGHTS, write
+from magrpo.embedded.conventions import AUX, WEIGHTS, write
+from magrpo.embedded.warm_start import WarmStartConfig
 from magrpo.problems.coopcode import Composition, CoopCode, composition_of, make_problem
 from magrpo.problems.operations import OPERATIONS, parse_step
-from magrpo.stages.warm_start import WarmStartConfig
 from magrpo.types import Problem, Split
 
 Splits = dict[Split, list[Problem]]

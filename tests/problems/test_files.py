@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from magrpo.problems import TABLE
+from magrpo.plugins import TABLES, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
 from magrpo.problems.rows import halves, read_rows
-from magrpo.registry import build
 from magrpo.types import Problem
 
 HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
@@ -259,5 +258,5 @@ def test_an_unusable_mbpp_row_is_named_with_its_line(tmp_path: Path, changes: di
 
 
 def test_every_kind_in_the_table_loads() -> None:
-    for kind in TABLE:
-        assert build(TABLE, {"kind": kind}).kind == kind
+    for kind in TABLES["problems"]:
+        assert build_plugin(TABLES["problems"], {"kind": kind}).kind == kind

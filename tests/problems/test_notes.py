@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from magrpo.embedded.voices import LENGTHS, MANNERS, Voices
 from magrpo.envs.writing import WritingEnv
 from magrpo.problems.notes import KINDS, Notes, facts_of, sentence
-from magrpo.problems.voices import LENGTHS, MANNERS, Voices
 from magrpo.rewards.words import num_transition_categories
 from magrpo.rewards.writing import WritingReward
 from magrpo.types import Problem, Split

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from magrpo.embedded.conventions import write
 from magrpo.interfaces import Sandbox
-from magrpo.problems.conventions import write
 from magrpo.problems.coopcode import CoopCode, composition_of
 from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward
 from magrpo.rewards.common import trusted_test

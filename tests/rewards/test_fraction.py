@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from magrpo.config import load_config
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.rewards.common import ScaledReward
 from magrpo.rewards.solo import SoloReward

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from magrpo.registry import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import MAXIMA, VARIANTS
 from magrpo.rewards.team import TeamReward
 from magrpo.types import ExecutionReport

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
-from magrpo.registry import Plugin
+from magrpo.plugins import Plugin
 from magrpo.stages.baseline import baseline, num_votes, vote
 from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer

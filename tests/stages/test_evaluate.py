@@ -8,10 +8,10 @@ import pytest
 
 from magrpo.config import AgentConfig, EvalConfig, RolloutConfig
 from magrpo.envs.writing import WritingEnv
+from magrpo.plugins import ConfigError
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes
-from magrpo.registry import ConfigError
-from magrpo.report import columns_of
+from magrpo.reports.figures import columns_of
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.evaluate import evaluate, spread_problems

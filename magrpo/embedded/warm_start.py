@@ -1,0 +1,216 @@
+"""Warm start: a tiny base model that can do an embedded task, from random weights, by supervised learning.
+
+The result is a stock Llama with a tokenizer of its own, as transformers and vLLM load it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from jaxtyping import Int
+from pydantic import Field
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from magrpo.embedded.demonstrations import Example, Recipe, all_texts, first_turns
+from magrpo.interfaces import Progress
+from magrpo.plugins import Section
+from magrpo.seeds import derive_seed
+from magrpo.types import Problem
+
+PAD, EOS = 0, 1
+SPECIALS = ("<pad>", "<eos>")
+CONTEXT = 512
+_HEAD_SIZE = 32  # the smallest that vLLM's attention takes on a CPU
+_IGNORED = -100
+_BUCKET = 16  # batches sorted by length together
+# A newline with the indentation after it, a word or a digit with the space before it, a run of other signs.
+_PIECES = r"\n *| ?[A-Za-z]+|_[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|_| +"
+
+
+class WarmStartConfig(Section):
+    """The recipe of an embedded base model."""
+
+    problems: Literal["coopcode", "notes"] = "coopcode"
+    """The problem set to learn from: its train split."""
+    num_problems: int = Field(6144, ge=64)
+    """How many of its problems."""
+    num_revisions: int = Field(1024, ge=0)
+    """Of these, problems that give an example of a second turn for each role."""
+    num_steps: int = Field(1500, ge=1)
+    """Optimizer steps."""
+    batch_size: int = Field(32, ge=1)
+    """Examples in one step."""
+    matrix_lr: float = Field(0.02, gt=0)
+    """Peak learning rate of Muon, for the matrices of the layers."""
+    lr: float = Field(3e-3, gt=0)
+    """Peak learning rate of AdamW, for everything else."""
+    warmup_steps: int = Field(30, ge=0)
+    """Steps over which both rise from 0; then they fall linearly to 0."""
+    hidden_size: int = Field(192, ge=_HEAD_SIZE, multiple_of=_HEAD_SIZE)
+    """Width of the model; heads are 32 wide."""
+    intermediate_size: int = Field(480, ge=1)
+    """Width of its feed-forward layers."""
+    num_layers: int = Field(2, ge=1)
+    """Its layers."""
+    seed: int = Field(0, ge=0)
+    """Everything random in the recipe follows from it."""
+
+
+@dataclass(frozen=True, slots=True)
+class WarmStart:
+    """A trained base: what :func:`warm_start` returns. ``losses`` in nats per completion token, one each step."""
+
+    model: LlamaForCausalLM
+    tokenizer: PreTrainedTokenizerBase
+    losses: tuple[float, ...]
+
+    def save(self, folder: Path) -> None:
+        """Write a transformers folder."""
+        self.model.save_pretrained(folder)
+        self.tokenizer.save_pretrained(folder)
+
+
+def warm_start(
+    problems: Sequence[Problem],
+    second_turns: Sequence[Example],
+    recipe: Recipe,
+    config: WarmStartConfig,
+    progress: Progress | None = None,
+) -> WarmStart:
+    """Train a base model on first turns of ``problems``, in conventions drawn anew every epoch, and on second turns."""
+    texts = [*all_texts(problems, recipe), *(text for e in second_turns for text in (e.prompt, e.completion))]
+    tokenizer = build_tokenizer(texts)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(derive_seed(config.seed, "init"))
+        model = build_model(config, len(tokenizer))
+    losses = []
+    optimizers = _optimizers(model, config)
+    schedules = [torch.optim.lr_scheduler.LambdaLR(o, lambda step: _schedule(step, config)) for o in optimizers]
+    batches = _batches(problems, second_turns, recipe, tokenizer, config)
+    for _, (input_ids, labels) in zip(range(config.num_steps), batches, strict=False):
+        loss = _loss(model, input_ids, labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+        model.zero_grad(set_to_none=True)
+        losses.append(loss.item())
+        if progress:
+            progress(1)
+    return WarmStart(model, tokenizer, tuple(losses))
+
+
+def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
+    """A tokenizer with one token for every piece that occurs in ``texts``, and one for each byte of any other text.
+
+    ``decode(encode(text)) == text`` for every text.
+    """
+    split = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
+    tokens = dict.fromkeys([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *sorted(pieces)])
+    # No merges: a piece that is not a token as a whole falls apart into bytes.
+    model = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], ignore_merges=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = split
+    tokenizer.decoder = decoders.ByteLevel()
+    return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=tokenizer,
+        pad_token=SPECIALS[PAD],
+        eos_token=SPECIALS[EOS],
+        clean_up_tokenization_spaces=False,
+        model_max_length=CONTEXT,
+    )
+
+
+def build_model(config: WarmStartConfig, num_tokens: int) -> LlamaForCausalLM:
+    """An untrained Llama; its vocabulary is padded to a multiple of 64."""
+    heads = config.hidden_size // _HEAD_SIZE
+    return LlamaForCausalLM(  # type: ignore[no-untyped-call]
+        LlamaConfig(
+            vocab_size=-(-num_tokens // 64) * 64,
+            hidden_size=config.hidden_size,
+            intermediate_size=config.intermediate_size,
+            num_hidden_layers=config.num_layers,
+            num_attention_heads=heads,
+            num_key_value_heads=heads,
+            head_dim=_HEAD_SIZE,
+            max_position_embeddings=CONTEXT,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=EOS,
+            pad_token_id=PAD,
+        )
+    )
+
+
+def _optimizers(model: nn.Module, config: WarmStartConfig) -> list[torch.optim.Optimizer]:
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in model.named_parameters() if p.ndim != 2 or "embed" in name]
+    return [
+        torch.optim.Muon(matrices, lr=config.matrix_lr, weight_decay=0.01),
+        torch.optim.AdamW(others, lr=config.lr, betas=(0.9, 0.98), weight_decay=0.01),
+    ]
+
+
+def _schedule(step: int, config: WarmStartConfig) -> float:
+    return min((step + 1) / (config.warmup_steps + 1), (config.num_steps - step) / config.num_steps)
+
+
+def _loss(model: LlamaForCausalLM, input_ids: Int[Tensor, "B T"], labels: Int[Tensor, "B T"]) -> Tensor:
+    """Mean cross-entropy of the completion tokens; only the positions that predict one reach the head."""
+    hidden = model.model(input_ids=input_ids).last_hidden_state[:, :-1]
+    targets = labels[:, 1:]
+    counted = targets != _IGNORED
+    return nn.functional.cross_entropy(model.lm_head(hidden[counted]), targets[counted])
+
+
+def _batches(
+    problems: Sequence[Problem],
+    second_turns: Sequence[Example],
+    recipe: Recipe,
+    tokenizer: PreTrainedTokenizerBase,
+    config: WarmStartConfig,
+) -> Iterator[tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]]:
+    """Endless batches of ids and labels, padded on the right, of examples of about one length."""
+    epoch = 0
+    while True:
+        seed = derive_seed(config.seed, "epoch", epoch)
+        rng = random.Random(seed)
+        examples = [*first_turns(problems, recipe, seed), *second_turns]
+        rng.shuffle(examples)
+        for start in range(0, len(examples), config.batch_size * _BUCKET):
+            rows = [_tokens(tokenizer, e) for e in examples[start : start + config.batch_size * _BUCKET]]
+            rows.sort(key=lambda row: len(row[0]) + len(row[1]))
+            chunks = [rows[i : i + config.batch_size] for i in range(0, len(rows), config.batch_size)]
+            rng.shuffle(chunks)
+            yield from (_padded(chunk) for chunk in chunks)
+        epoch += 1
+
+
+def _tokens(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[list[int], list[int]]:
+    prompt = tokenizer.encode(example.prompt, add_special_tokens=False)
+    return prompt, [*tokenizer.encode(example.completion, add_special_tokens=False), EOS]
+
+
+def _padded(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
+    length = max(len(prompt) + len(completion) for prompt, completion in rows)
+    input_ids = torch.full((len(rows), length), PAD)
+    labels = torch.full((len(rows), length), _IGNORED)
+    for i, (prompt, completion) in enumerate(rows):
+        end = len(prompt) + len(completion)
+        input_ids[i, :end] = torch.tensor(prompt + completion)
+        labels[i, len(prompt) : end] = torch.tensor(completion)
+    return input_ids, labels

@@ -1,0 +1,54 @@
+"""``magrpo bench orchestration``: where the wall time of a run goes."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from magrpo.config import load_config
+from magrpo.store import RunStore
+from pipelines.commands.train import run_stages
+from pipelines.training.execute import Timing
+
+ITERATIONS = 20
+
+
+def orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int:
+    """Run ``config`` for 20 iterations (or ``train.num_iterations``) in a temporary folder and print the split.
+
+    The wall time is that of the loop, the start of the Prefect server and the loading of libraries apart. What a stage
+    needs first, loading the model for one, counts for that stage.
+
+    Raises:
+        ConfigError: the configuration is unusable.
+    """
+    console = Console(highlight=False, soft_wrap=True)
+    with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
+        settings = [f"train.num_iterations={ITERATIONS}", *overrides, f"root={folder}"]
+        store = RunStore.create(load_config(config, settings), "bench")
+        result = run_stages(store, console, local=local)
+        iterations = store.config().train.num_iterations
+    timing = result.timing
+    console.print(split(timing, iterations))
+    overhead = timing.orchestration + timing.loop + timing.tracking
+    per_iteration = (timing.stages["rollout"] + timing.stages["update"]) / iterations
+    console.print(
+        f"rollout + update: {per_iteration:.2f} s an iteration\n"
+        f"orchestration and tracking: {overhead / timing.wall:.1%} of the wall time"
+    )
+    return 0
+
+
+def split(timing: Timing, iterations: int) -> Table:
+    """Seconds in all, an iteration, and percent of the wall time, for every stage and what surrounds them."""
+    table = Table("", "seconds", "an iteration", "share", box=None, title=f"{iterations} iterations")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    rows = timing.stages | {"orchestration": timing.orchestration, "loop": timing.loop, "tracking": timing.tracking}
+    for name, seconds in (rows | {"all": timing.wall}).items():
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / iterations:.3f}", f"{seconds / timing.wall:.1%}")
+    return table

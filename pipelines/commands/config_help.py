@@ -1,0 +1,68 @@
+"""The keys of a configuration, with types, defaults and meanings, read from the classes that define them."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from pydantic import BaseModel, SecretStr
+from pydantic.fields import FieldInfo
+
+from magrpo.config import AgentConfig, RunConfig
+from magrpo.plugins import TABLES, import_plugin
+
+
+def config_help() -> str:
+    """One line for each key: ``section.key  type  default``, and its meaning under it."""
+    lines = ["Keys of a configuration, for CONFIG and for section.key=value:"]
+    for section, fields in sections():
+        lines += ["", section]
+        for key, field in fields.items():
+            lines.append(f"  {key}: {_type(field.annotation)}{_default(field)}")
+            if field.description:
+                lines.append(f"      {' '.join(field.description.split())}")
+    return "\n".join(lines)
+
+
+def sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
+    """Every section with its keys; a section that chooses a plug-in once for each that this project has."""
+    top: dict[str, FieldInfo] = {}
+    for name, field in RunConfig.model_fields.items():
+        if name == "agents":
+            yield "[[agents]]", dict(AgentConfig.model_fields)
+        elif name in TABLES:
+            for kind in TABLES[name]:
+                fields = dict(import_plugin(TABLES[name], kind).model_fields)
+                del fields["kind"]
+                yield f'[{name}] kind = "{kind}"', fields
+        elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield f"[{name}]", dict(field.annotation.model_fields)
+        else:
+            top[name] = field
+    yield "(top level)", top
+
+
+def _type(annotation: Any) -> str:
+    origin, args = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is Literal:
+        return " | ".join(map(str, args))
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join(_type(arg) for arg in args)
+    if origin is tuple:
+        return f"list of {_type(args[0])}"
+    if annotation is types.NoneType:
+        return "none"
+    if annotation is SecretStr:
+        return "str"
+    return str(getattr(annotation, "__name__", annotation)).lower().replace("path", "folder")
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return ", required"
+    default = field.get_default(call_default_factory=True)
+    if default is None:
+        return ""
+    return f" = {list(default) if isinstance(default, tuple) else default}"

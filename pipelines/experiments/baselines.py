@@ -1,0 +1,265 @@
+"""The baselines of section 5 of arXiv 2508.04652 and cross-play, each one entry of a table.
+
+An entry says what differs from the run it is compared with: fields of the environment and the reward, and who sits in
+which role with whose weights. What cannot be made for a run is left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from magrpo.config import AgentConfig, BaselineRow, RunConfig
+from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The agents of a run as they came out of training, or before it."""
+
+    name: str
+    agents: tuple[AgentConfig, ...]
+
+    def of(self, roles: Sequence[str]) -> list[AgentConfig]:
+        """The agents for ``roles``; a role alone is taken by the last agent, ``main`` in coding."""
+        by_role = {agent.role: agent for agent in self.agents}
+        if len(roles) == 1:
+            return [by_role.get(roles[0], self.agents[-1])]
+        strange = [role for role in roles if role not in by_role]
+        if strange:
+            raise LeftOut(f"{self.name} has no agent in the role {strange[0]!r}")
+        return [by_role[role] for role in roles]
+
+
+@dataclass(frozen=True, slots=True)
+class Teams:
+    """Whom the rows can seat. None: there is none, ``why`` says the reason."""
+
+    untrained: Team
+    run: Team | None = None
+    single: Team | None = None
+    partners: tuple[Team, ...] = ()
+    why: Mapping[str, str] = field(default_factory=dict)
+
+    def trained(self) -> Team:
+        if self.run is None:
+            raise LeftOut(self.why["run"])
+        return self.run
+
+
+class LeftOut(Exception):
+    """A row cannot be made; the message says why."""
+
+
+Seats = tuple[str, str, Sequence[AgentConfig]]
+"""What a row adds to the name and the title of its entry, and its agents in the order of the roles."""
+Seating = Callable[[Teams, Sequence[str]], Iterator[Seats]]
+
+
+def _untrained(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    yield "", "", teams.untrained.of(roles)
+
+
+def _run(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    yield "", "", teams.trained().of(roles)
+
+
+def _single(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    if teams.single is None:
+        raise LeftOut(teams.why["single"])
+    yield "", f" ({teams.single.name})", teams.single.of(roles)
+
+
+def _swap(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    agents = teams.trained().of(roles)
+    _needs_partners(agents)
+    yield "", "", [*agents[1:], *agents[:1]]
+
+
+def _solo(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    agents = teams.trained().of(roles)
+    _needs_partners(agents)
+    for agent in agents:
+        yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
+
+
+def _untrained_partner(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    trained, untrained = teams.trained().of(roles), teams.untrained.of(roles)
+    _needs_partners(trained)
+    for index, agent in enumerate(trained):
+        seats = [*untrained[:index], agent, *untrained[index + 1 :]]
+        yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
+
+
+def _partners(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
+    """The first role of one run with the other roles of another, for every two runs."""
+    if not teams.partners:
+        raise LeftOut(teams.why["partners"])
+    everyone = [teams.trained(), *teams.partners]
+    _needs_partners(everyone[0].of(roles))
+    for first in everyone:
+        for rest in everyone:
+            if first is not everyone[0] or rest is not first:
+                seats = [*first.of(roles)[:1], *rest.of(roles)[1:]]
+                yield f"_{first.name}_{rest.name}", f": {first.name} with {rest.name}", seats
+
+
+def _needs_partners(agents: Sequence[AgentConfig]) -> None:
+    if len(agents) == 1:
+        raise LeftOut("a single agent has no partner")
+
+
+@dataclass(frozen=True, slots=True)
+class Baseline:
+    """An entry: what its rows differ in from the run. A ``kind`` replaces the plug-in; keys that both have stay."""
+
+    title: str
+    seating: Seating
+    env: Mapping[str, Any] = field(default_factory=dict)
+    reward: Mapping[str, Any] = field(default_factory=dict)
+    votes: Literal["none", "majority", "best"] = "none"
+    tasks: tuple[str, ...] = ()
+    """The rewards, by ``kind``, that it can stand beside; none named: any."""
+    blind: bool = False
+    """Its agents act at once, also where those of the run take turns."""
+    oracle: Literal["none", "stop", "retry"] = "none"
+    """``stop``: end a trajectory where its reward exceeds ``eval.stop_above``; None: where it is the largest.
+    ``retry``: the same, and start again where it does not, until there are as many tries as the run has turns."""
+
+
+CODING = ("coding", "solo", "team")
+SOLO = {"kind": "solo", "num_turns": 1}
+REFERENCE = "naive"
+"""The row that all others are tested against."""
+BASELINES: dict[str, Baseline] = {
+    "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
+    "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),
+    "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}, blind=True),
+    "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}, tasks=CODING),
+    "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}, blind=True),
+    "magrpo": Baseline("MAGRPO", _run),
+    "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
+    "two_turns": Baseline("MAGRPO, two turns", _run, {"num_turns": 2}),
+    "oracle_stop": Baseline("MAGRPO, oracle stop", _run, oracle="stop"),
+    "retry": Baseline("MAGRPO, one turn, retry (oracle)", _run, {"num_turns": 1}, oracle="retry"),
+    "voting": Baseline("voting, single agent", _untrained, SOLO, {"kind": "solo"}, "majority", CODING),
+    "best_of": Baseline("best of k, single agent (oracle)", _untrained, SOLO, {"kind": "solo"}, "best", CODING),
+    "swap": Baseline("cross-play: roles exchanged", _swap),
+    "solo": Baseline("cross-play", _solo),
+    "untrained_partner": Baseline("cross-play", _untrained_partner),
+    "partners": Baseline("cross-play", _partners),
+}
+
+
+def names_of(text: str) -> list[str]:
+    """The entries that ``--baselines`` asks for: ``all``, or names with commas; what they need is added.
+
+    Raises:
+        ConfigError: there is no such entry.
+    """
+    names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in BASELINES:
+            raise ConfigError(f"--baselines {name!r}: {list_choices(name, [*BASELINES, 'all'])}")
+    needed = {REFERENCE, *(["single"] if any(BASELINES[name].votes != "none" for name in names) else [])}
+    return [name for name in BASELINES if name in needed or name in names]
+
+
+def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
+    """The configuration of the run that makes the table.
+
+    Raises:
+        ConfigError: no row can be made; the message says why.
+    """
+    rows: list[BaselineRow] = []
+    left_out: dict[str, str] = {}
+    for name in names:
+        try:
+            for row in _rows(name, config, teams):
+                same = next((other.name for other in rows if _what(other) == _what(row)), None)
+                if same is None:
+                    rows.append(row)
+                else:
+                    left_out[row.name] = f"the same as {same}"
+        except LeftOut as reason:
+            left_out[name] = str(reason)
+        except ValidationError as error:
+            left_out[name] = error.errors()[0]["msg"].removeprefix("Value error, ")
+    if not rows:
+        raise ConfigError("\n".join(f"--baselines {name}: {reason}" for name, reason in left_out.items()))
+    tree = json.loads(config.resolved(secrets=True))
+    tree["baselines"] |= {"rows": [json.loads(row.model_dump_json()) for row in rows], "left_out": left_out}
+    return validate_config(RunConfig, tree, [], "--baselines")
+
+
+def _rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
+    entry = BASELINES[name]
+    if entry.tasks and config.reward.kind not in entry.tasks:
+        raise LeftOut(f"it goes with a reward of {', '.join(entry.tasks)}, not {config.reward.kind}")
+    at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
+    env = _changed("env", config.env, {**entry.env, **at_once})
+    roles = env.roles()
+    num_turns = config.env.num_turns
+    if entry.oracle != "none" and num_turns == 1:
+        raise LeftOut("the run takes one turn: there is none to stop before, or to replace by another try")
+    for suffix, title, seats in entry.seating(teams, roles):
+        yield BaselineRow(
+            name=name + suffix,
+            title=entry.title + title,
+            env=env,
+            reward=_changed("reward", config.reward, entry.reward),
+            agents=_carried(seats, roles, config.agents),
+            # One agent alone may write as much as all agents together.
+            max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
+            votes=entry.votes,
+            stop_above=None if entry.oracle == "none" else _oracle_threshold(config),
+            max_tries=num_turns if entry.oracle == "retry" else 1,
+        )
+
+
+def _oracle_threshold(config: RunConfig) -> float:
+    """The reward above which an oracle stops: ``eval.stop_above``, else just below the largest reward."""
+    if config.eval.stop_above is not None:
+        return config.eval.stop_above
+    least = float(config.reward.fraction(0.0))
+    unit = float(config.reward.fraction(1.0)) - least  # a fraction is linear in the reward
+    return (1 - 1e-6 - least) / unit
+
+
+def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
+    """The plug-in with other fields, or another one with the fields that both have."""
+    changes = {key: value for key, value in changes.items() if getattr(plugin, key, None) != value}
+    cls = import_plugin(TABLES[section], changes["kind"]) if "kind" in changes else type(plugin)
+    unknown = next((key for key in changes if key not in cls.model_fields), None)
+    if unknown is not None:
+        raise LeftOut(f"{section} {plugin.kind!r} has no field {unknown!r}")
+    kept = {key: value for key, value in plugin.model_dump().items() if key in cls.model_fields}
+    return cls.model_validate(kept | changes)
+
+
+def _carried(
+    seats: Sequence[AgentConfig], roles: Sequence[str], pool: Sequence[AgentConfig]
+) -> tuple[AgentConfig, ...]:
+    """The agents of the run that carry the weights of ``seats``: of the same base, by name where that is free.
+
+    Models are loaded for the agents of the run alone; a row loads adapters or weights into them.
+    """
+    free, carriers = list(pool), {}
+    by_name = sorted(range(len(seats)), key=lambda i: seats[i].name not in [agent.name for agent in pool])
+    for i in by_name:
+        fit = [a for a in free if (a.model, a.weights) == (seats[i].model, seats[i].weights)]
+        if not fit:
+            raise LeftOut(f"the run has too few agents with the base model {seats[i].model} ({seats[i].weights})")
+        carriers[i] = next((agent for agent in fit if agent.name == seats[i].name), fit[0])
+        free.remove(carriers[i])
+    return tuple(
+        carriers[i].model_copy(update={"role": role, "start_from": seats[i].start_from}) for i, role in enumerate(roles)
+    )
+
+
+def _what(row: BaselineRow) -> str:
+    return row.model_dump_json(exclude={"name", "title"})

@@ -1,0 +1,149 @@
+"""``magrpo sweep``: every combination of some values, each with several seeds, as runs of one folder.
+
+The folder ``<root>/sweeps/<name>`` says which runs belong together; whether one is finished, its own directory says. So
+a sweep is resumed by going through its runs again. Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rich.console import Console
+
+from magrpo.config import RunConfig, load_config
+from magrpo.plugins import ConfigError, list_choices
+from magrpo.store import RunStore, write_durably
+
+_SLUG = 60
+"""Names of runs with longer values than this are numbered instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Child:
+    """One run of a sweep. ``setting``: the values that make it differ, by key, as they were written."""
+
+    run_id: str
+    setting: dict[str, str]
+    seed: int
+    config: str
+    """Its resolved configuration, JSON."""
+
+    @property
+    def title(self) -> str:
+        """``algo.estimator=marloo``: what runs have in common that differ in their seed only."""
+        return " ".join(f"{key}={value}" for key, value in self.setting.items()) or "as configured"
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """Runs that belong together, in the order in which they are made."""
+
+    name: str
+    root: Path
+    children: tuple[Child, ...]
+
+    @property
+    def folder(self) -> Path:
+        return self.root / "sweeps" / self.name
+
+    def store(self, child: Child) -> RunStore:
+        return RunStore(self.root, child.run_id)
+
+
+def plan(
+    config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
+) -> Sweep:
+    """The runs of a sweep; nothing is written.
+
+    Args:
+        settings: ``section.key=value,value,...``; every combination is run.
+        seeds: runs of each combination, with seeds from the configuration's ``train.seed`` on.
+
+    Raises:
+        ConfigError: a value cannot be used, or the name is taken.
+    """
+    grid = dict(_values(setting) for setting in settings)
+    if len(grid) < len(settings):
+        raise ConfigError("--set: a key is given twice; write its values behind one: section.key=value,value")
+    fixed = [*overrides, *([f"root={root}"] if root else [])]
+    name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
+    drafts: list[tuple[dict[str, str], RunConfig]] = []
+    for combination in itertools.product(*grid.values()):
+        setting = dict(zip(grid, combination, strict=True))
+        changes = [*fixed, *(f"{key}={value}" for key, value in setting.items())]
+        base = load_config(config, changes)
+        for seed in range(base.train.seed, base.train.seed + seeds):
+            drafts.append((setting, load_config(config, [*changes, f"train.seed={seed}"])))
+    words = _words([setting for setting, _ in drafts[::seeds]])
+    children = tuple(
+        Child(f"{name}{words[i // seeds]}-s{made.train.seed}", setting, made.train.seed, made.resolved(secrets=True))
+        for i, (setting, made) in enumerate(drafts)
+    )
+    sweep = Sweep(name, drafts[0][1].root, children)
+    taken = [sweep.folder, *(sweep.store(child).path for child in children)]
+    if clash := next((path for path in taken if path.exists()), None):
+        raise ConfigError(f"{clash} exists: choose another --name, or --resume {name}")
+    return sweep
+
+
+def _values(setting: str) -> tuple[str, list[str]]:
+    """The key and its values; a comma in brackets or quotes separates nothing."""
+    key, equals, text = setting.partition("=")
+    values = re.findall(r"""(?:[^,\["']|\[[^\]]*\]|"[^"]*"|'[^']*')+""", text)
+    if not key or not equals or not values:
+        raise ConfigError(f"--set {setting!r}: is written section.key=value,value")
+    if key in ("train.seed", "root"):
+        raise ConfigError(f"--set {key}: use {'--seeds' if key == 'train.seed' else '--root'}")
+    return key, list(dict.fromkeys(value.strip() for value in values))
+
+
+def _words(settings: Sequence[Mapping[str, str]]) -> list[str]:
+    """What each setting adds to the names of its runs: its values, or numbers where those do not make names."""
+    words = ["".join("-" + re.sub(r"[^\w.]+", "-", value).strip("-") for value in s.values()) for s in settings]
+    if len(set(words)) < len(words) or max(map(len, words)) > _SLUG:
+        return [f"-{number:02}" for number in range(len(settings))]
+    return words
+
+
+def save(sweep: Sweep) -> None:
+    """Make the folder of the sweep, from which :func:`load` reads it."""
+    sweep.folder.mkdir(parents=True)
+    tree = {"children": [asdict(child) for child in sweep.children]}
+    draft = sweep.folder / ".sweep.json"
+    write_durably(draft, json.dumps(tree, indent=1).encode())
+    draft.rename(sweep.folder / "sweep.json")
+
+
+def load(root: Path, name: str) -> Sweep:
+    """A sweep that was begun.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
+    path = root / "sweeps" / name / "sweep.json"
+    if not path.is_file():
+        known = [found.parent.name for found in root.glob("sweeps/*/sweep.json")]
+        raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
+    tree = json.loads(path.read_bytes())
+    return Sweep(name, root, tuple(Child(**child) for child in tree["children"]))
+
+
+def finished(store: RunStore) -> bool:
+    """Whether a run went to its end."""
+    if not (store.path / "config.json").is_file():
+        return False
+    return store.committed(f"{store.config().train.num_iterations:05d}/report")
+
+
+def show(sweep: Sweep, console: Console) -> None:
+    """List the runs, and which of them are finished."""
+    width = max(len(child.run_id) for child in sweep.children)
+    for child in sweep.children:
+        state = "finished" if finished(sweep.store(child)) else ""
+        console.print(f"  {child.run_id:{width}}  {child.title}  train.seed={child.seed}  {state}".rstrip())

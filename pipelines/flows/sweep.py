@@ -1,0 +1,39 @@
+"""A sweep as a Prefect flow, for a deployment: its runs are flow runs of their own below it."""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+
+from prefect import flow
+from prefect.runtime import flow_run
+from rich.console import Console
+
+from pipelines.experiments.sweep_grid import load, plan, save
+from pipelines.experiments.sweep_run import run
+from pipelines.flows.train import train
+
+
+class SweepFailed(RuntimeError):
+    """Some runs of a sweep failed; the others are there."""
+
+
+@flow(name="magrpo-sweep", flow_run_name="{name}", validate_parameters=False)
+def swept(config: str, settings: list[str], seeds: int, overrides: list[str], root: str, name: str) -> None:
+    """Every combination of ``settings``, ``section.key=value,value``, with ``seeds`` seeds each.
+
+    Retried, it goes on with the runs that are not finished.
+
+    Raises:
+        SweepFailed: a run failed; the message names all that did.
+    """
+    sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
+    if (Path(root) / "sweeps" / sweep_id).exists():
+        sweep = load(Path(root), sweep_id)
+    else:
+        sweep = plan(Path(config), overrides, settings, seeds, sweep_id, Path(root))
+        save(sweep)
+    console = Console(highlight=False, soft_wrap=True)
+    failures = run(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
+    if failures:
+        raise SweepFailed("; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items()))

@@ -1,0 +1,118 @@
+"""The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own.
+
+Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from magrpo.config import RegistryConfig, RunConfig
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.store import RunStore, write_durably
+from magrpo.tracking import ModelRegistry, Version, tracking_uri
+from magrpo.tracking.spool import Unavailable
+
+START = "start.json"
+"""The file of a run directory that says which version the run started from, if it asked for the champion."""
+
+
+class RegistryError(RuntimeError):
+    """The registry cannot give what a run needs before it can start."""
+
+
+def begin(store: RunStore) -> str:
+    """Give a new run that asks for it the champion's weights; a sentence on that, or nothing.
+
+    Once this has returned, the run does not depend on the registry: the weights are in its directory, its configuration
+    names them, and ``start.json`` the version.
+
+    Raises:
+        ConfigError: an agent has weights to start from already, or the champion has no such agents.
+        RegistryError: MLflow does not answer.
+    """
+    if not (store.path / START).exists():
+        config = store.config()
+        if not config.registry.continue_from_champion:
+            return ""
+        _start_from_champion(store, config)
+    return f"the agents start from {started_from(store)}"
+
+
+def started_from(store: RunStore) -> str:
+    """What the weights of a run began as, in words."""
+    path = store.path / START
+    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
+    if facts is None:
+        own = [agent for agent in store.config().agents if agent.start_from is not None]
+        return "; ".join(f"{agent.name}: {agent.start_from}" for agent in own) or "nothing: untrained weights"
+    if facts["version"] is None:
+        return f"untrained weights: {facts['model']} had no champion"
+    return f"version {facts['version']} of {facts['model']}, then the champion"
+
+
+def _start_from_champion(store: RunStore, config: RunConfig) -> None:
+    assert config.registry.model is not None
+    given = [agent.name for agent in config.agents if agent.start_from is not None]
+    if given:
+        raise ConfigError(f"agent {given[0]!r}: start_from and registry.continue_from_champion exclude each other")
+    registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
+    try:
+        champion = registry.champion()
+        folder = None if champion is None else fetch(store, registry, champion)
+    except Unavailable as error:
+        raise RegistryError(f"registry.continue_from_champion: {error}") from error
+    if champion is not None and folder is not None:
+        there = sorted(path.name for path in folder.iterdir() if path.is_dir())
+        wanted = sorted(agent.name for agent in config.agents)
+        if there != wanted:
+            raise ConfigError(
+                f"registry.continue_from_champion: version {champion.number} of {registry.model} has agents "
+                f"{', '.join(there)}, this run {', '.join(wanted)}; use another registry.model"
+            )
+        agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
+        store.replace_config(config.model_copy(update={"agents": agents}))
+    _note_start(store, registry.model, None if champion is None else champion.number)
+
+
+def _note_start(store: RunStore, model: str, version: int | None) -> None:
+    write_durably(store.path / START, json.dumps({"model": model, "version": version}).encode())
+
+
+def fetch(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
+    """The folder of a version in the run directory, downloaded unless it is there."""
+    folder = store.path / "champions" / str(version.number)
+    folder.parent.mkdir(exist_ok=True)
+    registry.download(version, folder)
+    return folder
+
+
+def challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
+    """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
+
+    ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
+    which has no ``config.json``.
+
+    Raises:
+        ConfigError: its agents do not fit the environment of ``config``.
+    """
+    name = f"{store.run_id}-{suffix}"
+    root = store.path.parent
+    if (root / name / "config.json").exists():
+        return RunStore.open(root, name)
+    tree: dict[str, Any] = json.loads(config.resolved())
+    described = team / "config.json"
+    if described.exists():
+        theirs = json.loads(described.read_text(encoding="utf-8"))
+        tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
+    tree["root"] = str(root)
+    for agent in tree["agents"]:
+        agent["start_from"] = str(team / agent["name"])
+    tree["train"]["num_iterations"] = 0
+    tree["registry"] = RegistryConfig().model_dump()
+    evaluation = RunStore.create(validate_config(RunConfig, tree, [], f"version {number}"), name)
+    assert config.registry.model is not None
+    _note_start(evaluation, config.registry.model, number)
+    return evaluation

@@ -1,0 +1,72 @@
+"""What a run's page in MLflow says above its figures: what was run, what came of it so far, how to go on.
+
+Imports no prefect.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+
+from magrpo.config import RunConfig
+from magrpo.store import MANIFEST, RunStore
+from magrpo.types import HEADLINE
+from pipelines.training.stages import load_report
+
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description, in Markdown."""
+FLOW_RUN_URL = "prefect.flow_run_url"
+"""The tag that leads from a run in MLflow to its flow run."""
+_STATES = {
+    "RUNNING": "Under way",
+    "FINISHED": "Finished",
+    "FAILED": "Stopped by an error",
+    "KILLED": "Interrupted",
+}
+
+
+def description(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
+    """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
+    config = store.config()
+    lines = [f"{_what(config)} {_STATES[status]}. {' '.join(_results(store, config))}".strip(), ""]
+    lines += [f"- on `{socket.gethostname()}` in `{store.path}`"]
+    again = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
+    lines += [] if status == "FINISHED" else [f"- to go on with it: `{again}`"]
+    lines += [f"- [flow run in Prefect]({flow_run_url})"] if flow_run_url else []
+    tags = {} if flow_run_url is None else {FLOW_RUN_URL: flow_run_url}
+    from_iteration = _done_again(store)
+    if from_iteration is not None:
+        tags["magrpo.rewound"] = f"from iteration {from_iteration} on"
+        lines += [f"- done again from iteration {from_iteration} on: of two values for a step the later one counts"]
+    return tags | {NOTE: "\n".join(lines)}
+
+
+def _what(config: RunConfig) -> str:
+    agents = ", ".join(
+        f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
+    )
+    return (
+        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, "
+        f"{config.train.num_iterations} iterations, seed {config.train.seed}."
+    )
+
+
+def _results(store: RunStore, config: RunConfig) -> Iterator[str]:
+    """The held-out return at the first evaluation and the last."""
+    folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
+    if not folders:
+        return
+    ends = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in (folders[0], folders[-1])]
+    if None in ends:
+        return  # damaged: it will be evaluated again
+    first, last = (load_report(store, pointer) for pointer in ends if pointer is not None)
+    value = last.summary[HEADLINE]["return"]
+    yield f"Return on held-out problems, of the maximum: **{value.mean:.1%}** [{value.low:.1%}, {value.high:.1%}]"
+    yield f"after iteration {last.policy_version} of {config.train.num_iterations}"
+    if len(folders) > 1:
+        yield f"(untrained: {first.summary['test/sampled']['return'].mean:.1%})"
+
+
+def _done_again(store: RunStore) -> int | None:
+    """The earliest iteration of which a stage was taken out of the run, to be done again."""
+    return min((int(path.name) for path in store.path.glob("set-aside/*/*")), default=None)

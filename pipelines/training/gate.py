@@ -1,0 +1,72 @@
+"""The rule of the gate: when a team is better than the champion, by the returns of both on the same problems.
+
+Every night's team is compared, so some are better by luck: of thirty that are no better, each with a chance of 2.5 %,
+one passes with a chance of up to 53 %. What chose a team cannot confirm it. So a team that passes the first comparison,
+of evaluations that are there anyway, is evaluated again together with the champion, on fresh samples and more of them,
+and has to pass a stricter comparison of those alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from magrpo.algo.stats import bootstrap_interval
+from magrpo.reports.figures import signed
+from magrpo.types import Interval
+
+_SEED = 0
+"""Of the resampling, as in ``magrpo compare``."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """What a difference has to pass: an interval above 0 that leaves out ``tail`` percent at each end."""
+
+    tail: float
+    num_resamples: int
+
+    @property
+    def coverage(self) -> str:
+        """What the interval covers: ``95 %``."""
+        return f"{100 - 2 * self.tail:g} %"
+
+
+FIRST = Bar(tail=2.5, num_resamples=1000)
+CONFIRMATION = Bar(tail=0.1, num_resamples=10_000)
+FRESH_SAMPLES = 4
+"""Samples of the confirmation for each of ``eval.num_samples``: what the stricter bar asks for in precision."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """By how much a team is better than another, a fraction of the maximum, paired by problem."""
+
+    difference: Interval
+    num_problems: int
+    bar: Bar
+
+    @property
+    def passes(self) -> bool:
+        """Whether the interval lies above 0."""
+        return self.difference.low > 0
+
+    def __str__(self) -> str:
+        lies = "above" if self.passes else "not above"
+        interval = "an interval" if self.bar == FIRST else f"a {self.bar.coverage} interval"
+        return (
+            f"by {signed(self.difference)} points of percent on {self.num_problems} held-out problems, "
+            f"{interval} {lies} 0"
+        )
+
+
+def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:
+    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common.
+
+    A problem on which the sandbox failed is in neither.
+    """
+    same = [task_id for task_id in ours if task_id in theirs]
+    if not same:
+        return None
+    paired = [[ours[task_id] - theirs[task_id]] for task_id in same]
+    return Lead(bootstrap_interval(paired, _SEED, bar.num_resamples, bar.tail), len(same), bar)

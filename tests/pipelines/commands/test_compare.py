@@ -1,0 +1,228 @@
+"""``magrpo runs`` and ``magrpo compare`` on runs that were made, with a tracking store, without, and elsewhere."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from magrpo.reports.budget import Budget
+from magrpo.reports.comparison import Compared, _equal_budget, _spent, difference, load_compared
+from magrpo.store import RunStore
+from magrpo.tracking import recorded_runs
+from pipelines.cli import main
+from pipelines.commands.runs import duration, worked
+from pipelines.training.execute import is_held
+from tests.pipelines.micro import write_config
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Runs ``one`` and ``two`` on the same problems with different seeds; ``gone`` has lost its folder."""
+    folder = tmp_path_factory.mktemp("compare")
+    config = str(write_config(folder, iterations=1))
+    for name, override in (("one", "train.seed=0"), ("gone", "optim.lr=0.5"), ("two", "train.seed=1")):
+        assert main(["train", config, override, "--local", "--name", name]) == 0
+    shutil.rmtree(folder / "runs" / "gone")
+    return folder / "runs"
+
+
+def load(root: Path, name: str) -> Compared:
+    return load_compared("A", RunStore.open(root, name))
+
+
+def listed(text: str) -> dict[str, str]:
+    """The lines of the list that start with a run, by its name."""
+    return {line.split()[0]: line for line in text.splitlines() if line.split()[:1] and line.startswith("  ")}
+
+
+def test_runs_with_other_seeds_draw_other_samples_from_the_same_agents(root: Path) -> None:
+    """Before training, adapters add nothing: only the draws differ, so seeds share no luck of an evaluation."""
+    one, two = (load(root, name).reports[0].rows for name in ("one", "two"))
+    for mode, alike in (("sampled", False), ("greedy", True)):
+        texts = [[row.texts for row in rows if row.mode == mode] for rows in (one, two)]
+        assert (texts[0] == texts[1]) is alike, mode
+
+
+def test_runs_lists_folder_and_store_newest_first(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["runs", "--root", str(root)]) == 0
+    lines = listed(capsys.readouterr().out)
+    assert [name for name in lines if name in ("one", "two", "gone")] == ["two", "gone", "one"]
+    first, last = (report.summary["test/sampled"]["return"].mean for report in load(root, "one").reports)
+    assert lines["one"].split()[1:6] == ["finished", "1/1", f"{first:.1%}", "\u2192", f"{last:.1%}"]
+    assert lines["gone"].split()[1:4] == ["finished,", "elsewhere", "1/1"]
+    assert "optim.lr=0.01" in lines["one"]
+    assert "optim.lr=0.5" in lines["gone"]
+
+
+def test_the_store_knows_what_the_folder_knew(root: Path) -> None:
+    uri = f"sqlite:///{root / 'mlflow.db'}"
+    runs = {run.run_id: run for run in recorded_runs(uri)}
+    assert set(runs) == {"one", "gone", "two"}
+    returns = [report.summary["test/sampled"]["return"].mean for report in load(root, "two").reports]
+    assert runs["two"].returns == pytest.approx(returns)
+    assert (runs["two"].iterations, runs["two"].status) == (1, "FINISHED")
+    assert [run.run_id for run in recorded_runs(uri, only="two")] == ["two"]
+    assert {run.run_id for run in recorded_runs(uri, leave_out={"one"})} == {"gone", "two"}
+
+
+def test_runs_without_a_store_are_listed_and_none_is_made(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(root / "one", tmp_path / "one")
+    assert main(["runs", "--root", str(tmp_path)]) == 0
+    assert "one" in listed(capsys.readouterr().out)
+    assert [path.name for path in tmp_path.iterdir()] == ["one"]
+    with socket.socket() as taken:  # and not listening: nobody answers there
+        taken.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{taken.getsockname()[1]}")
+        assert main(["runs", "--root", str(tmp_path)]) == 0
+    captured = capsys.readouterr()
+    assert "one" in listed(captured.out)
+    [line] = [line for line in captured.err.splitlines() if line.startswith("magrpo: ")]
+    assert line.endswith(f"only the runs of {tmp_path} are listed")
+
+
+def test_a_run_that_died_is_told_from_one_that_lives(tmp_path: Path, root: Path) -> None:
+    folder = shutil.copytree(root / "one", tmp_path / "one")
+    assert not is_held(folder)
+    hold = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.lockf(f, fcntl.LOCK_EX); print(flush=True); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", hold, str(folder / "lock")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert is_held(folder)
+        process.communicate(b"\n")
+    assert not is_held(folder)
+
+
+def test_time_at_work_leaves_pauses_out() -> None:
+    def status(value: str, time_ms: int) -> dict[str, object]:
+        return {"kind": "status", "value": value, "time_ms": time_ms}
+
+    metrics = {"kind": "metrics", "step": 1, "time_ms": 24_000, "values": {}}
+    first = [status("RUNNING", 1_000), status("KILLED", 4_000)]
+    killed = [*first, status("RUNNING", 20_000), {"kind": "tags", "values": {}}, metrics]
+    assert worked(first, None) == 3
+    assert worked(killed, None) == 7
+    assert worked(killed, 30_000) == 13
+    assert worked([*killed, status("RUNNING", 50_000), status("FINISHED", 51_000)], None) == 8
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (273, "4 min 33 s"), (7_500, "2 h 05 min")])
+def test_duration(seconds: float, text: str) -> None:
+    assert duration(seconds) == text
+
+
+class Sources(HTMLParser):
+    """What a page loads from elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.loaded: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.loaded += [value or "" for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
+
+
+def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
+    said = capsys.readouterr().out
+    text = (tmp_path / "out" / "compare.md").read_text(encoding="utf-8")
+    settings = text.partition("where it differs\n")[2].partition("## ")[0]
+    assert settings.strip().splitlines()[2:] == ["| train.seed | 0 | 1 |"], "the only key that differs"
+    assert "B \u2212 A" in said
+    assert "2 the same, paired" in text
+    [look] = [run.look[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
+    assert look in text
+    tokens = sum(
+        metrics["rollout/tokens"]
+        for _, stage, metrics in RunStore.open(root, "one").stage_metrics()
+        if stage == "rollout.0"
+    )
+    assert f"| tokens generated, training | {tokens:,.0f} |" in text
+    assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.svg").read_text()
+    page = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
+    sources = Sources()
+    sources.feed(page)
+    assert sources.loaded == []
+    assert page.count("<svg") == 4, "two splits over iterations and over tokens"
+    assert f'<a href="{look}">' in page
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {
+        "compare.html",
+        "compare.md",
+        "curves.png",
+        "curves.svg",
+    }
+
+
+def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = load(root, "one")
+    assert _spent(one)["GPU-hours"] == "0.00"
+    stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
+    monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
+    assert _spent(one)["GPU-hours"] == "0.50"
+
+
+def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
+    one = load(root, "one")
+    name, before = "tokens generated, evaluation", int(_spent(one)["tokens generated, evaluation"].replace(",", ""))
+    [first, *others] = one.reports
+    rows = len(first.rows)
+    two_turns = [replace(row, generated_tokens=row.generated_tokens + 7) for row in first.rows]
+    one.reports = [replace(first, rows=tuple(two_turns)), *others]
+    assert _spent(one)[name] == f"{before + 7 * rows:,}"
+    not_recorded = [replace(row, generated_tokens=0) for row in first.rows]
+    one.reports = [replace(first, rows=tuple(not_recorded)), *others]
+    assert _spent(one)[name] == f"{before:,}", "the last turn's, where nothing else is known"
+
+
+def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    tokens = one.budgets[-1].tokens
+    for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
+        two.letter, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
+        [section] = _equal_budget([one, two], ["test/sampled"])
+        taken = [tuple(row[:3]) for row in section.rows]
+        assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
+        ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
+        assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
+    two.budgets = [Budget()]
+    assert list(_equal_budget([one, two], ["test/sampled"])) == [], "a run that was not trained has no budget to equal"
+
+
+def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    paired, how = difference(one, two, "test/sampled")
+    means = [report.last.summary["test/sampled"]["return"].mean for report in (one, two)]
+    assert how == "2 the same, paired"
+    assert paired.mean == pytest.approx(means[1] - means[0])
+    same, _ = difference(one, load(root, "one"), "test/sampled")
+    assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
+
+    task_id = one.last.rows[0].task_id
+    two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
+    unpaired, how = difference(one, two, f"{one.last.rows[0].split}/sampled")
+    assert how == "not the same, unpaired (1 in both)"
+    assert unpaired.low <= unpaired.mean <= unpaired.high
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["one", "tow"], "no run 'tow' in {root}; did you mean two?"),
+        (["one", "zzzz"], "no run 'zzzz' in {root}; the newest runs there: one, two"),
+        (["one"], "compare takes 2 to 6 runs, got 1"),
+        (["one", "two", "one"], "compare: run one is named twice"),
+    ],
+)
+def test_a_mistake_is_one_line(root: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", *names, "--root", str(root)]) == 2
+    assert capsys.readouterr().err == f"magrpo: {message.format(root=root)}\n"

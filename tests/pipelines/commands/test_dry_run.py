@@ -1,0 +1,134 @@
+"""The plan of a run: its counts against a run that was made, its sizes against models that were loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from magrpo.config import RunConfig, load_config
+from magrpo.plugins import ConfigError
+from magrpo.policy import Policy
+from magrpo.store import RunStore, read_records
+from magrpo.types import RolloutGroup, Turn
+from pipelines.cli import main
+from pipelines.commands.dry_run import show_plan
+from pipelines.commands.estimate import measured, memory, work_of
+from tests.pipelines.micro import command
+from tests.pipelines.training.test_resume import Runs
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    runs = Runs(tmp_path_factory.mktemp("plan"))
+    assert runs.train("whole") == 0
+    return runs
+
+
+def config(runs: Runs, *overrides: str) -> RunConfig:
+    path, *given = runs.config
+    return load_config(path, [*given, *overrides])
+
+
+def files(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path) -> None:
+    before = files(runs.root)
+    root = tmp_path / "runs"
+    assert command(["train", *runs.config, f"root={root}", "--dry-run"], tmp_path / "log") == 0
+    said = (tmp_path / "log").read_text()
+    assert not root.exists()
+    assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
+    assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
+    assert "reused   none, a new run" in said
+    assert "engine   transformers, on " in said
+    assert f"unknown, no earlier run in {root}" in said
+    for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
+        assert f"\n  {line}\n" in said
+    assert "algo.gamma" not in said, "which has its default"
+    assert said.endswith("nothing was trained or written\n")
+
+    assert command(["train", "--resume", "whole", "--root", str(runs.root), "--dry-run"], tmp_path / "resume") == 0
+    assert "reused   13 of 13 stages; none is left to run" in (tmp_path / "resume").read_text()
+    assert files(runs.root) == before
+
+
+def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    store = RunStore.open(runs.root, "whole")
+    before = files(runs.root)
+    assert show_plan(store.config(), store, "update:2") == 0
+    said = capsys.readouterr().out
+    assert "4 committed stages, from update:1 on, would be set aside" in said
+    assert "reused   9 of 13 stages; the first to run is update:1" in said
+    assert "in stages, from the means of 1 earlier run in" in said
+    assert files(runs.root) == before
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
+def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert show_plan(config(runs, "model.device=cuda"), None, None) == 0
+    said = capsys.readouterr().out
+    assert "engine   transformers, on cuda in bfloat16\n" in said
+    assert "PyTorch sees no CUDA device here: the run would be refused\n" in said
+    for example in ("humaneval", "tldr"):
+        path = Path(__file__).parents[3] / "pipelines" / "configs" / f"{example}.toml"
+        assert main(["train", str(path), "--root", str(tmp_path / "runs")]) == 2
+        refusal = 'magrpo: model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"\n'
+        assert capsys.readouterr().err == refusal
+    assert not (tmp_path / "runs").exists()
+
+
+def test_counts_are_those_of_a_run(runs: Runs) -> None:
+    store, work = RunStore.open(runs.root, "whole"), work_of(config(runs))
+    groups = read_records(store.path / "stages/00001/rollout.0/groups.jsonl.gz", RolloutGroup[Turn])
+    assert work.completions == sum(len(members) for group in groups for members in group.actions.values())
+    assert work.joint_actions == sum(len(group.turns) for group in groups)
+    assert work.tokens == work.completions * 6
+    assert work.programs is None, "a reward from elsewhere does not say"
+
+
+def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
+    two = work_of(
+        config(runs, "env.num_turns=2", "rollout.tree=full", "rollout.branching=3", "rollout.joint_mode=crossed")
+    )
+    # 2 problems; 4 completions of 2 agents and 16 joint actions a node; 3 of them go on
+    assert (two.completions, two.joint_actions) == ((2 + 6) * 4 * 2, (2 + 6) * 16)
+    chains = work_of(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
+    assert (chains.completions, chains.joint_actions) == (2 * 4 * 2 + 2 * (2 * 16 * 2), 3 * 2 * 16)
+    best = work_of(config(runs, "env.num_turns=2", "rollout.tree=best"))
+    assert (best.completions, best.joint_actions) == (2 * 2 * 4 * 2, 2 * 2 * 4)
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
+    resolved = config(runs, f"agents.0.weights={weights}", "model.device=cpu")
+    policy = Policy.open(resolved.agents, resolved.model, resolved.lora, 0)
+    trained = {name: sum(p.numel() for p in policy.parameters(name).values()) for name in policy.agents}
+    with policy.active("main") as model:
+        frozen = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
+    sizes = memory(resolved, 4, None)
+    assert sizes["optimizer"] == 8 * sum(trained.values())
+    assert sizes["gradients of one agent"] == 4 * max(trained.values())
+    assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.weights(name) == "lora")
+    assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
+    assert sizes["frozen parameters"] == 4 * frozen
+    assert "KV cache of completions" not in sizes
+    assert memory(resolved, 4, 256)["KV cache of completions"] > 0
+
+
+def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
+    seconds, number = measured(runs.root, config(runs))
+    assert number == 1
+    assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
+    assert measured(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
+    assert measured(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
+
+
+def test_a_model_that_is_not_there(runs: Runs) -> None:
+    with pytest.raises(ConfigError, match="agent 'helper': cannot read the configuration of"):
+        memory(config(runs, "agents.0.model=/nowhere/at-all"), 4, None)

@@ -1,0 +1,84 @@
+"""``magrpo evaluate``: trained weights, evaluated in a run of their own."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import ConfigError, load_config
+from magrpo.reports.figures import signed, verdict
+from magrpo.store import RunStore
+from magrpo.types import Interval
+from pipelines.cli import main
+from pipelines.experiments import derive as evaluate
+from pipelines.training.stages import load_report
+from tests.pipelines.micro import write_config
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    """A run of one iteration."""
+    folder = tmp_path_factory.mktemp("trained")
+    config = str(write_config(folder, iterations=1))
+    assert main(["train", config, "--local", "--name", "source"]) == 0
+    return RunStore.open(folder / "runs", "source")
+
+
+def _report(store: RunStore, iteration: int) -> object:
+    report = load_report(store, {"dir": f"stages/{iteration:05d}/evaluate", "sha": ""})
+    return report.rows, report.summary
+
+
+@pytest.mark.parametrize(("arguments", "iteration"), [([], 1), (["--checkpoint", "0"], 0)])
+def test_an_evaluation_finds_what_training_found(trained: RunStore, arguments: list[str], iteration: int) -> None:
+    root = trained.path.parent
+    assert main(["evaluate", "source", *arguments, "--local", "--root", str(root)]) == 0
+    evaluation = RunStore.open(root, f"source-eval-{iteration}")
+    assert _report(evaluation, 0) == _report(trained, iteration)
+    weights = "update/weights/main/adapter_model.safetensors"
+    assert (evaluation.path / "stages/00000" / weights).read_bytes() == (
+        trained.path / f"stages/{iteration:05d}" / weights
+    ).read_bytes()
+
+
+def test_overrides_count_and_names_do_not_clash(trained: RunStore) -> None:
+    root = trained.path.parent
+    names = []
+    for _ in range(2):
+        store = evaluate.prepare("source", ["eval.num_samples=7", "train.num_iterations=9"], 1, root, None)
+        assert (store.config().eval.num_samples, store.config().train.num_iterations) == (7, 0)
+        names.append(store.run_id)
+    assert len(set(names)) == 2
+
+
+def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
+    root = trained.path.parent
+    store = evaluate.prepare(str(root.parent / "run.toml"), [], None, root, "untrained")
+    assert store.path == root / "untrained"
+    assert [agent.start_from for agent in store.config().agents] == [None, None]
+
+
+def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
+    root = trained.path.parent
+    with pytest.raises(ConfigError, match="--checkpoint 7: run source has 0 to 1"):
+        evaluate.prepare("source", [], 7, root, None)
+    with pytest.raises(ConfigError, match="no run 'nope'"):
+        evaluate.prepare("nope", [], None, root, None)
+    with pytest.raises(ConfigError, match="untrained"):
+        evaluate.prepare(str(root.parent / "run.toml"), [], 1, root, None)
+    empty = RunStore.create(load_config(root.parent / "run.toml", [f"root={tmp_path}"]), "empty")
+    with pytest.raises(ConfigError, match="no checkpoint yet"):
+        evaluate.prepare(empty.run_id, [], None, tmp_path, None)
+
+
+def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
+    trained: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "--resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result: ")]
+    tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
+    gain = Interval(**tree["gains"]["test/sampled"]["return"])
+    assert line.startswith(f"result:  {verdict(gain)}: the joint return on held-out problems went from ")
+    assert line.endswith(f"{signed(gain)} points of percent paired by problem")

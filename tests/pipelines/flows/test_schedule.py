@@ -1,0 +1,97 @@
+"""``magrpo serve``: runs that start by themselves, one at a time, and one for all that was missed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sqlite3
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+
+import psutil
+import pytest
+
+from magrpo.plugins import ConfigError
+from pipelines.flows.schedule import Timetable
+from tests.pipelines.micro import start, write_config
+
+
+@pytest.mark.parametrize(
+    ("timetable", "message"),
+    [
+        (Timetable(), "one of --cron, --interval and --rrule"),
+        (Timetable(cron="0 2 * * *", interval="1d"), "one of --cron, --interval and --rrule"),
+        (Timetable(cron="every night"), "--cron 'every night': Invalid cron string"),
+        (Timetable(interval="5"), "--interval '5': an interval is a number above 0 and a unit"),
+        (Timetable(interval="0m"), "--interval '0m'"),
+        (Timetable(rrule="FREQ=NEVER"), "--rrule 'FREQ=NEVER': Invalid RRule string"),
+        (Timetable(cron="0 2 * * *", timezone="Mars/Base"), "--timezone 'Mars/Base': no such time zone"),
+    ],
+)
+def test_what_cannot_be_a_schedule_is_refused(timetable: Timetable, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        timetable.schedule()
+
+
+def completed(root: Path) -> list[tuple[str, str]]:
+    """When each completed flow run started and ended; the oldest first."""
+    with sqlite3.connect(f"file:{root}/prefect/prefect.db?mode=ro", uri=True) as database:
+        return database.execute(
+            "select start_time, end_time from flow_run where state_type = 'COMPLETED' order by start_time"
+        ).fetchall()
+
+
+def due(run: Path) -> datetime:
+    """When a run was due, by its name."""
+    return datetime.strptime(run.name, "often-%Y%m%d-%H%M%S").replace(tzinfo=UTC)
+
+
+def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not what():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp_path: Path) -> None:
+    config, log, root = write_config(tmp_path, iterations=1), tmp_path / "log", tmp_path / "runs"
+
+    def serve_until(done: Callable[[], bool]) -> None:
+        log.write_text("")
+        process = start(["serve", str(config), "--interval", "4s", "--name", "often"], log)
+        assert process.pid is not None
+        try:
+            wait_for(lambda: "Ctrl-C" in log.read_text())
+            wait_for(done)
+            children = psutil.Process(process.pid).children(recursive=True)
+            os.kill(process.pid, signal.SIGINT)
+            process.join(30)
+        finally:
+            process.kill()
+            process.join()
+        assert process.exitcode == 0
+        _, alive = psutil.wait_procs(children, timeout=10)
+        assert not alive
+
+    def finished() -> set[Path]:
+        return {path.parents[3] for path in root.glob("often-*/stages/00001/report/_SUCCESS")}
+
+    serve_until(lambda: len(finished()) >= 2)
+    assert "Traceback" not in log.read_text()
+    before = set(root.glob("often-*"))
+    time.sleep(22)  # five ticks
+    returned = datetime.now(UTC)
+    serve_until(lambda: len(finished() - before) >= 2)
+    assert log.read_text().count("missed: ") == 1
+
+    assert len([run for run in set(root.glob("often-*")) - before if due(run) < returned]) == 1
+    times = completed(root)
+    assert len(times) >= 2
+    for (_, end), (begin, _) in pairwise(times):
+        assert end <= begin, "two runs at the same time"

@@ -1,0 +1,342 @@
+"""Training as a Prefect flow, on a real server: retries, states, names, resuming, and how a run ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial, wraps
+from pathlib import Path
+from uuid import UUID
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from prefect.blocks.notifications import CustomWebhookNotificationBlock
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from magrpo.plugins import ConfigError
+from pipelines.flows.local_server import LocalServer, ServerError
+from tests.pipelines.micro import command, magrpo, prefect, start, write_config
+from tests.pipelines.receiver import receiving
+from tests.pipelines.training.test_resume import die_at_work, wait_at_work
+
+STAGES = [
+    "prepare",
+    "start",
+    "00000/evaluate",
+    "00001/rollout.0",
+    "00001/score.0",
+    "00001/credit",
+    "00001/update",
+    "00001/evaluate",
+    "report",
+]
+
+
+def fail(stage: str, times: int, error: type[Exception]) -> None:
+    """Let the first calls of a stage fail in this process; retries come at once."""
+    import pipelines.flows.tasks
+    from pipelines.training.stages import Session
+
+    method = getattr(Session, stage)
+    left = times
+
+    @wraps(method)  # Prefect reads its signature
+    def fail_first(*arguments: object) -> object:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise error(f"{stage} is made to fail")
+        return method(*arguments)
+
+    setattr(Session, stage, fail_first)
+    pipelines.flows.tasks.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
+
+
+class Flows:
+    """Runs of one configuration as flows on one server."""
+
+    def __init__(self, folder: Path, url: str) -> None:
+        self.config, self.root, self.url = write_config(folder, iterations=1), folder / "runs", url
+        self.overrides: list[str] = []
+        """Of new runs."""
+
+    def train(self, name: str, before: Callable[[], None] | None = None) -> int:
+        return self.command(self.arguments(name), self.log(name), before)
+
+    def arguments(self, name: str) -> list[str]:
+        """To start a run, or to resume it."""
+        if (self.root / name).exists():
+            return ["train", "--resume", name, "--root", str(self.root)]
+        return ["train", str(self.config), "--name", name, *self.overrides]
+
+    def save_block(self, slug: str, url: str) -> UUID:
+        """A notification block that posts to ``url``; its id."""
+        kind, _, name = slug.partition("/")
+        assert kind == "custom-webhook"
+        template = {"run_id": "by block", "text": "{{body}}"}
+        block = CustomWebhookNotificationBlock.model_validate({"name": name, "url": url, "json_data": template})
+        with temporary_settings({PREFECT_API_URL: self.url}):
+            return UUID(str(block.save(name, overwrite=True)))
+
+    def artifacts(self, run: FlowRun) -> dict[str, Artifact]:
+        """The artifacts of a flow run by key."""
+        only = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+            found = client.read_artifacts(flow_run_filter=only)
+        assert len({artifact.key for artifact in found}) == len(found)
+        return {str(artifact.key): artifact for artifact in found}
+
+    def retry(self, name: str, before: Callable[[], None] | None = None) -> int:
+        """``prefect flow-run retry`` for the newest flow run of a run."""
+        arguments = ["flow-run", "retry", str(self.seen(name)[-1].id), "--entrypoint", "pipelines/flows/train.py:train"]
+        return self.command(arguments, self.log(name), before, prefect)
+
+    def log(self, name: str) -> Path:
+        return self.root.parent / f"{name}.log"
+
+    def command(
+        self,
+        arguments: Sequence[str],
+        log: Path,
+        before: Callable[[], None] | None = None,
+        program: Callable[[list[str]], int] = magrpo,
+    ) -> int:
+        """A command that finds the server in its environment."""
+        environment = {"PREFECT_API_URL": self.url, "PREFECT_HOME": str(self.root.parent / "prefect")}
+        return command(arguments, log, before, program, environment)
+
+    def page(self, run: FlowRun) -> str:
+        return f"{self.url.removesuffix('/api')}/runs/flow-run/{run.id}"
+
+    def seen(self, name: str) -> list[FlowRun]:
+        """The flow runs of a run, oldest first."""
+        named = FlowRunFilter(name=FlowRunFilterName(any_=[name]))
+        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+            return sorted(client.read_flow_runs(flow_run_filter=named), key=lambda run: run.created)
+
+    def tasks(self, run: FlowRun) -> dict[str, TaskRun]:
+        """The task runs of an ended flow run by name, in the order in which they started.
+
+        Prefect learns of them from events, which may arrive after the end of the flow run.
+        """
+        only = FlowRunFilter.model_validate({"id": {"any_": [run.id]}})
+        found: list[TaskRun] = []
+
+        def settled() -> bool:
+            with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+                found[:] = client.read_task_runs(flow_run_filter=only)
+            return bool(found) and all(task.start_time and task.state and task.state.is_final() for task in found)
+
+        wait_for(settled)
+        return {task.name: task for task in sorted(found, key=lambda task: task.start_time)}
+
+    def tracked(self, name: str) -> tuple[str, dict[str, str]]:
+        """Status and tags of the one MLflow run of a run."""
+        client = MlflowClient(f"sqlite:///{self.root / 'mlflow.db'}")
+        [run] = client.search_runs(["1"], f"tags.`magrpo.run_id` = '{name}'")
+        return run.info.status, run.data.tags
+
+
+@pytest.fixture(scope="module")
+def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
+    folder = tmp_path_factory.mktemp("flows")
+    with LocalServer(folder / "prefect") as server:
+        server.wait()
+        yield Flows(folder, os.environ["PREFECT_API_URL"])
+
+
+def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
+    assert flows.train("once", partial(fail, "score", 1, OSError)) == 0
+    assert "00001/score.0 failed and is tried again: score is made to fail" in flows.log("once").read_text()
+    [run] = flows.seen("once")
+    assert run.state_name == "Completed"
+    assert run.parameters == {"root": str(flows.root), "run_id": "once"}
+    tasks = flows.tasks(run)
+    assert list(tasks) == STAGES
+    assert {name: task.run_count for name, task in tasks.items()} == dict.fromkeys(STAGES, 1) | {"00001/score.0": 2}
+    assert {task.state_name for task in tasks.values()} == {"Completed"}
+    status, tags = flows.tracked("once")
+    assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
+    assert tags["prefect.flow_run_url"] == flows.page(run)
+    artifacts = flows.artifacts(run)
+    assert artifacts.keys() == {"magrpo-once", "magrpo-once-progress"}
+    progress, closing = artifacts["magrpo-once-progress"], artifacts["magrpo-once"]
+    assert (progress.type, progress.data) == ("progress", 100.0)
+    assert str(progress.description).startswith("finished\n\ntraining ")
+    assert closing.type == "markdown"
+    assert "/#/experiments/1/runs/" in str(closing.data)
+    assert (flows.root / "once/stages/00001/report/report.md").read_text() in str(closing.data)
+
+
+def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And who is to know is told, by webhook and by block."""
+    with receiving() as receiver:
+        flows.save_block("custom-webhook/ops", receiver.url)
+        told = ["notify.block=custom-webhook/ops", f"notify.webhook={receiver.url}", 'notify.on=["failure"]']
+        monkeypatch.setattr(flows, "overrides", told)
+        assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
+        [failed] = flows.seen("broken")
+        assert failed.state_name == "Failed"
+        task = flows.tasks(failed)["00001/update"]
+        assert (task.state_name, task.run_count) == ("Failed", 3)
+        assert flows.tracked("broken")[0] == "FAILED"
+        said = flows.log("broken").read_text()
+        assert "train --resume broken" in said
+        assert said.count("update is made to fail") == 3, "each failure is told once"
+
+        assert flows.train("broken") == 0
+    [_, completed] = flows.seen("broken")
+    assert completed.state_name == "Completed"
+    assert flows.tracked("broken")[0] == "FINISHED"
+    assert "committed stages are reused" in flows.log("broken").read_text()
+
+    [notice] = receiver.events("broken")
+    assert notice["event"] == "failure"
+    assert notice["reason"] == "OSError: update is made to fail"
+    assert notice["stage"] == "update, iteration 1 of 1"
+    assert notice["returns"].startswith("training ")
+    assert notice["resume"] == f"magrpo train --resume broken --root {flows.root}"
+    assert notice["prefect"] == flows.page(failed)
+    assert "/#/experiments/1/runs/" in notice["mlflow"]
+    [by_block] = receiver.events("by block")
+    assert "update, iteration 1 of 1" in by_block["text"]
+    assert flows.page(failed) in by_block["text"]
+
+
+def test_prefects_own_retry_goes_on_at_the_failed_stage(flows: Flows) -> None:
+    """The same flow run, the same MLflow run; a stage fails twice, those before it are not run again."""
+    before = partial(fail, "rollout", 1, ConfigError)
+    assert flows.train("retried", before) == 2
+    files = [path for path in (flows.root / "retried" / "stages").rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} >= {"prepare", "evaluate"}
+    written = {path: path.stat().st_ino for path in files}
+    assert flows.retry("retried", before) != 0
+    [failed] = flows.seen("retried")
+    assert (failed.state_name, flows.tracked("retried")[0]) == ("Failed", "FAILED")
+    assert flows.tasks(failed)["00001/rollout.0"].state_name == "Failed"
+
+    assert flows.retry("retried") == 0
+    said = flows.log("retried").read_text()
+    assert "rollout is made to fail" in said
+    assert "committed stages are reused" in said
+    assert {path: path.stat().st_ino for path in files} == written, "a committed stage was run again"
+    [run] = flows.seen("retried")
+    assert (run.state_name, run.id, run.run_count) == ("Completed", failed.id, 3)
+    status, tags = flows.tracked("retried")
+    assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
+
+
+def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
+    assert flows.train("mistaken", partial(fail, "rollout", 1, ConfigError)) == 2
+    [run] = flows.seen("mistaken")
+    assert flows.tasks(run)["00001/rollout.0"].run_count == 1
+    assert flows.log("mistaken").read_text().splitlines()[-1] == "magrpo: rollout is made to fail"
+    assert "Traceback" not in flows.log("mistaken").read_text()
+
+
+def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+    with receiving() as receiver:
+        monkeypatch.setattr(flows, "overrides", [f"notify.webhook={receiver.url}"])
+        assert flows.train("killed", partial(die_at_work, "rollout.0")) == -signal.SIGKILL
+        assert [run.state_name for run in flows.seen("killed")] == ["Running"]
+        assert receiver.posted == []
+        assert flows.train("killed") == 0
+    crashed, completed = flows.seen("killed")
+    assert [run.state_name for run in (crashed, completed)] == ["Crashed", "Completed"]
+    failure, recovery = receiver.events("killed")
+    assert (failure["event"], failure["stage"]) == ("failure", "rollout.0, iteration 1 of 1")
+    assert failure["reason"] == "its process was killed, or lost its machine"
+    assert (recovery["event"], recovery["stage"]) == ("recovery", "rollout.0, iteration 1 of 1")
+    assert recovery["prefect"] == flows.page(completed)
+
+
+def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> None:
+    """By the command of docs/orchestration.md."""
+    identity = flows.save_block("custom-webhook/ops", "http://127.0.0.1:9/hook")
+    text = (Path(__file__).parents[3] / "infra" / "automations.yaml").read_text()
+    file, log = tmp_path / "automations.yaml", tmp_path / "log"
+    file.write_text(text.replace("BLOCK_ID", str(identity)))
+    arguments = ["automation", "create", "--from-file", str(file)]
+    assert flows.command(arguments, log, program=prefect) == 0, log.read_text()
+    assert "Created 2 automation(s)" in log.read_text()
+
+
+def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flows, tmp_path: Path) -> None:
+    """With a server of its own, which ends with it."""
+    log = tmp_path / "log"
+    process = start(flows.arguments("twice"), log, partial(wait_at_work, "rollout.0"))
+    try:
+        wait_for(lambda: not process.is_alive() or (log.exists() and "waits" in log.read_text()))
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert any("pipelines.flows.local_server" in child.cmdline() for child in children)
+
+        assert command([*flows.arguments("twice"), "--local"], tmp_path / "second") == 2
+        assert flows.train("twice") == 2
+        for said in ((tmp_path / "second").read_text(), flows.log("twice").read_text()):
+            assert f"magrpo: run twice: process {process.pid} is working on it already" in said
+            assert "Traceback" not in said
+            assert "the run stopped" not in said
+
+        os.kill(process.pid, signal.SIGINT)
+        process.join(60)
+        assert process.exitcode == 130
+    finally:
+        process.kill()
+    said = log.read_text()
+    assert said.count("interrupted; every committed stage is kept. Go on with:") == 1
+    assert "train --resume twice" in said
+    assert "Traceback" not in said
+    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert flows.tracked("twice")[0] == "KILLED"
+
+
+def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And nothing of it stays in the environment."""
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    before = dict(os.environ)
+    with LocalServer(tmp_path) as server, pytest.raises(ServerError, match=r"server[.]log, or run with --local"):
+        server.wait()
+    assert dict(os.environ) == before
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen"
+        time.sleep(0.1)
+
+
+def test_the_runs_of_a_sweep_are_flows_of_their_own(flows: Flows) -> None:
+    log = flows.log("sweep")
+    arguments = ["sweep", str(flows.config), "--name", "sweep"]
+    assert flows.command(arguments, log) == 0, log.read_text()
+    [run] = flows.seen("sweep-s0")
+    assert run.state_name == "Completed"
+    assert flows.tracked("sweep-s0")[1]["prefect.flow_run_id"] == str(run.id)
+    assert "starting Prefect" not in log.read_text()
+    deployed = partial(sweep_as_deployed, str(flows.config), str(flows.root))
+    assert flows.command(["runs", "--root", str(flows.root)], log, deployed) == 0, log.read_text()
+    [child] = [path.name for path in flows.root.glob("manual-*-s0")]
+    [run] = flows.seen("manual")
+    assert run.state_name == "Completed"
+    [below] = flows.seen(child)
+    assert below.parent_task_run_id is not None
+
+
+def sweep_as_deployed(config: str, root: str) -> None:
+    """The flow that a deployment runs, in this process."""
+    from pipelines.flows.sweep import swept
+
+    swept(config, [], 1, [], root, "manual")

@@ -1,0 +1,160 @@
+"""Notices of failure and recovery, received by a real web server; and that nothing hangs on them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import HIDDEN, NotifyConfig, RunConfig, load_config, load_resolved
+from magrpo.plugins import ConfigError
+from magrpo.rewards.coding import CodingReward
+from magrpo.store import RunStore
+from pipelines.commands.dry_run import show_plan
+from pipelines.progress import notify as notices
+from pipelines.progress.notify import Notices, reason_of, send
+from pipelines.progress.state import Attempt, Standing, observed
+from pipelines.training.execute import flatten
+from tests.pipelines.flows.test_train import fail
+from tests.pipelines.micro import command, write_config
+from tests.pipelines.receiver import receiving
+
+FIELDS = {"event": "failure", "run_id": "r", "stage": "update, iteration 3 of 20", "reason": "ValueError: {{name}}"}
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return load_config(write_config(tmp_path, iterations=1), ["notify.webhook=https://example.org/s3cret"])
+
+
+def closed_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def use_webhook(url: str) -> None:
+    os.environ["MAGRPO_NOTIFY_WEBHOOK"] = url
+
+
+def fail_untold(url: str) -> None:
+    use_webhook(url)
+    fail("update", 1, ValueError)
+
+
+def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: Path) -> None:
+    path, log = write_config(tmp_path, iterations=1), tmp_path / "log"
+    nobody = f"http://127.0.0.1:{closed_port()}/s3cret"
+    assert command(["train", str(path), "--name", "run", "--local"], log, partial(fail_untold, nobody)) == 1
+    said = log.read_text()
+    told = "the notice of a failure was not sent by the webhook: 127.0.0.1 does not answer (ConnectError)"
+    assert said.count("WARNING") == said.count(told) == 1
+    assert "update is made to fail" in said
+    assert "s3cret" not in said
+
+    again = ["train", "--resume", "run", "--root", str(tmp_path / "runs"), "--local"]
+    with receiving() as receiver:
+        assert command(again, log, partial(use_webhook, receiver.url)) == 0
+        assert command(again, log, partial(use_webhook, receiver.url)) == 0
+    [recovery] = receiver.posted
+    assert recovery["event"] == "recovery"
+    assert recovery["subject"] == "magrpo: run run goes on after a failure"
+    assert recovery["reason"] == "earlier: ValueError: update is made to fail"
+    assert recovery["stage"] == "update, iteration 1 of 1"
+    assert re.fullmatch(r"training [\d.]+%, held-out [\d.]+% before", recovery["returns"])
+    assert recovery["mlflow"].startswith(
+        f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db, then http"
+    )
+    assert not (tmp_path / "runs" / "run" / "attempt.json").exists()
+
+
+def test_a_new_champion_is_told(config: RunConfig) -> None:
+    with receiving() as receiver:
+        notify = NotifyConfig.model_validate({"webhook": receiver.url})
+        attempt, observer = (
+            Attempt(RunStore.create(config, "run"), notify, Standing(1, CodingReward().fraction)),
+            Notices(),
+        )
+        with observed(attempt, [observer]):
+            observer.promoted("version 2 of team is the champion now")
+    [notice] = receiver.posted
+    assert (notice["event"], notice["subject"]) == ("promotion", "magrpo: run run made a champion")
+    assert notice["reason"] == "version 2 of team is the champion now"
+
+
+def test_a_webhook_that_refuses_or_hangs_is_one_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with receiving() as receiver:
+        config = NotifyConfig.model_validate({"webhook": receiver.url})
+        receiver.status = 403
+        send(config, FIELDS)
+        receiver.status = 204
+        monkeypatch.setattr(notices, "PATIENCE_S", 0.2)
+        receiver.hold.clear()
+        send(config, FIELDS)
+    lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    assert lines == [
+        "the notice of a failure was not sent by the webhook: 127.0.0.1 answers 403",
+        "the notice of a failure was not sent by the webhook: no end after 0.2 s",
+    ]
+    assert receiver.posted[0]["reason"] == "ValueError: {{name}}"
+
+
+def test_a_block_needs_a_server_that_has_it(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PREFECT_API_URL", raising=False)
+    monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
+    send(NotifyConfig(block="slack-webhook/ops"), FIELDS)
+    assert "block slack-webhook/ops: it lies on a Prefect server, and none is named" in caplog.text
+
+
+def test_the_address_is_kept_out_of_what_is_shown(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
+    assert flatten(config)["notify.webhook"] == HIDDEN
+    assert "s3cret" not in config.resolved() + repr(config)
+    show_plan(config, None, None)
+    assert "s3cret" not in capsys.readouterr().out
+    store = RunStore.create(config, "run")
+    assert load_resolved(config.resolved()).notify.webhook is None
+    assert store.config() == config == load_resolved(config.resolved(secrets=True))
+
+
+@pytest.mark.parametrize("url", ["ftp://example.org/s3cret", "s3cret", "https:///s3cret", "http://[s3cret"])
+def test_what_cannot_be_posted_to_is_refused_without_repeating_it(tmp_path: Path, url: str) -> None:
+    with pytest.raises(ConfigError, match=r"notify[.]webhook: ") as refused:
+        load_config(write_config(tmp_path), [f"notify.webhook={url}"])
+    assert "s3cret" not in str(refused.value)
+
+
+def test_an_unusable_address_in_the_environment_is_a_warning(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MAGRPO_NOTIFY_WEBHOOK", "s3cret")
+    send(NotifyConfig(), FIELDS)
+    assert "the webhook: MAGRPO_NOTIFY_WEBHOOK must be an http:// or https:// URL" in caplog.text
+    assert "s3cret" not in caplog.text
+
+
+def test_a_reason_is_one_line() -> None:
+    assert reason_of(ValueError("\n first\nsecond")) == "ValueError: first"
+    assert reason_of(TimeoutError()) == "TimeoutError"
+
+
+def test_where_a_run_stands_is_read_from_its_directory(tmp_path: Path) -> None:
+    config = load_config(write_config(tmp_path, iterations=1))
+    store = RunStore.create(config, "run")
+    assert Standing.of(store).where == "prepare"
+    log = tmp_path / "log"
+    again = ["train", "--resume", "run", "--root", str(tmp_path / "runs"), "--local"]
+    assert command(again, log, partial(fail, "update", 1, ValueError)) == 1
+    standing = Standing.of(store)
+    assert (standing.where, standing.done, standing.fresh) == ("update, iteration 1 of 1", 0, 0)
+    assert standing.training is not None
+    assert 0 <= standing.training <= 1
+    assert list(standing.held_out) == [0]

@@ -1,0 +1,27 @@
+"""What the project sets in the environment."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pipelines.environment import prefect_target, prepare_environment
+
+
+def test_a_user_without_a_home_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(uid: int) -> object:
+        raise KeyError(f"getpwuid(): uid not found: {uid}")
+
+    monkeypatch.setenv("HOME", "/nonexistent")
+    prepare_environment()
+    assert os.environ["HOME"] == "/nonexistent", "it is left alone"
+    monkeypatch.delenv("HOME")
+    monkeypatch.delenv("PREFECT_HOME", raising=False)
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+    with pytest.raises(RuntimeError, match="home"):
+        Path.home()
+    prepare_environment()
+    assert Path.home() == Path("/")
+    assert prefect_target() is None

@@ -1,0 +1,87 @@
+"""75 % of the maximum is told as 75 % under every ``reward.shift``, wherever a return is told as a percentage.
+
+-4 is the setting of the paper's authors: the largest joint reward is then 0.
+"""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from magrpo.config import RunConfig, load_config
+from magrpo.embedded.demonstrations import revisions
+from magrpo.problems.coopcode import CoopCode
+from magrpo.reports.comparison import Compared
+from magrpo.reports.exhibits import examples, watch_list
+from magrpo.rewards.coding import CodingReward
+from magrpo.stages.evaluate import summarise
+from magrpo.store import RunStore
+from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
+from pipelines.commands.warm_start import RECIPES
+from pipelines.progress.console import RunConsole
+from pipelines.progress.state import Standing
+from pipelines.training.stages import problem_returns
+
+CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
+SHIFTS = (0.0, -2.0, -4.0)
+
+
+@pytest.fixture(params=SHIFTS)
+def config(request: pytest.FixtureRequest) -> RunConfig:
+    return load_config(CONFIG, [f"reward.shift={request.param}"])
+
+
+def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
+    """Two trajectories of one problem whose parts add up to 2.5 and the cooperation."""
+    parts = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": cooperation}
+    total = sum(parts.values()) + config.reward.shift
+    one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), {"helper": "", "main": ""}, 9, 9)
+    rows = (one, replace(one, index=1))
+    return EvalReport(version, rows, summarise(rows, config.reward, 0))
+
+
+def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunConfig) -> None:
+    made = report(config, 0, 1.0)
+    assert made.summary[HEADLINE]["return"].mean == 0.75
+    assert problem_returns(made, HEADLINE, config.reward) == {"t": 0.75}
+    assert Compared("A", RunStore(tmp_path, "run"), config, [made]).problem_returns(HEADLINE) == {"t": 0.75}
+
+
+def test_examples_and_watch_list(config: RunConfig) -> None:
+    made = [report(config, 0, 0.0), report(config, 5, 1.0)]
+    [one] = watch_list(made, config.reward)
+    assert one.returns == (0.5, 0.75)
+    [shown] = examples(made, config.reward, {"t": Problem("t", "write t")}).exhibits
+    assert shown.title == "Largest gain, +25.0 points: t"
+    assert list(shown.worth.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
+
+
+def test_console_and_standing(config: RunConfig) -> None:
+    standing, out = Standing(2, config.reward.fraction), io.StringIO()
+    with RunConsole(standing, Console(file=out, soft_wrap=True)) as console:
+        console.begin("credit", 1)
+        console.end("credit", 1, {"reward/joint": 3.0 + config.reward.shift, "time/credit_s": 1.0}, reused=False)
+        console.begin("update", 1)
+        console.end("update", 1, {"time/update_s": 1.0}, reused=False)
+    assert "1/2  joint return 75.0%" in out.getvalue()
+    assert standing.training == 0.75
+    assert standing.returns == "training 75.0%"
+
+
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_demonstrations_repeat_what_is_good_enough(shift: float) -> None:
+    problems = CoopCode(kind="coopcode", num_train=12, num_test=3, num_ood=3).load()["train"]
+    recipe, plugin = RECIPES["coopcode"]
+    sandbox = plugin.open()
+    try:
+        plain, shifted = (
+            revisions(problems, replace(recipe, reward=reward, good_frac=0.75), sandbox, seed=0)
+            for reward in (CodingReward(), CodingReward(shift=shift))
+        )
+    finally:
+        sandbox.close()
+    assert shifted == plain

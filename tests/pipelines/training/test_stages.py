@@ -1,0 +1,102 @@
+"""The session: what a stage that failed leaves behind for the next try."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import load_config
+from magrpo.engines import EngineError
+from magrpo.interfaces import Progress
+from magrpo.policy import Policy
+from magrpo.store import RunStore
+from magrpo.types import Action, Request
+from pipelines.cli import main
+from pipelines.progress.console import RunConsole
+from pipelines.progress.state import Standing
+from pipelines.training.stages import Session
+from tests import plugins
+from tests.fakes import ScriptedEngine
+from tests.pipelines.micro import write_config
+
+OPENED: list[MortalEngine] = []
+
+
+class MortalEngine(ScriptedEngine):
+    """The first one that is opened is dead, for ever."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+        self.closed = False
+        OPENED.append(self)
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        if self is OPENED[0]:
+            raise EngineError("the server died")
+        return super().generate(requests, progress)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class Engine(plugins.Engine):
+    """Opens a :class:`MortalEngine`."""
+
+    def open(self, policy: object) -> MortalEngine:
+        return MortalEngine()
+
+
+def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
+    OPENED.clear()
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.pipelines.training.test_stages:Engine"])
+    store = RunStore.create(config)
+    with RunConsole(Standing(1, float)) as console, Session(config, store, console, lambda _: None) as session:
+        problems, checkpoint = session.prepare(), session.start()
+        with pytest.raises(EngineError):
+            session.evaluate(0, problems, checkpoint)
+        assert [engine.closed for engine in OPENED] == [True]
+        assert store.metrics(session.evaluate(0, problems, checkpoint))["eval/response_tokens"] > 0
+        assert len(OPENED) == 2
+    assert OPENED[1].closed
+
+
+EVENTS: list[str] = []
+
+
+class WatchedEngine(ScriptedEngine):
+    """Tells when it works, sleeps and wakes."""
+
+    def __init__(self) -> None:
+        super().__init__(lambda _: "good")
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        EVENTS.append("generate")
+        return super().generate(requests, progress)
+
+    def sleep(self) -> None:
+        EVENTS.append("sleep")
+
+    def wake(self) -> None:
+        EVENTS.append("wake")
+
+
+class Watched(plugins.Engine):
+    """Opens a :class:`WatchedEngine`."""
+
+    def open(self, policy: object) -> WatchedEngine:
+        return WatchedEngine()
+
+
+def test_the_engine_wakes_when_the_update_has_released_its_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    EVENTS.clear()
+    monkeypatch.setattr(Policy, "release_cached_memory", lambda _: EVENTS.append("release"))
+    path = write_config(tmp_path, iterations=2)
+    overrides = ["engine.kind=tests.pipelines.training.test_stages:Watched", "eval.every=5"]
+    assert main(["train", str(path), *overrides, "--local"]) == 0
+    once = ["wake", "generate", "sleep", "release"]
+    assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]

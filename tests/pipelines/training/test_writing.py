@@ -1,0 +1,46 @@
+"""A run whose reward judges texts: nothing in it speaks of programs or tests."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from magrpo.store import RunStore
+from pipelines.cli import main
+
+CONFIG = str(Path(__file__).parents[3] / "pipelines" / "configs" / "writing_embedded.toml")
+SHORT = (
+    "train.num_iterations=1",
+    "rollout.problems_per_iteration=2",
+    "rollout.group_size=2",
+    "eval.max_problems=2",
+    "eval.num_samples=1",
+)
+CODE = re.compile(r"pass@|isolation|tests|syntax|cooperation")
+
+
+def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ["--root", str(tmp_path), "--local"]
+    assert main(["train", CONFIG, *SHORT, "--name", "mine", *root]) == 0
+    said = capsys.readouterr().out
+    assert "length ratio" in said
+    assert ", 0 programs run, 1 updates" in said
+    assert not CODE.search(said)
+
+    assert main(["evaluate", "mine", "--baselines", "single,sequential,discussion,swap,voting", *root]) == 0
+    said = capsys.readouterr().out
+    for row in ("naive", "discussion", "swap"):
+        assert f"\n{row}: return " in said
+    for row in ("single", "sequential", "voting"):
+        assert f"left out: {row}: it goes with a reward of coding, solo, team, not writing\n" in said
+    assert not CODE.search(said)
+    for store in (RunStore.open(tmp_path, name) for name in ("mine", "mine-baselines")):
+        for table in store.path.glob("stages/*/report/*.md"):
+            assert "pass@" not in table.read_text()
+
+
+def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", CONFIG, f"root={tmp_path}", "--dry-run"]) == 0
+    assert "sandbox  none is needed: 96 joint actions an iteration are judged as texts\n" in capsys.readouterr().out

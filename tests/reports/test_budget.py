@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from magrpo.reports.budget import Budget, at, ledger
+
+
+def test_a_ledger_by_hand() -> None:
+    metrics = [
+        (2, "update", {"time/update_s": 1.0}),
+        (1, "rollout.0", {"rollout/tokens": 10.0, "rollout/joint_actions": 4.0, "time/rollout_s": 0.5}),
+        (1, "rollout.1", {"rollout/tokens": 30.0, "rollout/joint_actions": 16.0, "time/rollout_s": 0.25}),
+        (1, "score.0", {"sandbox/executions": 3.0, "time/score_s": 0.25}),
+        (1, "score.1", {"sandbox/executions": 9.0}),
+        (1, "credit", {"time/credit_s": 1.0}),
+        (1, "update", {"time/update_s": 2.0}),
+        (2, "rollout.0", {"rollout/tokens": 5.0, "rollout/joint_actions": 4.0}),
+        (0, "evaluate", {"eval/sandbox/executions": 99.0, "time/evaluate_s": 9.0}),
+        (0, "update", {"time/update_s": 9.0}),  # the untrained weights
+        (1, "evaluate", {"time/evaluate_s": 9.0}),
+        (3, "rollout.0", {"rollout/tokens": 7.0}),  # an iteration under way
+    ]
+    budgets = ledger(metrics)
+    assert budgets == [
+        Budget(),
+        Budget(1, tokens=40, joint_actions=20, executions=12, updates=1, seconds=4.0),
+        Budget(2, tokens=45, joint_actions=24, executions=12, updates=2, seconds=5.0),
+    ]
+    assert at(budgets, 1) is budgets[1]
+    assert ledger([]) == [Budget()]

@@ -1,0 +1,169 @@
+"""The closing table, the CSV files and the pictures."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import re
+import struct
+from pathlib import Path
+from typing import Literal
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from magrpo.reports.budget import Budget
+from magrpo.reports.charts import _spread, cloud_picture, learning_panels, learning_picture, save, svg, turns_picture
+from magrpo.reports.figures import budget_csv, closing_table, difference_cell, evaluation_csv, spent, verdict
+from magrpo.types import EvalReport, EvalRow, Interval, Split
+
+MAXIMA = {"structure": 1.0, "tests": 3.0}
+
+
+def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
+    parts = tuple({"structure": structure, "tests": tests} for structure, tests in turns)
+    returns = tuple(10 * (structure + tests) for structure, tests in turns)  # a reward with scale = 10
+    return EvalRow(task_id, split, "sampled", index, returns, parts, (False,) * len(turns), {}, 7)
+
+
+def _report(version: int, structure: float, rows: tuple[EvalRow, ...]) -> EvalReport:
+    def summary(mode: Literal["sampled", "greedy"]) -> dict[str, Interval]:
+        values = {"structure": structure, "tests": 0.5, "return": structure / 2, "pass_at_1": 0.25}
+        if mode == "sampled":
+            values |= {"pass_at_3": 0.5, "pass_at_10": 0.75}
+        fractions = {name: Interval(value, value - 0.01, value + 0.02) for name, value in values.items()}
+        return fractions | {"response_tokens": Interval(7.0, 6.0, 8.0)}
+
+    return EvalReport(version, rows, {"test/sampled": summary("sampled"), "test/greedy": summary("greedy")})
+
+
+ONE_TURN = [
+    _report(0, 0.5, (_row("a", (0, 0)), _row("a", (1, 1), index=1), _row("b", (1, 0)))),
+    _report(40, 0.9, (_row("a", (1, 3)), _row("a", (1, 1), index=1), _row("b", (1, 3)))),
+]
+TWO_TURNS = [
+    _report(0, 0.5, (_row("a", (0, 0), (1, 0)), _row("b", (1, 0), (1, 1)))),
+    _report(40, 0.9, (_row("a", (1, 0), (1, 3)), _row("b", (1, 3)))),  # b ended after its first turn
+]
+
+
+def test_csv_holds_every_figure() -> None:
+    rows = list(csv.DictReader(evaluation_csv(ONE_TURN).splitlines()))
+    assert len(rows) == sum(len(summary) for report in ONE_TURN for summary in report.summary.values())
+    assert rows[0] == {
+        "policy_version": "0",
+        "split": "test",
+        "mode": "sampled",
+        "quantity": "structure",
+        "mean": "0.5",
+        "low": "0.49",
+        "high": "0.52",
+    }
+
+
+def test_closing_table_fits_a_terminal() -> None:
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(closing_table(ONE_TURN, MAXIMA))
+    lines = console.export_text().splitlines()
+    [line] = [line for line in lines if line.strip().startswith("return")]
+    assert line.split() == ["return", "25.0", "[24.0,", "27.0]", "45.0", "[44.0,", "47.0]"]
+    assert sum("held-out problems" in line for line in lines) == 1  # greedy is left to the files
+
+
+def test_learning_curves_show_percent_over_iterations() -> None:
+    left, right = learning_picture(ONE_TURN, MAXIMA).axes
+    assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
+    assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
+    assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
+    assert [text.get_text() for text in right.texts] == ["structure 90", "tests 50"]
+
+
+def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
+    [axes] = turns_picture(TWO_TURNS, MAXIMA).axes
+    before, _, after, _ = axes.collections
+    assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
+    assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
+    assert axes.get_xlabel() == "joint return turn 1, % of maximum"
+    labels = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert labels == ["before training, mean 12 → 38 (n = 2)", "after training, mean 62 → 100 (n = 2)"]
+
+
+def test_with_one_turn_problems_are_set_before_against_after() -> None:
+    figure = turns_picture(ONE_TURN, MAXIMA)
+    [axes] = figure.axes
+    assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
+    assert axes.get_ylabel() == "joint return after training, % of maximum"
+    assert "one turn" in figure.get_supxlabel()
+
+
+def test_points_that_coincide_are_one_with_their_area() -> None:
+    rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
+    [axes] = turns_picture([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA).axes
+    sizes = dict(
+        zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
+    )
+    assert sizes[100.0, 100.0] == pytest.approx(3 * sizes[0.0, 100.0])
+
+
+def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
+    paths = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "one")
+    assert [path.name for path in paths] == ["one.png", "one.svg"]
+    data = paths[0].read_bytes()
+    assert data.startswith(b"\x89PNG")
+    assert struct.unpack(">I", data[16:20]) == (1800,)
+    again = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "two")
+    assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
+
+
+def test_the_cloud_has_every_trajectory_and_their_mean() -> None:
+    [axes] = cloud_picture(ONE_TURN, MAXIMA).axes
+    assert [len(points.get_offsets()) for points in axes.collections] == [3, 3]
+    assert list(axes.lines[0].get_ydata()) == pytest.approx([25, 250 / 3])
+    x, y = axes.collections[1].get_offsets().T.tolist()
+    assert y == [100, 50, 100]
+    assert x[1] == 40, "alone at its height"
+    assert x[0] + x[2] == pytest.approx(80), "side by side around their iteration"
+    assert x[0] < 40 < x[2]
+
+
+def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
+    panel = learning_panels(ONE_TURN, MAXIMA)[1]
+    element = svg(panel, "a")
+    assert element == svg(panel, "a")
+    assert f'aria-label="{panel.title}"' in element
+    assert "var(--series-0)" in element
+    assert "#0072b2" not in element
+    ids = re.findall(r' id="([^"]*)"', element)
+    others = re.findall(r' id="([^"]*)"', svg(panel, "b"))
+    assert ids
+    assert not set(ids) & set(others), "two panels of a page share no id"
+
+
+def test_the_ledger_has_a_line_for_each_iteration() -> None:
+    budgets = [Budget(), Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)]
+    assert budget_csv(budgets).splitlines() == [
+        "iteration,tokens,joint_actions,executions,updates,seconds",
+        "0,0,0,0,0,0.000",
+        "1,1200,8,3,1,1.500",
+    ]
+    assert spent(budgets[1]) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
+
+
+@given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))
+def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -> None:
+    placed = _spread(heights, gap=7.0, top=101.0)
+    ordered = sorted(placed.values(), reverse=True)
+    assert all(high - low >= 7.0 - 1e-9 for high, low in itertools.pairwise(ordered))
+    assert all(placed[label] <= height for label, height in heights.items())
+    by_height = sorted(heights, key=heights.__getitem__, reverse=True)
+    assert sorted(placed, key=placed.__getitem__, reverse=True) == by_height
+
+
+def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
+    up, down, none = Interval(0.02, 0.001, 0.04), Interval(-0.02, -0.04, -0.001), Interval(0.02, -0.001, 0.04)
+    assert [verdict(gain) for gain in (up, down, none)] == ["improved", "worse", "no reliable change"]
+    assert [difference_cell(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
+    assert difference_cell(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"

@@ -1,0 +1,207 @@
+"""The report of a run: what the page shows, that nothing in a completion becomes part of it, and what is watched."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.reports.budget import Budget
+from magrpo.reports.exhibits import examples, watch_list, watch_table
+from magrpo.reports.figures import UNTRAINED
+from magrpo.reports.page import markdown, page
+from magrpo.reports.run import _beside_the_paper, evaluation_sections, write_report
+from magrpo.stages.evaluate import summarise
+from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
+
+CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
+ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
+NAMES = "abcd"
+IDS = [f"{split}/{name}" for split in ("test", "ood") for name in NAMES]
+PROBLEMS = {task_id: Problem(task_id, f"write {task_id}") for task_id in IDS}
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Reads a page, of which every element must be closed in its order; what it loads, its text, its headings."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loaded: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "srcset"):
+                self.loaded.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "h2":
+            self.headings.append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] == "h2":
+            self.headings[-1] += data
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return load_config(CONFIG)
+
+
+def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: Split = "test", mode: Mode = "sampled",
+        text: str = "def aux(): ...") -> EvalRow:  # fmt: skip
+    parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
+    texts = {"helper": text, "main": f"main of {name}"}
+    return EvalRow(f"{split}/{name}", split, mode, index, (sum(parts.values()),), (parts,), (tests == 1,), texts, 9, 9)
+
+
+def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float, float]], text: str = "") -> EvalReport:
+    """Two equal trajectories of each problem in each split; ``worth``: its tests and its cooperation."""
+    rows = tuple(
+        row(name, *worth[name], index=index, split=split, mode=mode, text=text)
+        for split in ("test", "ood")
+        for mode, count in (("sampled", 2), ("greedy", 1))
+        for name in NAMES
+        for index in range(count)
+    )
+    return EvalReport(version, rows, summarise(rows, config.reward, 0))
+
+
+@pytest.fixture(scope="module")
+def reports(config: RunConfig) -> list[EvalReport]:
+    """Problem a gains everything, b only cooperation, c nothing, d loses; all that is written in the end attacks."""
+    before = {"a": (0.0, 0.0), "b": (0.5, 0.0), "c": (1.0, 1.5), "d": (0.5, 0.5)}
+    after = {"a": (1.0, 1.5), "b": (0.5, 1.5), "c": (1.0, 1.5), "d": (0.0, 0.0)}
+    return [evaluation(config, 0, before), evaluation(config, 5, after, ATTACK)]
+
+
+BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
+
+
+def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    write_report(tmp_path, "first", config, reports, BUDGETS, PROBLEMS)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    shown = Page(text)
+    for heading in ("In short", "Held-out problems, sampled", "Learning curves", "The cloud of joint returns",
+                    "Problem by problem, before against after", "Examples", "Budget", "Configuration",
+                    "Watch list: the return rose, the tests did not"):  # fmt: skip
+        assert heading in shown.headings
+    assert "Beside the paper" not in shown.headings
+    assert ATTACK in shown.text
+    assert shown.tags.isdisjoint({"script", "img", "link", "iframe", "object"})
+    assert shown.handlers == []
+    assert [link for link in shown.loaded if not link.startswith(("#", "data:image/png;base64,"))] == []
+    assert "@import" not in text
+    assert "url(http" not in text
+    names = {"report.html", "report.md", "report.csv", "report.json", "budget.csv"}
+    pictures = {f"{name}.{suffix}" for name in ("learning", "cloud", "turns") for suffix in ("png", "svg")}
+    assert {path.name for path in tmp_path.iterdir()} == names | pictures
+    tree = json.loads((tmp_path / "report.json").read_text())
+    assert [one["task_id"] for one in tree["watch_list"]] == ["ood/b", "test/b"]
+    assert tree["gains"]["test/sampled"]["tests"]["mean"] == pytest.approx((1 + 0 + 0 - 0.5) / 4)
+    assert tree["budget"][-1]["tokens"] == 500
+
+
+def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport]) -> None:
+    first = evaluation_sections(config, reports)[0]
+    assert first.title == "Held-out problems, sampled"
+    assert list(first.columns) == [
+        "",
+        "untrained (naive concatenation)",
+        "MAGRPO, 5 iterations",
+        "gain, paired by problem",
+    ]
+    lines = {line[0]: line[1:] for line in first.rows}
+    assert [cell.split()[0] for cell in lines["tests"]] == ["50.0", "62.5", "~"], "the interval of +12.5 holds 0"
+    assert [cell.split()[0] for cell in lines["response tokens"]] == ["9.0", "9.0", "~"]
+
+
+def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    write_report(tmp_path, "alone", config, reports[1:], [Budget()], PROBLEMS)
+    shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert "Learning curves" not in shown.headings
+    assert "Budget" not in shown.headings
+    assert "Highest return, 100.0 %: test/c" in shown.text
+    assert "nothing to rise from" in shown.text
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md", "report.csv", "report.json"}
+
+
+def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
+    shown = examples(reports, config.reward, PROBLEMS).exhibits
+    assert [one.title for one in shown] == [
+        "Largest gain, +62.5 points: test/a",
+        "Median gain, +37.5 points: test/b",
+        "Largest loss, -25.0 points: test/d",
+    ]
+    assert list(shown[0].worth.rows[2]) == ["tests", "1", "0.00", "1.00"]
+    assert list(shown[0].worth.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
+    assert dict(shown[0].sides["after"]) == {"helper": ATTACK, "main": "main of a"}
+
+
+def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
+    first, second = watch_list(reports, config.reward)
+    assert (first.task_id, second.task_id) == ("ood/b", "test/b")
+    assert first.returns == pytest.approx((2.0 / 4, 3.5 / 4))
+    table = watch_table(reports, config.reward, [first])
+    assert list(table.rows[0]) == [
+        "ood/b",
+        "new compositions (ood)",
+        "50.0 \u2192 87.5",
+        "50.0 \u2192 50.0",
+        "cooperation +100",
+    ]
+
+
+def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
+    class Prose:
+        maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
+
+    assert watch_list(reports, Prose()) == []  # type: ignore[arg-type]
+    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (
+        watch_table(reports, Prose(), []).note  # type: ignore[arg-type]
+    )
+
+
+def test_markdown_fences_what_holds_a_fence(config: RunConfig, reports: list[EvalReport]) -> None:
+    fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
+    text = markdown("t", [examples([reports[0], fenced], config.reward, PROBLEMS)])
+    assert "````\n```\n# not a heading\n```\n````" in text
+
+
+def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[EvalReport]) -> None:
+    assert list(_beside_the_paper(config, reports)) == []
+    problems = config.problems.model_copy(update={"kind": "humaneval"})
+    [section] = _beside_the_paper(config.model_copy(update={"problems": problems}), reports)
+    assert [line[0] for line in section.rows] == [
+        UNTRAINED,
+        "paper: naive concatenation",
+        "MAGRPO, 5 iterations",
+        "paper: MAGRPO, one turn",
+    ]
+    assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
+    assert "arXiv 2508.04652" in section.note
+    Page(page("t", [section]))

@@ -1,0 +1,186 @@
+"""Tracking: the spool and its delivery."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from magrpo.tracking import (
+    MemoryTracker,
+)
+from magrpo.tracking.spool import Record, Refused, Spool, SpooledTracker, Unavailable
+
+
+class ListSink:
+    """A sink that keeps deliveries in a list, and can be away or picky."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Record]] = []
+        self.away = False
+        self.refuse: set[str] = set()
+        self.tried = threading.Event()
+
+    def connect(self) -> None:
+        self.tried.set()
+        if self.away:
+            raise Unavailable("the sink is away")
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        if self.away:
+            raise Unavailable("the sink is away")
+        if any(self.refuse & set(record.get("values", ())) for record in records):
+            raise Refused("not this one")
+        self.batches.append(list(records))
+
+    def points(self) -> list[tuple[int, str, float]]:
+        return [
+            (record["step"], key, value)
+            for batch in self.batches
+            for record in batch
+            if record["kind"] == "metrics"
+            for key, value in record["values"].items()
+        ]
+
+
+def test_records_arrive_in_order_and_once(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.params({"train.seed": 0})
+    for step in range(3):
+        tracker.metrics({"reward/joint": step / 2}, step)
+    tracker.close("FINISHED")
+    assert sink.points() == [(0, "reward/joint", 0.0), (1, "reward/joint", 0.5), (2, "reward/joint", 1.0)]
+    kinds = [record["kind"] for batch in sink.batches for record in batch]
+    assert kinds == ["params", "metrics", "metrics", "metrics", "status"]
+    assert tracker.undelivered == 0
+
+
+def test_a_reopened_run_repeats_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "rollouts.jsonl"
+    file.write_text("{}\n")
+    sink = ListSink()
+    for _ in range(2):
+        tracker = SpooledTracker(Spool(tmp_path / "run"), sink)
+        tracker.params({"train.seed": 0})
+        tracker.tags({"git.dirty": "false"})
+        tracker.dataset("coopcode", file, "abc", "train")
+        tracker.artifact(file, "rollouts")
+        tracker.metrics({"reward/joint": 1.0}, 1)
+        tracker.close("FINISHED")
+    kinds = [record["kind"] for batch in sink.batches for record in batch]
+    assert kinds == ["params", "tags", "dataset", "artifact", "metrics", "status", "status"]
+
+
+def test_what_is_new_at_a_known_step_is_recorded(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.metrics({"reward/joint": 1.0, "update/loss": float("nan"), "time/rollout_s": 3.0}, 1)
+    tracker.close("FAILED")
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    again = {"reward/joint": 1.0, "update/loss": float("nan"), "time/rollout_s": 4.0, "eval/return": 0.5}
+    tracker.metrics(again, 1)
+    tracker.close("FINISHED")
+    assert sink.points()[3:] == [(1, "time/rollout_s", 4.0), (1, "eval/return", 0.5)]
+
+
+def test_a_tag_that_returns_to_an_old_value_is_recorded(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for mood in ("calm", "calm", "cross", "calm"):
+        tracker.tags({"mood": mood})
+    tracker.close("FINISHED")
+    tags = [record["values"] for batch in sink.batches for record in batch if record["kind"] == "tags"]
+    assert tags == [{"mood": "calm"}, {"mood": "cross"}, {"mood": "calm"}]
+
+
+def test_an_absent_sink_stalls_nothing_and_the_next_run_delivers(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for step in range(5):
+        tracker.metrics({"reward/joint": float(step)}, step)
+    tracker.close("FAILED")
+    assert tracker.undelivered == 6
+    assert sink.batches == []
+    assert "the sink is away" in caplog.text
+
+    sink.away = False
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.begin()
+    tracker.metrics({"reward/joint": 5.0}, 5)
+    tracker.close("FINISHED")
+    assert [step for step, _, _ in sink.points()] == [0, 1, 2, 3, 4, 5]
+    statuses = [record["value"] for batch in sink.batches for record in batch if record["kind"] == "status"]
+    assert statuses[-1] == "FINISHED"
+    assert "FAILED" not in statuses, "a run that went on is not ended half-way by an old status"
+
+
+def test_a_sink_that_comes_back_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magrpo.tracking.spool._RETRY_S", (0.01,))
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.metrics({"reward/joint": 0.0}, 0)
+    assert sink.tried.wait(10)
+    sink.away = False
+    deadline = time.monotonic() + 10
+    while tracker.undelivered and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sink.points() == [(0, "reward/joint", 0.0)]
+    tracker.close("FINISHED")
+
+
+def test_a_refused_record_does_not_hold_up_the_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    sink = ListSink()
+    sink.away = True
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    for step, key in enumerate(["a", "b", "c"]):
+        tracker.metrics({key: 1.0}, step)
+    sink.refuse = {"b"}
+    sink.away = False
+    tracker.close("FINISHED")
+    assert [key for _, key, _ in sink.points()] == ["a", "c"]
+    assert "left out: not this one" in caplog.text
+
+
+def test_a_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append({"kind": "tags", "values": {"a": "b"}})
+    spool.close()
+    with (tmp_path / "tracking.jsonl").open("a") as file:
+        file.write('{"kind": "metrics", "st')
+    spool = Spool(tmp_path)
+    spool.append({"kind": "tags", "values": {"c": "d"}})
+    spool.close()
+    lines = (tmp_path / "tracking.jsonl").read_text().splitlines()
+    assert [json.loads(line)["values"] for line in lines] == [{"a": "b"}, {"c": "d"}]
+
+
+@pytest.mark.parametrize("make", [MemoryTracker, None])
+def test_a_key_that_mlflow_refuses_is_a_programming_error(tmp_path: Path, make: type[MemoryTracker] | None) -> None:
+    tracker = make() if make else SpooledTracker(Spool(tmp_path), ListSink())
+    with pytest.raises(AssertionError, match="pass@1"):
+        tracker.metrics({"eval/pass@1": 1.0}, 0)
+    tracker.close("FAILED")
+
+
+def test_memory_tracker_keeps_everything(tmp_path: Path) -> None:
+    tracker = MemoryTracker()
+    tracker.params({"a": 1})
+    tracker.tags({"t": "x"})
+    tracker.dataset("d", tmp_path, "abc", "train")
+    tracker.metrics({"reward/joint": 1.0}, 3)
+    tracker.artifact(tmp_path, "rollouts")
+    tracker.close("FINISHED")
+    assert (tracker.logged_params, tracker.logged_tags) == ({"a": 1}, {"t": "x"})
+    assert tracker.history == [(3, {"reward/joint": 1.0})]
+    assert tracker.artifacts == [(tmp_path, "rollouts")]
+    assert tracker.datasets == [("d", tmp_path, "abc", "train")]
+    assert tracker.status == "FINISHED"
