@@ -144,7 +144,7 @@ class Session:
         """Run the programs and price every joint action."""
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.sandboxes.remarkable import write_remarkable
+            from magrpo.sandboxes.notable_executions import write_notable_executions
             from magrpo.stages.score import score
 
             unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
@@ -157,7 +157,7 @@ class Session:
                 progress=self._progress,
             )
             write_records(folder / "groups.jsonl.gz", scored)
-            write_remarkable(folder / "remarkable.json", stats.ran)
+            write_notable_executions(folder / "remarkable.json", stats.ran)
             return stats.metrics()
 
         return self._stage(f"score.{turn}", iteration, ("reward", "sandbox"), [groups], work)
@@ -362,9 +362,9 @@ class Session:
 
 
 def _write_evaluation(folder: Path, report: EvalReport, stats: ScoreStats) -> None:
-    from magrpo.sandboxes.remarkable import write_remarkable
+    from magrpo.sandboxes.notable_executions import write_notable_executions
 
-    write_remarkable(folder / "remarkable.json", stats.ran)
+    write_notable_executions(folder / "remarkable.json", stats.ran)
     (folder / "report.json").write_bytes(msgspec.json.encode(report))
 
 
