@@ -22,6 +22,15 @@ def problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dic
     }
 
 
+def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
+    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of the maximum."""
+    returns: dict[str, list[float]] = {}
+    for row in report.rows:
+        if f"{row.split}/{row.mode}" == key:
+            returns.setdefault(row.task_id, []).append(reward.fraction(row.returns[-1]))
+    return {task_id: fmean(values) for task_id, values in returns.items()}
+
+
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
     """The mean of one value for each problem in every run, with its interval for new seeds on new problems.
 

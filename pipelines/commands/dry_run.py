@@ -16,7 +16,7 @@ from pydantic_core import PydanticUndefined
 from magrpo.config import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.layout import Step, rerun, steps
+from magrpo.layout import Step, steps, steps_to_repeat
 from magrpo.plugins import Plugin
 from magrpo.policy import Policy, device_of, dtype_of
 from magrpo.sandboxes import SandboxError
@@ -33,7 +33,7 @@ def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None)
         ConfigError: the run could not start like this.
     """
     every = steps(config)
-    again = rerun(store, config, from_stage) if store is not None and from_stage is not None else []
+    again = steps_to_repeat(store, config, from_stage) if store is not None and from_stage is not None else []
     reused = {s for s in every if store is not None and s not in again and store.find(s.folder) is not None}
     rest = [step for step in every if step not in reused]
     root = store.path.parent if store is not None else config.root
@@ -54,7 +54,7 @@ def _stages(every: Sequence[Step]) -> Iterator[str]:
     """Iterations that do the same on one line."""
     yield f"stages   {len(every)}, in this order"
     rows = [
-        (iteration, " ".join(step.stage for step in members))
+        (iteration, " ".join(step.title for step in members))
         for iteration, members in groupby(every, key=lambda step: step.iteration)
     ]
     for stages, alike in groupby(rows, key=lambda row: row[1]):
@@ -127,19 +127,15 @@ def _time(config: RunConfig, root: Path, rest: Sequence[Step]) -> Iterator[str]:
     """Seconds of a stage are those measured; a stage that no earlier run had makes the whole unknown."""
     seconds, runs = measured(root, config)
     same = f"the same {', '.join(SAME)}"
-    unknown = sorted({step.stage for step in rest if _kind(step) not in seconds})
+    unknown = sorted({step.title for step in rest if step.name not in seconds})
     if not runs:
         yield f"time     unknown, no earlier run in {root} with {same}"
     elif unknown:
         yield f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
     else:
-        total = sum(seconds[_kind(step)] for step in rest)
+        total = sum(seconds[step.name] for step in rest)
         earlier = f"{runs} earlier run{'s' * (runs > 1)}"
         yield f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
-
-
-def _kind(step: Step) -> str:
-    return step.folder.partition("/")[2]
 
 
 def _changed(config: RunConfig) -> Iterator[str]:

@@ -17,10 +17,11 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.config import TrackingConfig
+from magrpo.layout import is_held
 from magrpo.store import RunStore, digest
 from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_password
 from magrpo.tracking.spool import FINAL, Unavailable
-from pipelines.training.execute import flatten_tree, is_held
+from pipelines.training.flatten import flatten_tree
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 PLACES = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
