@@ -38,8 +38,7 @@ from pipelines.training.resources import Resources
 
 if TYPE_CHECKING:
     from magrpo.interfaces import Engine, Progress
-    from magrpo.stages.play import Arena
-    from magrpo.stages.score import ScoreStats
+    from magrpo.stages.backend import Backend, ScoreStats
 
 _POLICY = ("agents", "model", "lora", "train")
 
@@ -112,27 +111,21 @@ class Session:
         """Sample one tree level with the weights of ``checkpoint``."""
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.prepare import draw
-            from magrpo.stages.rollout import children, rollout, roots
+            from magrpo.stages.backend import Team
+            from magrpo.stages.prepare import draw_problems
+            from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 
             config, seed = self.config, derive_seed(self.config.train.seed, "rollout", iteration, turn)
             if parents is None:
                 train = self._load_problems(problems)["train"]
-                drawn = draw(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
-                nodes = roots(drawn, config.rollout)
+                drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
+                nodes = root_nodes(drawn, config.rollout)
             else:
-                nodes = children(self._scored(parents), config.rollout, seed)
+                nodes = child_nodes(self._scored(parents), config.rollout, seed)
             groups: list[RolloutGroup[Turn]] = []
             if nodes:
                 groups = rollout(
-                    nodes,
-                    agents=config.agents,
-                    env=config.env,
-                    render=self._open.policy.render,
-                    engine=self._open.serve(checkpoint),
-                    config=config.rollout,
-                    seed=seed,
-                    progress=self._progress,
+                    nodes, Team.of(config), self._backend(self._open.serve(checkpoint)), config.rollout, seed
                 )
             write_records(folder / "groups.jsonl.gz", groups)
             return _rollout_metrics(groups)
@@ -145,17 +138,11 @@ class Session:
 
         def work(folder: Path) -> dict[str, float]:
             from magrpo.sandboxes.remarkable import write_remarkable
+            from magrpo.stages.backend import Team
             from magrpo.stages.score import score
 
             unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
-            scored, stats = score(
-                unscored,
-                roles={agent.name: agent.role for agent in self.config.agents},
-                reward=self.config.reward,
-                sandbox=self._open.sandbox,
-                cache=self._reports,
-                progress=self._progress,
-            )
+            scored, stats = score(unscored, Team.of(self.config), self._open.sandbox, self._reports, self._progress)
             write_records(folder / "groups.jsonl.gz", scored)
             write_remarkable(folder / "remarkable.json", stats.ran)
             return stats.metrics()
@@ -213,17 +200,18 @@ class Session:
         """The weights of ``checkpoint`` on problems never trained on."""
 
         def work(folder: Path) -> dict[str, float]:
+            from magrpo.stages.backend import Team
             from magrpo.stages.evaluate import evaluate
 
             config = self.config
-            arena = self._arena(self._open.serve(checkpoint))
+            backend = self._backend(self._open.serve(checkpoint))
             splits = self._load_problems(problems)
-            report, kept = evaluate(arena, config, splits, config.seeded_eval(), config.rollout, iteration)
-            _write_evaluation(folder, report, arena.stats)
+            report, kept = evaluate(Team.of(config), backend, splits, config.seeded_eval(), config.rollout, iteration)
+            _write_evaluation(folder, report, backend.stats)
             write_records(folder / "trajectories.jsonl.gz", kept)
             headline = report.summary[HEADLINE]
             metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
-            metrics["eval/sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
+            metrics["eval/sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
             for name, summary in report.summary.items():
                 if name != HEADLINE:
                     metrics[f"eval/{name}/return"] = summary["return"].mean
@@ -239,27 +227,24 @@ class Session:
         """
 
         def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.baseline import baseline, num_votes
+            from magrpo.stages.baseline import baseline, count_votes, time_answers
+            from magrpo.stages.evaluate import spread_problems
 
             config = self.config
             chosen = next(one for one in config.baselines.rows if one.name == row)
             votes = 1
             if chosen.votes != "none":
-                votes = num_votes({name: load_report(self.store, made) for name, made in earlier.items()}, "single")
-            arena = self._arena(self._open.seat(chosen, untrained))
-            report, timed = baseline(
-                arena,
-                chosen,
-                self._load_problems(problems),
-                config.seeded_eval(),
-                config.rollout,
-                num_votes=votes,
-                timed_problems=config.baselines.timed_problems,
-            )
-            _write_evaluation(folder, report, arena.stats)
+                votes = count_votes({name: load_report(self.store, made) for name, made in earlier.items()}, "single")
+            backend = self._backend(self._open.seat(chosen, untrained))
+            splits, eval_config = self._load_problems(problems), config.seeded_eval()
+            report = baseline(chosen, backend, splits, eval_config, config.rollout, votes)
+            evaluated = spread_problems(splits["test"], eval_config.max_problems)
+            to_time = spread_problems(evaluated, config.baselines.timed_problems)
+            timed = time_answers(chosen, backend, to_time, eval_config, config.rollout, votes)
+            _write_evaluation(folder, report, backend.stats)
             write_records(folder / "timed.jsonl.gz", timed)
             metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
-            metrics["sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
+            metrics["sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
             metrics["votes"] = float(votes)
             return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
 
@@ -331,10 +316,10 @@ class Session:
         self.console.end(stage, iteration, self.store.metrics(pointer), reused=False)
         return pointer
 
-    def _arena(self, engine: Engine) -> Arena:
-        from magrpo.stages.play import Arena
+    def _backend(self, engine: Engine) -> Backend:
+        from magrpo.stages.backend import Backend
 
-        return Arena(
+        return Backend(
             engine=engine,
             sandbox=self._open.sandbox,
             render=self._open.policy.render,
