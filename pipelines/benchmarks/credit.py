@@ -169,15 +169,9 @@ def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
 
 def _gradients(config: RunConfig, nodes: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, NodeGradients]:
     """By agent. Token losses are summed and no penalty is added: ``loss_norm`` and ``beta`` do not depend on credit."""
-    updater = Updater(
-        Policy.open(config.agents, config.model, config.lora, config.train.seed),
-        config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0}),
-        config.optim,
-        temperature=config.rollout.temperature,
-        max_new_tokens=config.rollout.max_new_tokens,
-        num_iterations=config.train.num_iterations,
-        dump=config.root / "failed-batch",
-    )
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    algo = config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0})
+    updater = Updater.of(policy, config.model_copy(update={"algo": algo}), config.root / "failed-batch")
     agents = [agent.name for agent in config.agents if agent.trained]
     own = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
     samples, _ = credit(nodes, config.algo, agents, own)

@@ -45,16 +45,7 @@ class Resources:
         """The optimizers of ``policy``."""
         from magrpo.stages.update import Updater
 
-        config = self._config
-        return Updater(
-            self.policy,
-            config.algo,
-            config.optim,
-            temperature=config.rollout.temperature,
-            max_new_tokens=config.rollout.max_new_tokens,
-            num_iterations=config.train.num_iterations,
-            dump=self._store.path / "failed-batch",
-        )
+        return Updater.of(self.policy, self._config, self._store.path / "failed-batch")
 
     @cached_property
     def sandbox(self) -> Sandbox:

@@ -38,11 +38,11 @@ from magrpo.reports.budget import ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.remarkable import write_remarkable
 from magrpo.seeds import derive_seed
-from magrpo.stages.baseline import baseline, num_votes
-from magrpo.stages.evaluate import evaluate
-from magrpo.stages.play import Arena
-from magrpo.stages.prepare import draw, prepare
-from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.baseline import baseline, count_votes, time_answers
+from magrpo.stages.evaluate import evaluate, spread_problems
+from magrpo.stages.prepare import draw_problems, prepare
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import HEADLINE, EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, Split, Turn
@@ -149,37 +149,24 @@ class StageRunner:
         problems, checkpoint, *parents = inputs
         seed = derive_seed(config.train.seed, "rollout", iteration, int(step.part))
         if parents:
-            nodes = children(read_scored(self._store.folder(parents[0])), config.rollout, seed)
+            nodes = child_nodes(read_scored(self._store.folder(parents[0])), config.rollout, seed)
         else:
             train = self._load_problems(problems)["train"]
-            drawn = draw(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
-            nodes = roots(drawn, config.rollout)
+            drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
+            nodes = root_nodes(drawn, config.rollout)
         groups: list[RolloutGroup[Turn]] = []
         if nodes:
-            groups = rollout(
-                nodes,
-                agents=config.agents,
-                env=config.env,
-                render=self._resources.policy.render,
-                engine=self._resources.serve(checkpoint),
-                config=config.rollout,
-                seed=seed,
-                progress=self._advance,
-            )
+            backend = self._backend(self._resources.serve(checkpoint))
+            groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / GROUPS, groups)
         return _rollout_metrics(groups)
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and price every joint action."""
         [groups] = inputs
-        scored, stats = score(
-            read_records(self._store.folder(groups) / GROUPS, RolloutGroup[Turn]),
-            roles={agent.name: agent.role for agent in self._config.agents},
-            reward=self._config.reward,
-            sandbox=self._resources.sandbox,
-            cache=self._reports,
-            progress=self._advance,
-        )
+        unscored = read_records(self._store.folder(groups) / GROUPS, RolloutGroup[Turn])
+        team, sandbox = Team.of(self._config), self._resources.sandbox
+        scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
         write_records(folder / GROUPS, scored)
         write_remarkable(folder / NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
@@ -218,13 +205,13 @@ class StageRunner:
         """Evaluate a checkpoint on problems never trained on."""
         config = self._config
         problems, checkpoint = inputs
-        arena = self._arena(self._resources.serve(checkpoint))
-        splits = self._load_problems(problems)
-        report, trajectories = evaluate(arena, config, splits, config.seeded_eval(), config.rollout, step.iteration)
-        _write_evaluation(folder, report, arena)
+        backend = self._backend(self._resources.serve(checkpoint))
+        splits, eval_config = self._load_problems(problems), config.seeded_eval()
+        report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
+        _write_evaluation(folder, report, backend)
         write_records(folder / TRAJECTORIES, trajectories)
         metrics = {f"eval/{key}": interval.mean for key, interval in report.summary[HEADLINE].items()}
-        metrics["eval/sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
+        metrics["eval/sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
         for name, summary in report.summary.items():
             if name != HEADLINE:
                 metrics[f"eval/{name}/return"] = summary["return"].mean
@@ -239,21 +226,17 @@ class StageRunner:
         if row.votes != "none":
             others = {pointer["dir"].partition("baseline.")[2]: pointer for pointer in earlier}
             reports = {name: read_evaluation(self._store.folder(pointer)) for name, pointer in others.items()}
-            votes = num_votes(reports, "single")
-        arena = self._arena(self._resources.serve_row(row, untrained))
-        report, timed = baseline(
-            arena,
-            row,
-            self._load_problems(problems),
-            config.seeded_eval(),
-            config.rollout,
-            num_votes=votes,
-            timed_problems=config.baselines.timed_problems,
-        )
-        _write_evaluation(folder, report, arena)
+            votes = count_votes(reports, "single")
+        backend = self._backend(self._resources.serve_row(row, untrained))
+        splits, eval_config = self._load_problems(problems), config.seeded_eval()
+        report = baseline(row, backend, splits, eval_config, config.rollout, votes)
+        evaluated = spread_problems(splits["test"], eval_config.max_problems)
+        to_time = spread_problems(evaluated, config.baselines.timed_problems)
+        timed = time_answers(row, backend, to_time, eval_config, config.rollout, votes)
+        _write_evaluation(folder, report, backend)
         write_records(folder / TIMED_ANSWERS, timed)
         metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
-        metrics["sandbox/infra_error_frac"] = arena.stats.metrics()["sandbox/infra_error_frac"]
+        metrics["sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
         metrics["votes"] = float(votes)
         return {f"baseline/{row.name}/{key}": value for key, value in metrics.items()}
 
@@ -280,8 +263,8 @@ class StageRunner:
         self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})
 
-    def _arena(self, engine: Engine) -> Arena:
-        return Arena(
+    def _backend(self, engine: Engine) -> Backend:
+        return Backend(
             engine=engine,
             sandbox=self._resources.sandbox,
             render=self._resources.policy.render,
@@ -310,8 +293,8 @@ _WRITERS: Mapping[StageName, Callable[[StageRunner, Step, Sequence[Pointer], Pat
 """What writes the output of each stage into a folder, and returns its metrics."""
 
 
-def _write_evaluation(folder: Path, report: EvalReport, arena: Arena) -> None:
-    write_remarkable(folder / NOTABLE_EXECUTIONS, arena.stats.ran)
+def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> None:
+    write_remarkable(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
 
 
