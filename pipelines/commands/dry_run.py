@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from magrpo.config import RunConfig
+from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.layout import Step, rerun, steps
@@ -144,24 +143,7 @@ def _kind(step: Step) -> str:
 
 def _changed(config: RunConfig) -> Iterator[str]:
     yield "values that differ from their defaults, or have none"
-    yield from differing("", config)
-
-
-def differing(prefix: str, section: BaseModel) -> Iterator[str]:
-    """A line for each value of the section, its keys after ``prefix``, that is not the default or has none."""
-    for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
-        if isinstance(value, BaseModel):
-            yield from differing(f"{key}.", value)
-        elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):
-            for index, item in enumerate(value):
-                yield from differing(f"{key}.{index}.", item)
-        elif name == "kind" or (field.default is PydanticUndefined and field.default_factory is None):
-            yield f"  {key} = {value}"
-        else:
-            default = field.get_default(call_default_factory=True, validated_data={})
-            if value != default:
-                yield f"  {key} = {value} (default {default})"
+    yield from (f"  {line}" for line in list_changed_values(config))
 
 
 def _size(size: float) -> str:

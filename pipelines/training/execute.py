@@ -6,7 +6,6 @@ The same function serves the Prefect flow and ``--local``; they differ in ``as_s
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,7 +17,7 @@ from time import perf_counter
 from types import SimpleNamespace
 from typing import Any, cast
 
-from magrpo.config import HIDDEN, SECRETS, RunConfig
+from magrpo.config_diff import flatten_config
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, provenance
@@ -125,7 +124,7 @@ def _go_through(
             tracker.tags(description(store, status, tags.get(FLOW_RUN_URL)))
 
         with recorded(tracker, describe, timing):
-            tracker.params(flatten(config))
+            tracker.params(flatten_config(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
@@ -195,28 +194,6 @@ def _inside(context: Callable[[str], AbstractContextManager[None]], stages: chai
         return call
 
     return cast(chain.Stages, SimpleNamespace(**{name: wrap(name) for name in STAGES}))
-
-
-def flatten(config: RunConfig) -> dict[str, object]:
-    """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``."""
-    return flatten_tree(json.loads(config.resolved()))
-
-
-def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
-    """The values of nested tables by dotted key, secrets hidden; a list of tables has numbers for keys."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            for index, inner in enumerate(value):
-                yield from walk(f"{prefix}.{index}", inner)
-        else:
-            yield prefix, value
-
-    flat = dict(walk("", tree))
-    return flat | {key: HIDDEN for key in SECRETS if flat.get(key)}
 
 
 @contextmanager

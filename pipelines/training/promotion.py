@@ -20,6 +20,7 @@ from pathlib import Path
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError
+from magrpo.reports.problem_means import problem_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import MANIFEST, Pointer, RunStore, digest
 from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
@@ -28,7 +29,7 @@ from magrpo.types import HEADLINE
 from pipelines.training.champion import challenge, fetch, started_from
 from pipelines.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from pipelines.training.loop import Outcome
-from pipelines.training.stages import load_report, problem_returns
+from pipelines.training.stages import load_report
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
@@ -18,7 +17,6 @@ import msgspec
 
 from magrpo.config import RunConfig
 from magrpo.engines import EngineError
-from magrpo.interfaces import Reward
 from magrpo.sandboxes import SandboxDied
 from magrpo.seeds import derive_seed
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
@@ -371,15 +369,6 @@ def _write_evaluation(folder: Path, report: EvalReport, stats: ScoreStats) -> No
 def load_report(store: RunStore, pointer: Pointer) -> EvalReport:
     """Read back a committed evaluation."""
     return msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
-
-
-def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of the maximum."""
-    returns: dict[str, list[float]] = {}
-    for row in report.rows:
-        if f"{row.split}/{row.mode}" == key:
-            returns.setdefault(row.task_id, []).append(reward.fraction(row.returns[-1]))
-    return {task_id: fmean(values) for task_id, values in returns.items()}
 
 
 def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
