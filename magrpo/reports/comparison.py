@@ -14,11 +14,20 @@ from rich.console import Console
 
 from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
 from magrpo.config import RunConfig
+from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.layout import find_evaluations, makes_tables, read_evaluation, read_held_out
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import UNITS, Budget, at, ledger
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save
-from magrpo.reports.figures import NO_DIFFERENCE, SPLIT_TITLES, cell, column_title, columns_of, difference_cell
+from magrpo.reports.figures import (
+    NO_DIFFERENCE,
+    SPLIT_TITLES,
+    cell,
+    column_title,
+    columns_of,
+    difference_cell,
+    format_duration,
+)
 from magrpo.reports.page import Pictures, write_page
 from magrpo.reports.problem_means import problem_means, problem_returns
 from magrpo.reports.tables import Section, show
@@ -26,7 +35,6 @@ from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import EvalReport, Interval, Problem
-from pipelines.commands.runs import differing, duration, flat_config
 from pipelines.experiments.compare_baselines import compare_baselines
 
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
@@ -188,8 +196,8 @@ def _overview(runs: Sequence[Compared], root: Path) -> Section:
 
 
 def _config_differences(runs: Sequence[Compared]) -> Section:
-    configs = [flat_config(run.store.path) for run in runs]
-    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in differing(configs)]
+    configs = [read_flat_config(run.store.path) for run in runs]
+    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in list_differing_keys(configs)]
     note = "" if rows else "None: the configurations are equal."
     return Section("Configuration, where it differs", ("key", *(run.letter for run in runs)), rows, note, text=True)
 
@@ -282,4 +290,8 @@ def _spent(run: Compared) -> dict[str, str]:
     evaluated = sum(row.generated_tokens or row.response_tokens for report in run.reports for row in report.rows)
     counts = {f"{title}, training": f"{getattr(run.budgets[-1], unit):,}" for unit, title in UNITS.items()}
     counts["tokens generated, evaluation"] = f"{evaluated:,}"
-    return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(spent), "GPU-hours": hours}
+    return (
+        counts
+        | {stage: f"{seconds[stage]:.1f}" for stage in STAGES}
+        | {"all": format_duration(spent), "GPU-hours": hours}
+    )

@@ -23,12 +23,8 @@ def problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dic
 
 
 def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of the maximum."""
-    returns: dict[str, list[float]] = {}
-    for row in report.rows:
-        if f"{row.split}/{row.mode}" == key:
-            returns.setdefault(row.task_id, []).append(reward.fraction(row.returns[-1]))
-    return {task_id: fmean(values) for task_id, values in returns.items()}
+    """The mean return on each problem of one summary (``key`` as ``test/sampled``), fractions of the maximum."""
+    return problem_means(report, reward).get(key, {}).get("return", {})
 
 
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:

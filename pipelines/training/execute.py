@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from time import perf_counter
 
+from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking import MlflowTracker, provenance
@@ -20,7 +21,6 @@ from pipelines.progress.observers import Observer, observe_attempt
 from pipelines.progress.state import Attempt, RunProgress, RunState
 from pipelines.training.champion import start_from_champion
 from pipelines.training.description import FLOW_RUN_URL, describe_run
-from pipelines.training.flatten import flatten
 from pipelines.training.loop import Outcome, RunStep, run_steps
 from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
 from pipelines.training.recorder import RunRecorder
@@ -118,7 +118,7 @@ def _run_loop(
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
         with record_status(tracker, describe, timing):
-            tracker.params(flatten(config))
+            tracker.params(flatten_config(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()

@@ -17,6 +17,7 @@ from magrpo.embedded.demonstrations import revisions
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.comparison import Compared
 from magrpo.reports.exhibits import examples, watch_list
+from magrpo.reports.problem_means import problem_returns
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -24,7 +25,6 @@ from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
 from pipelines.commands.warm_start import RECIPES
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Standing
-from pipelines.training.stages import problem_returns
 
 CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 SHIFTS = (0.0, -2.0, -4.0)
