@@ -25,7 +25,7 @@ from magrpo.reports.equal_bar import crossing, reached_bars
 from magrpo.reports.figures import cell
 from magrpo.reports.over_seeds import averaged, less_first, table_at
 from magrpo.rewards.common import ProgramReward
-from magrpo.stages.evaluate import summarise
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines.cli import main
@@ -102,7 +102,7 @@ def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:
             EvalRow(f"p{i}", "test", "sampled", 0, (value,), ({"tests": value},), (value == 1,), {}, 1)
             for i, value in enumerate(fractions)
         ]
-        reports.append(EvalReport(iteration, tuple(rows), summarise(rows, TESTS_ONLY, 0)))
+        reports.append(EvalReport(iteration, tuple(rows), summarise_rows(rows, TESTS_ONLY, 0)))
     return reports
 
 

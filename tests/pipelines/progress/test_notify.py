@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import HIDDEN, NotifyConfig, RunConfig, load_config, load_resolved
+from magrpo.config_diff import flatten_config
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
@@ -19,7 +20,6 @@ from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices
 from pipelines.progress.notify import Notices, reason_of, send
 from pipelines.progress.state import Attempt, Standing, observed
-from pipelines.training.execute import flatten
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config
 from tests.pipelines.receiver import receiving
@@ -116,7 +116,7 @@ def test_a_block_needs_a_server_that_has_it(
 
 
 def test_the_address_is_kept_out_of_what_is_shown(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    assert flatten(config)["notify.webhook"] == HIDDEN
+    assert flatten_config(config)["notify.webhook"] == HIDDEN
     assert "s3cret" not in config.resolved() + repr(config)
     show_plan(config, None, None)
     assert "s3cret" not in capsys.readouterr().out

@@ -20,11 +20,11 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunInfo
 
+from magrpo.config_diff import flatten_config
 from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking import provenance
 from magrpo.tracking.recorded import newest
 from magrpo.tracking.system import PREFIX
-from pipelines.training.execute import flatten
 from tests.pipelines.micro import command, write_config
 
 TIMED = ("time/", "sandbox/")
@@ -191,7 +191,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     store = RunStore.open(runs.root, "whole")
     run, tracked = runs.mlflow_run("whole"), runs.tracked("whole")
     assert tracked["status"] == "FINISHED"
-    assert run.data.params == {key: str(value) for key, value in flatten(store.config()).items()}
+    assert run.data.params == {key: str(value) for key, value in flatten_config(store.config()).items()}
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")

@@ -17,14 +17,14 @@ from magrpo.embedded.demonstrations import revisions
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.comparison import Compared
 from magrpo.reports.exhibits import examples, watch_list
+from magrpo.reports.problem_means import problem_returns
 from magrpo.rewards.coding import CodingReward
-from magrpo.stages.evaluate import summarise
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
 from pipelines.commands.warm_start import RECIPES
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Standing
-from pipelines.training.stages import problem_returns
 
 CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 SHIFTS = (0.0, -2.0, -4.0)
@@ -41,7 +41,7 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
     total = sum(parts.values()) + config.reward.shift
     one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), {"helper": "", "main": ""}, 9, 9)
     rows = (one, replace(one, index=1))
-    return EvalReport(version, rows, summarise(rows, config.reward, 0))
+    return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
 
 
 def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunConfig) -> None:
