@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import Compared, _equal_budget, _spent, difference, load_compared
 from magrpo.reports.figures import format_duration
@@ -19,7 +20,6 @@ from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
 from pipelines.commands.runs import worked
-from pipelines.training.execute import is_held
 from tests.pipelines.micro import write_config
 
 
