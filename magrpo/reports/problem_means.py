@@ -7,7 +7,7 @@ from statistics import fmean
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.interfaces import Reward
-from magrpo.stages.evaluate import per_problem
+from magrpo.stages.evaluate import values_by_problem
 from magrpo.types import EvalReport, Interval
 
 Means = Mapping[str, Mapping[str, float]]
@@ -18,8 +18,13 @@ def problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dic
     """The mean of each problem: ``means["test/sampled"]["return"][task_id]``, units as in the report's summary."""
     return {
         key: {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
-        for key, quantities in per_problem(report.rows, reward).items()
+        for key, quantities in values_by_problem(report.rows, reward).items()
     }
+
+
+def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
+    """The mean return on each problem of one summary (``key`` as ``test/sampled``), fractions of the maximum."""
+    return problem_means(report, reward).get(key, {}).get("return", {})
 
 
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
