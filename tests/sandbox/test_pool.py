@@ -109,7 +109,7 @@ def test_closing_ends_what_runs() -> None:
     pool = open_pool(workers=1, test_s=100, total_s=100)
     child = psutil.Process(the_worker(pool).process.pid)
     jail = child.children(recursive=True)
-    running = pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    running = pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while the_worker(pool).jobs == 0:
         time.sleep(0.001)
     pool.close()
@@ -120,7 +120,7 @@ def test_closing_ends_what_runs() -> None:
 def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
     pool = open_pool(workers=2, test_s=100, total_s=100)
     root = psutil.Process()
-    pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while not any(worker.jobs for worker in pool.alive):
         time.sleep(0.001)
     sender.send([child.pid for child in root.children(recursive=True)])
