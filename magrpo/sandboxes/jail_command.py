@@ -47,7 +47,7 @@ class JailSpec:
     packages: tuple[str, ...] = ()
 
     @property
-    def uses_build_bubblewrap_command(self) -> bool:
+    def uses_bubblewrap(self) -> bool:
         return self.level.startswith("namespaces")
 
 
