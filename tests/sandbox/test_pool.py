@@ -79,7 +79,7 @@ def test_a_dead_worker_is_replaced_and_nobody_notices(single: Pool, who: str) ->
 def test_a_worker_that_dies_during_a_job_is_replaced(single: Pool) -> None:
     before = the_worker(single)
     running = single.threads.submit(
-        single._one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
+        single._run_one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
     )
     while before.jobs == 0:
         time.sleep(0.001)
