@@ -130,7 +130,9 @@ def show_source(path: str) -> str:
     if full.is_dir():
         names = sorted(child.name + "/" * child.is_dir() for child in full.iterdir() if child.name[0] not in "._")
         return f"# {path}/\n\n" + "".join(f"- `{name}`\n" for name in names)
-    language = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".json": "json"}.get(full.suffix, "text")
+    language = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".json": "json"}.get(
+        full.suffix, "text"
+    )
     return f"# {path}\n\n``````{language}\n{full.read_text(encoding='utf-8')}``````\n"
 
 

@@ -156,7 +156,7 @@ class StageRunner:
             nodes = root_nodes(drawn, config.rollout)
         groups: list[RolloutGroup[Turn]] = []
         if nodes:
-            backend = self._backend(self._resources.serve(checkpoint))
+            backend = self._backend(self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / GROUPS, groups)
         return _rollout_metrics(groups)
@@ -196,7 +196,7 @@ class StageRunner:
             for agent in self._config.agents
             if agent.trained
         }
-        updater = self._resources.train(checkpoint)
+        updater = self._resources.prepare_update(checkpoint)
         metrics = updater.update(batch, self._advance)
         updater.save(folder)
         return metrics
@@ -205,7 +205,7 @@ class StageRunner:
         """Evaluate a checkpoint on problems never trained on."""
         config = self._config
         problems, checkpoint = inputs
-        backend = self._backend(self._resources.serve(checkpoint))
+        backend = self._backend(self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
         _write_evaluation(folder, report, backend)
