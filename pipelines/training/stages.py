@@ -36,7 +36,7 @@ from magrpo.layout import (
 )
 from magrpo.reports.budget import ledger
 from magrpo.sandboxes import SandboxDied
-from magrpo.sandboxes.remarkable import write_remarkable
+from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
@@ -168,7 +168,7 @@ class StageRunner:
         team, sandbox = Team.of(self._config), self._resources.sandbox
         scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
         write_records(folder / GROUPS, scored)
-        write_remarkable(folder / NOTABLE_EXECUTIONS, stats.ran)
+        write_notable_executions(folder / NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -294,7 +294,7 @@ _WRITERS: Mapping[StageName, Callable[[StageRunner, Step, Sequence[Pointer], Pat
 
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> None:
-    write_remarkable(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
+    write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
 
 
