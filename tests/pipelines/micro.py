@@ -139,9 +139,7 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
 
 # ----------------------------------------------------------------------------------------------- commands in processes
 _FORKS = multiprocessing.get_context("forkserver")
-_HEAVY = """tests.pipelines.micro pipelines.commands.train magrpo.stages.rollout magrpo.stages.update
-magrpo.stages.evaluate magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
-_FORKS.set_forkserver_preload(_HEAVY.split())
+_FORKS.set_forkserver_preload(["tests.pipelines.micro", "tests.pipelines.libraries"])
 
 
 def magrpo(arguments: list[str]) -> int:
