@@ -242,7 +242,7 @@ def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
 
 def atomic_write(path: Path, data: bytes) -> None:
     """Write or replace a file; readers and crashes see the old bytes or the new ones. On disk when this returns."""
-    draft = path.with_name(f".{path.name}.draft")
+    draft = path.with_name(f".{path.name}")
     draft.write_bytes(data)
     _fsync(draft)
     draft.replace(path)
