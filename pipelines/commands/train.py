@@ -17,11 +17,11 @@ from rich.console import Console
 from magrpo.config import load_config
 from magrpo.layout import rerun
 from magrpo.plugins import ConfigError
-from magrpo.reports.baselines import folders_of, measured, tables
-from magrpo.reports.budget import ledger
-from magrpo.reports.figures import closing_table, signed, spent, start_title, verdict
-from magrpo.reports.problem_means import paired_gain, problem_means
-from magrpo.reports.tables import show
+from magrpo.reports.baselines import BaselineTable, read_baselines
+from magrpo.reports.budget import build_ledger
+from magrpo.reports.figures import closing_table, format_budget, format_difference, judge_gain, start_title
+from magrpo.reports.problem_means import mean_returns, paired_gain
+from magrpo.reports.tables import print_tables
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, without_password
 from magrpo.types import HEADLINE
@@ -99,7 +99,7 @@ def conclude(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     if config.baselines.rows:
         console.print()
-        show([next(tables(config, measured(config, folders_of(store, config))))], _wide(console))
+        print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], _wide(console))
         for name, reason in config.baselines.left_out.items():
             console.print(f"left out: {name}: {reason}")
         _where_it_lies(result, console)
@@ -115,16 +115,16 @@ def conclude(result: Result, console: Console) -> None:
             "of the maximum"
         )
     else:
-        then, now = (problem_means(report, config.reward)[HEADLINE]["return"] for report in (reports[0], reports[-1]))
+        then, now = (mean_returns(report, HEADLINE, config.reward) for report in (reports[0], reports[-1]))
         gain = paired_gain(then, now, config.eval.seed)
         console.print(
-            f"result:  {verdict(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
-            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {signed(gain)} points of "
-            "percent paired by problem"
+            f"result:  {judge_gain(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
+            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {format_difference(gain)} "
+            "percentage points paired by problem"
         )
-    budget = ledger(store.stage_metrics())[-1]
+    budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
-        console.print(f"budget:  {spent(budget)}")
+        console.print(f"budget:  {format_budget(budget)}")
     _where_it_lies(result, console)
 
 

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
+from magrpo.reports.baselines import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,8 +134,6 @@ class Baseline:
 
 CODING = ("coding", "solo", "team")
 SOLO = {"kind": "solo", "num_turns": 1}
-REFERENCE = "naive"
-"""The row that all others are tested against."""
 BASELINES: dict[str, Baseline] = {
     "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
     "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),

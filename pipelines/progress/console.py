@@ -16,7 +16,7 @@ from rich.table import Column
 from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
-from magrpo.reports.figures import column_title
+from magrpo.reports.figures import quantity_title
 from pipelines.progress.state import Standing
 
 _HEARTBEAT_S = 15.0
@@ -197,7 +197,7 @@ class RunConsole:
             parts.append(f"joint return {self.standing.fraction(seen['reward/joint']):.1%}")
         for part in _PARTS:
             if f"reward/{part}" in seen:
-                parts.append(f"{column_title(part)} {seen[f'reward/{part}']:.2f}")
+                parts.append(f"{quantity_title(part)} {seen[f'reward/{part}']:.2f}")
         split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         parts.append(f"{sum(seconds.values()):.1f} s")
         if not self._alive:

@@ -270,17 +270,16 @@ class Session:
 
         def work(folder: Path) -> dict[str, float]:
             if self.config.baselines.rows:
-                from magrpo.reports.baselines import measured, write_tables
+                from magrpo.reports.baselines import BaselineTable, read_baselines
 
-                rows = measured(self.config, [self.store.folder(pointer) for pointer in evaluations])
-                write_tables(folder, self.config, rows)
+                BaselineTable(self.config, read_baselines(self.store, self.config)).write_files(folder)
                 return {}
-            from magrpo.reports.budget import ledger
-            from magrpo.reports.run import write_report
+            from magrpo.reports.budget import build_ledger
+            from magrpo.reports.run import RunReport
 
             reports = [load_report(self.store, pointer) for pointer in evaluations]
-            budgets = ledger(self.store.stage_metrics())
-            write_report(folder, self.store.run_id, self.config, reports, budgets, self._held_out())
+            budgets = build_ledger(self.store.stage_metrics())
+            RunReport(self.config, reports, budgets, self._held_out()).write_files(folder, self.store.run_id)
             before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
             return {"report/return_gain": after - before}
 
