@@ -12,7 +12,8 @@ import pytest
 
 from magrpo.config import RunConfig, load_config
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import Request
 from tests.fakes import ScriptedEngine, render
@@ -48,15 +49,13 @@ def test_the_examples_make_a_rollout_with_rewards(config: RunConfig) -> None:
         return f"def times_plus(n):\n    {mains.pop(0)}"
 
     engine, sandbox = ScriptedEngine(write), PoolSandbox(workers=1).open()
-    roles = {agent.name: agent.role for agent in config.agents}
-    levels, nodes = [], roots([problem], config.rollout)
+    team, backend = Team.of(config), Backend(engine=engine, sandbox=sandbox, render=render)
+    levels, nodes = [], root_nodes([problem], config.rollout)
     try:
         for _ in range(config.env.num_turns):
-            sampled = rollout(
-                nodes, agents=config.agents, env=config.env, render=render, engine=engine, config=config.rollout, seed=0
-            )
-            levels.append(score(sampled, roles=roles, reward=config.reward, sandbox=sandbox, cache={})[0])
-            nodes = children(levels[-1], config.rollout, 0)[:1]
+            sampled = rollout(nodes, team, backend, config.rollout, seed=0)
+            levels.append(score(sampled, team, sandbox, cache={})[0])
+            nodes = child_nodes(levels[-1], config.rollout, 0)[:1]
     finally:
         sandbox.close()
     bonus = 0.5 * (1 - 4 / config.reward.max_lines)

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import RunConfig, load_config
+from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
-from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.types import PENDING, Problem, Request
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
@@ -40,17 +41,14 @@ def test_a_plan_is_worth_what_is_written_after_it(config: RunConfig) -> None:
         return "def f(x):\n    return x + 1" if "add one" in prompt else "I cannot."
 
     def play(nodes):
-        sampled = rollout(
-            nodes, agents=config.agents, env=config.env, render=render, engine=engine, config=config.rollout, seed=0
-        )
-        roles = {agent.name: agent.role for agent in config.agents}
-        return score(sampled, roles=roles, reward=config.reward, sandbox=sandbox, cache={})[0]
+        return score(rollout(nodes, team, backend, config.rollout, seed=0), team, backend.sandbox, cache={})[0]
 
-    engine, sandbox = ScriptedEngine(write), ScriptedSandbox(lambda _: "pass")
+    sandbox = ScriptedSandbox(lambda _: "pass")
+    team, backend = Team.of(config), Backend(engine=ScriptedEngine(write), sandbox=sandbox, render=render)
     problem = Problem("t", 'def f(x):\n    """One more."""\n', "f", "def check(candidate): ...")
-    first = play(roots([problem], config.rollout))
+    first = play(root_nodes([problem], config.rollout))
     assert [turn.reward for turn in first[0].turns] == [PENDING, PENDING]
-    second = play(children(first, config.rollout, 0))
+    second = play(child_nodes(first, config.rollout, 0))
     assert [[turn.reward.total for turn in group.turns] for group in second] == [[2.5], [0.0]]
     assert config.reward.fraction(2.5) == 1.0
     samples, _ = credit([*first, *second], config.algo, ["ada", "bob"], rollout=config.rollout, num_turns=2)

@@ -10,9 +10,8 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
-
 from magrpo.config import BaselineRow, RunConfig
+from magrpo.layout import TIMED_ANSWERS, read_evaluation, run_of_weights, steps
 from magrpo.reports.figures import (
     NO_DIFFERENCE,
     format_interval,
@@ -86,19 +85,19 @@ class BaselineResult:
         return found
 
 
-def read_baselines(store: RunStore, config: RunConfig) -> list[BaselineResult]:
-    """Read the committed rows of a run in their order."""
+def read_baselines(config: RunConfig, folders: Sequence[Path]) -> list[BaselineResult]:
+    """Read the rows of a run, committed in ``folders``, in their order."""
     rows = config.baselines.rows
     common = common_parts([row.reward.maxima for row in rows])
     return [
         BaselineResult(
             row,
-            msgspec.json.decode((folder / "report.json").read_bytes(), type=EvalReport),
-            read_records(folder / "timed.jsonl.gz", TimedAnswer),
+            read_evaluation(folder),
+            read_records(folder / TIMED_ANSWERS, TimedAnswer),
             common,
             dict(row.reward.maxima) == dict(config.reward.maxima),
         )
-        for row, folder in zip(rows, baseline_folders(store, config), strict=True)
+        for row, folder in zip(rows, folders, strict=True)
     ]
 
 
@@ -120,7 +119,7 @@ def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str
 
 def baseline_folders(store: RunStore, config: RunConfig) -> list[Path]:
     """The folders of the rows in the run directory."""
-    return [store.path / "stages" / "00000" / f"baseline.{row.name}" for row in config.baselines.rows]
+    return [store.path / "stages" / step.folder for step in steps(config) if step.stage == "baseline"]
 
 
 @dataclass(frozen=True)
@@ -317,8 +316,8 @@ class BaselineTable:
 
 
 def _runs_of(row: BaselineRow) -> tuple[str, str]:
-    """The runs that trained the first agent and the last: weights lie four folders below their run's."""
-    runs = [agent.start_from.parents[4].name for agent in row.agents if agent.start_from is not None]
+    """The runs that trained the first agent and the last."""
+    runs = [run_of_weights(agent.start_from) for agent in row.agents if agent.start_from is not None]
     return runs[0], runs[-1]
 
 

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
-import msgspec
-
 from magrpo.config import RunConfig
+from magrpo.layout import find_evaluations, read_evaluation, read_held_out
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, budget_at, build_ledger
 from magrpo.reports.problem_means import MeansBySummary, compute_problem_means
-from magrpo.store import MANIFEST, RunStore, read_records
+from magrpo.store import RunStore
 from magrpo.types import EvalReport, Problem
 
 
@@ -43,9 +42,7 @@ class EvaluatedRun:
     @cached_property
     def problems(self) -> Mapping[str, Problem]:
         """The problems it does not train on, by id."""
-        paths = sorted((self.store.path / "stages" / "00000" / "prepare").glob("*.jsonl.gz"))
-        held_out = [path for path in paths if path.name != "train.jsonl.gz"]
-        return {problem.task_id: problem for path in held_out for problem in read_records(path, Problem)}
+        return read_held_out(self.store)
 
     def last_returns(self, key: str) -> Mapping[str, float]:
         """The mean return on each problem in the last evaluation, ``key`` as ``test/sampled``; fractions."""
@@ -67,13 +64,7 @@ def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
         ConfigError: the run has no evaluation, or another version wrote its configuration.
     """
     config = load_run_config(store)
-    folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
-    pointers = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in folders]
-    reports = [
-        msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
-        for pointer in pointers
-        if pointer
-    ]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
     return EvaluatedRun(label, store, config, reports)

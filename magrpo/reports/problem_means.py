@@ -7,7 +7,7 @@ from statistics import fmean
 
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.interfaces import Reward
-from magrpo.stages.evaluate import per_problem
+from magrpo.stages.evaluate import values_by_problem
 from magrpo.types import EvalReport, Interval
 
 Means = Mapping[str, Mapping[str, float]]
@@ -20,7 +20,7 @@ def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[
     """The means of each problem, ``means["test/sampled"]["return"][task_id]``, in the units of the summary."""
     return {
         key: {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
-        for key, quantities in per_problem(report.rows, reward).items()
+        for key, quantities in values_by_problem(report.rows, reward).items()
     }
 
 

@@ -1,6 +1,6 @@
-"""Evaluate: the agents on problems never trained on, sampled with a fixed seed and greedy.
+"""Evaluate: the agents on held-out problems, sampled with a fixed seed and greedy.
 
-What counts is the joint action of a trajectory's last turn. Quantities are fractions of their maximum, with bootstrap
+A trajectory is judged by the joint action of its last turn. Quantities are fractions of their maximum, with bootstrap
 intervals over problems.
 """
 
@@ -14,7 +14,8 @@ from functools import partial
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
-from magrpo.stages.play import Arena, Game, Start, play
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.play import Start, Stopping, play_trajectories
 from magrpo.stages.rollout import Node, sampling_params
 from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Step, Trajectory
 
@@ -22,32 +23,33 @@ PASS_AT = (1, 3, 5, 10)
 
 
 def evaluate(
-    arena: Arena,
-    game: Game,
+    team: Team,
+    backend: Backend,
     splits: Mapping[Split, Sequence[Problem]],
     config: EvalConfig,
     rollout_config: RolloutConfig,
     policy_version: int,
 ) -> tuple[EvalReport, list[Trajectory]]:
-    """Evaluate the weights the engine holds on every split but ``train``; the first trajectories of each problem.
+    """Evaluate the weights that the engine holds on every split but ``train``.
 
     The sampled mode draws ``config.num_samples`` trajectories a problem at the training temperature. They take all
-    turns unless ``config.stop_above``, an oracle, ends them earlier. The trajectories
-    returned are one for each problem and mode, those on which the sandbox failed included.
+    turns unless ``config.stop_above``, an oracle, ends them earlier. Returns the report and, for each problem and
+    mode, the first trajectory, even if the sandbox failed on it.
     """
     sampled = replace(sampling_params(rollout_config), keep_support=False)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
-    starts = held_out(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
-    trajectories = play(arena, game, starts, rollout_config, config.seed, stop_above=config.stop_above)
-    rows = eval_rows(trajectories, game.reward)
-    report = EvalReport(policy_version, tuple(rows), summarise(rows, game.reward, config.seed))
+    starts = held_out_starts(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
+    stopping = Stopping(config.stop_above)
+    trajectories = play_trajectories(starts, team, backend, rollout_config, config.seed, stopping)
+    rows = eval_rows(trajectories, team.reward)
+    report = EvalReport(policy_version, tuple(rows), summarise_rows(rows, team.reward, config.seed))
     return report, [trajectory for trajectory in trajectories if trajectory.path[0] == 0]
 
 
-def held_out(
+def held_out_starts(
     splits: Mapping[Split, Sequence[Problem]], config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
 ) -> list[Start]:
-    """Starts at the problems of every split but ``train``: for each mode how to sample, and how many trajectories."""
+    """A start for each mode and problem of every split but ``train``. ``modes``: how to sample, and how often."""
     return [
         Start(split, mode, Node(problem, (), (), sampling, number))
         for split in sorted(splits)
@@ -58,10 +60,10 @@ def held_out(
 
 
 def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Problem]:
-    """``number`` of the problems, in their order; None, or more than there are: all of them.
+    """``number`` of the problems, in their order; None, or a larger number: all of them.
 
-    They are evenly spaced in the order of the problems' tags, the middle ones of ``number`` equal shares: so each level
-    or topic is met as often as its size says, however the split is ordered.
+    They are evenly spaced in the order of the problems' tags, the middle ones of ``number`` equal shares: each level
+    or topic is represented in proportion to its size, however the split is ordered.
     """
     if number is None or number >= len(problems):
         return list(problems)
@@ -71,38 +73,38 @@ def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Pro
 
 
 def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:
-    """The trajectories as rows, in a fixed order; those on which the sandbox failed are left out."""
+    """The trajectories as rows, in a fixed order, without those on which the sandbox failed."""
     rows = [_row(trajectory, reward) for trajectory in trajectories if not trajectory.steps[-1].turn.masked]
     return sorted(rows, key=lambda row: (row.split, row.mode, row.task_id, row.index))
 
 
-def summarise(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
+def summarise_rows(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
     """The summary of rows: ``summary["test/sampled"]["return"]`` and so on, see :class:`magrpo.types.EvalReport`."""
     return {
         name: {key: bootstrap_interval(list(values.values()), seed) for key, values in quantities.items()}
-        for name, quantities in per_problem(rows, reward).items()
+        for name, quantities in values_by_problem(rows, reward).items()
     }
 
 
-def per_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, dict[str, list[float]]]]:
-    """What a summary is made of: ``values["test/sampled"]["return"][task_id]``, in the same units."""
+def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, dict[str, list[float]]]]:
+    """The values that a summary averages: ``values["test/sampled"]["return"][task_id]``, in the same units."""
     grouped: dict[str, dict[str, list[EvalRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         grouped[f"{row.split}/{row.mode}"][row.task_id].append(row)
     values = {}
     for name, problems in grouped.items():
         quantities = {
-            "return": _each(lambda row: reward.fraction(row.returns[-1]), problems),
-            "response_tokens": _each(lambda row: float(row.response_tokens), problems),
-            "generated_tokens": _each(lambda row: float(row.generated_tokens), problems),
+            "return": _map_rows(lambda row: reward.fraction(row.returns[-1]), problems),
+            "response_tokens": _map_rows(lambda row: float(row.response_tokens), problems),
+            "generated_tokens": _map_rows(lambda row: float(row.generated_tokens), problems),
         }
         for part, maximum in reward.maxima.items():
-            quantities[part] = _each(partial(_fraction, part, maximum), problems)
+            quantities[part] = _map_rows(partial(_part_fraction, part, maximum), problems)
         verdicts = {task_id: [row.passed[-1] for row in members] for task_id, members in problems.items()}
-        solvable = all(None not in passed for passed in verdicts.values())
-        fewest = min(map(len, verdicts.values()))
+        has_verdicts = all(None not in passed for passed in verdicts.values())
+        fewest_rows = min(map(len, verdicts.values()))
         for k in PASS_AT:
-            if solvable and k <= fewest:
+            if has_verdicts and k <= fewest_rows:
                 quantities[f"pass_at_{k}"] = {
                     task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts.items()
                 }
@@ -110,15 +112,15 @@ def per_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, 
     return values
 
 
-def _each(value: Callable[[EvalRow], float], problems: Mapping[str, list[EvalRow]]) -> dict[str, list[float]]:
+def _map_rows(value: Callable[[EvalRow], float], problems: Mapping[str, list[EvalRow]]) -> dict[str, list[float]]:
     return {task_id: [value(row) for row in members] for task_id, members in problems.items()}
 
 
-def _fraction(part: str, maximum: float, row: EvalRow) -> float:
+def _part_fraction(part: str, maximum: float, row: EvalRow) -> float:
     return row.parts[-1].get(part, 0.0) / maximum
 
 
-def _tokens(step: Step) -> int:
+def _count_tokens(step: Step) -> int:
     return sum(len(action.token_ids) for action in step.actions.values())
 
 
@@ -133,6 +135,6 @@ def _row(trajectory: Trajectory, reward: Reward) -> EvalRow:
         parts=tuple(step.turn.reward.parts for step in steps),
         passed=tuple(reward.passed(step.turn.reports) for step in steps),
         texts=trajectory.texts,
-        response_tokens=_tokens(steps[-1]),
-        generated_tokens=sum(map(_tokens, steps)),
+        response_tokens=_count_tokens(steps[-1]),
+        generated_tokens=sum(map(_count_tokens, steps)),
     )

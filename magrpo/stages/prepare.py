@@ -35,7 +35,7 @@ def prepare(problems: Problems, problems_per_iteration: int) -> Mapping[Split, S
     return splits
 
 
-def draw(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:
+def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:
     """The ``count`` distinct problems of an iteration (from 1): a pure function of its arguments.
 
     The training set is walked in a fresh order every epoch; an epoch ends when fewer than ``count`` are left.

@@ -1,8 +1,8 @@
-"""Joint rollout: the agents whose turn it is answer at every node of one tree level, in one engine batch.
+"""Joint rollout: at every node of one tree level the acting agents sample completions, in one engine batch.
 
-A node is one history shared by its group; each of them samples ``G`` completions there, independently of the others
-(section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
-(``crossed``); those that are continued open one child node each, for one further completion or a group of them.
+A node is one history shared by its group. Each acting agent samples ``G`` completions there, independently of the
+others (section 3 of arXiv 2508.04652). Joint actions pair the completions by index (``aligned``) or combine them
+(``crossed``). Each joint action that is continued opens a child node, for one further completion or a group of them.
 """
 
 from __future__ import annotations
@@ -10,16 +10,15 @@ from __future__ import annotations
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from magrpo.config import AgentConfig, RolloutConfig
-from magrpo.interfaces import Engine, Env, Progress
+from magrpo.config import RolloutConfig
 from magrpo.seeds import derive_seed
+from magrpo.stages.backend import Backend, Render, Team
 from magrpo.types import (
     PENDING,
-    Observation,
     PastTurn,
     Problem,
     Prompt,
@@ -30,14 +29,12 @@ from magrpo.types import (
     Turn,
 )
 
-_OBSERVERS = 16
-Render = Callable[[str, Observation], tuple[int, ...]]
-"""Turns an agent's observation into token ids."""
+_OBSERVER_THREADS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A place in a problem's tree where agents act, ``group_size`` times each."""
+    """A place in a problem's tree where each acting agent samples ``group_size`` completions."""
 
     problem: Problem
     path: tuple[int, ...]
@@ -46,10 +43,10 @@ class Node:
     group_size: int
 
 
-def roots(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
+def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
     """The first level: one node for each problem.
 
-    Warns that the gradient will be biased where tokens are drawn from a support that is not kept.
+    Warns that the gradient is biased if ``top_p`` or ``top_k`` truncate sampling and the support is not kept.
     """
     sampling = sampling_params(config)
     if sampling.truncates and not sampling.keep_support:
@@ -61,45 +58,46 @@ def roots(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
     return [Node(problem, (), (), sampling, config.group_size) for problem in problems]
 
 
-def children(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next turn: a node for each joint action that is continued, as ``config.tree`` says.
+def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
+    """The next level: one node for each joint action that ``config.tree`` continues.
 
-    Neither a masked joint action nor one that ended its episode is continued.
+    Masked joint actions and joint actions that ended their episode are not continued.
     """
     nodes = []
     for group in groups:
-        going = [
-            j
-            for j, turn in enumerate(group.turns)
+        open_indices = [
+            index
+            for index, turn in enumerate(group.turns)
             if not turn.masked and not has_ended(turn, config.termination_threshold)
         ]
-        if not going:
+        if not open_indices:
             continue
         rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
         size = 1 if config.tree == "chains" else config.group_size
-        nodes += [extend(group, j, sampling_params(config), size) for j in _continued(group, going, config, rng)]
+        continued = _choose_continued(group, open_indices, config, rng)
+        nodes += [child_node(group, index, sampling_params(config), size) for index in continued]
     return nodes
 
 
 def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
-    """Whether the reward of a joint action exceeds ``threshold``. One that is not priced yet ends nothing."""
+    """Whether the reward of a joint action exceeds ``threshold``. A pending reward never does."""
     return threshold is not None and turn.reward != PENDING and turn.reward.total > threshold
 
 
-def _continued(
-    group: RolloutGroup[ScoredTurn], going: Sequence[int], config: RolloutConfig, rng: random.Random
+def _choose_continued(
+    group: RolloutGroup[ScoredTurn], open_indices: Sequence[int], config: RolloutConfig, rng: random.Random
 ) -> Sequence[int]:
-    """Those of the joint actions ``going`` that open a node."""
+    """The joint actions, of ``open_indices``, that open a node."""
     if config.tree == "best":
-        return [max(going, key=lambda j: group.turns[j].reward.total)]
+        return [max(open_indices, key=lambda index: group.turns[index].reward.total)]
     if config.tree == "random":
-        return [rng.choice(going)]
-    if config.branching is not None and config.branching < len(going):
-        return sorted(rng.sample(going, config.branching))
-    return going
+        return [rng.choice(open_indices)]
+    if config.branching is not None and config.branching < len(open_indices):
+        return sorted(rng.sample(open_indices, config.branching))
+    return open_indices
 
 
-def extend(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
+def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
     """The child node that joint action ``index`` opens."""
     turn = group.turns[index]
     past = PastTurn(group.texts(turn), turn.reward, turn.reports)
@@ -107,21 +105,13 @@ def extend(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams
 
 
 def rollout(
-    nodes: Sequence[Node],
-    *,
-    agents: Sequence[AgentConfig],
-    env: Env,
-    render: Render,
-    engine: Engine,
-    config: RolloutConfig,
-    seed: int,
-    progress: Progress | None = None,
+    nodes: Sequence[Node], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> list[RolloutGroup[Turn]]:
     """Sample one tree level: all nodes, agents and siblings as one batch.
 
-    Each completion's seed follows from ``seed``, its problem, path, agent and index alone.
+    A completion's seed is derived from ``seed`` and its problem, path, agent and index, and from nothing else.
     """
-    prompts = _prompts(nodes, agents, env, render)
+    prompts = _build_prompts(nodes, team, backend.render)
     requests = [
         Request(
             agent=name,
@@ -133,10 +123,10 @@ def rollout(
         for name, prompt in node_prompts.items()
         for index in range(node.group_size)
     ]
-    answers = iter(engine.generate(requests, progress))
+    completions = iter(backend.engine.generate(requests, backend.progress))
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
-        actions = {name: tuple(itertools.islice(answers, node.group_size)) for name in node_prompts}
+        actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}
         picks = joint_actions(
             len(node_prompts),
             node.group_size,
@@ -150,11 +140,11 @@ def rollout(
 
 
 def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None, seed: int) -> list[tuple[int, ...]]:
-    """The joint actions of a node, as one completion index for each agent.
+    """The joint actions of a node, each a completion index per agent.
 
-    ``aligned`` gives ``G`` of them, ``crossed`` all ``G^A``. With ``pairs`` a random subset in which every completion
-    appears equally often: the ``G^A`` combinations fall into ``G^(A-1)`` rounds of cyclic shifts, each of which uses
-    every completion once, and ``pairs / G`` rounds are drawn.
+    ``aligned`` gives ``G`` joint actions, ``crossed`` all ``G^A``. ``pairs`` limits crossed ones to a random subset in
+    which every completion appears equally often: the ``G^A`` combinations fall into ``G^(A-1)`` rounds of cyclic
+    shifts, each of which uses every completion once, and ``pairs / G`` rounds are drawn.
     """
     if mode == "aligned":
         return [(index,) * num_agents for index in range(group_size)]
@@ -177,14 +167,16 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
     )
 
 
-def _prompts(nodes: Sequence[Node], agents: Sequence[AgentConfig], env: Env, render: Render) -> list[dict[str, Prompt]]:
-    """The prompts at every node, of the agents that act there.
-
-    Observed side by side: an environment may wait for something outside.
-    """
-    acting = [[agent for agent in agents if agent.role in env.acting(len(n.history))] for n in nodes]
-    asked = [(n.problem, a.role, n.history, a.name) for n, members in zip(nodes, acting, strict=True) for a in members]
-    with ThreadPoolExecutor(_OBSERVERS) as pool:
-        observations = pool.map(lambda arguments: env.observe(*arguments), asked)
-        prompts = iter([Prompt(seen, render(name, seen)) for seen, (*_, name) in zip(observations, asked, strict=True)])
-    return [{agent.name: next(prompts) for agent in members} for members in acting]
+def _build_prompts(nodes: Sequence[Node], team: Team, render: Render) -> list[dict[str, Prompt]]:
+    """The prompts of the acting agents, by node. Observations run in threads: an environment may wait for I/O."""
+    env = team.env
+    actors = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
+    calls = [
+        (node.problem, agent.role, node.history, agent.name)
+        for node, acting in zip(nodes, actors, strict=True)
+        for agent in acting
+    ]
+    with ThreadPoolExecutor(_OBSERVER_THREADS) as pool:
+        observations = pool.map(lambda call: env.observe(*call), calls)
+        prompts = iter([Prompt(seen, render(name, seen)) for seen, (*_, name) in zip(observations, calls, strict=True)])
+    return [{agent.name: next(prompts) for agent in acting} for acting in actors]

@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 import magrpo_kernels
 from magrpo.algo.loss import DIVISORS, LossOf, importance_weights, policy_loss
 from magrpo.collate import Batch, Row, collate, plan
-from magrpo.config import AlgoConfig, OptimConfig
+from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
 from magrpo.policy import Policy, has_linear_head, head, hidden_states, logits, shares_prompts
 from magrpo.types import Sample
@@ -51,9 +51,7 @@ class Updater:
         policy: Policy,
         algo: AlgoConfig,
         optim: OptimConfig,
-        *,
-        temperature: float,
-        max_new_tokens: int,
+        rollout: RolloutConfig,
         num_iterations: int,
         dump: Path,
     ) -> None:
@@ -61,8 +59,7 @@ class Updater:
         self.policy = policy
         self.algo = algo
         self.optim = optim
-        self.temperature = temperature
-        self.max_new_tokens = max_new_tokens
+        self.rollout = rollout
         self.num_iterations = num_iterations
         self.dump = dump
         self.micro_batch_tokens = optim.micro_batch_tokens  # less once memory did not suffice
@@ -82,6 +79,11 @@ class Updater:
             with policy.active(agent) as model:
                 self._linear[agent] = has_linear_head(model)
                 self._shares[agent] = shares_prompts(model)
+
+    @classmethod
+    def of(cls, policy: Policy, config: RunConfig, dump: Path) -> Updater:
+        """The updater of a run."""
+        return cls(policy, config.algo, config.optim, config.rollout, config.train.num_iterations, dump)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
         """Train every agent that trains on its samples; returns the metrics of ``update/``.
@@ -165,7 +167,7 @@ class Updater:
             agent=agent,
             samples=kept,
             rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](sequences, tokens, self.max_new_tokens),
+            divisor=DIVISORS[self.algo.loss_norm](sequences, tokens, self.rollout.max_new_tokens),
         )
 
     def _fitting(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
@@ -234,7 +236,7 @@ class Updater:
             batch.advantages,
             batch.sampling_logps,
             divisor=work.divisor,
-            temperature=self.temperature,
+            temperature=self.rollout.temperature,
             sample_weights=batch.sample_weights,
             weights=frozen.weights,
             old_logps=frozen.old if several else None,
@@ -265,7 +267,7 @@ class Updater:
         with model as active:
             loss_of = self._forward(agent, active, batch)
         every = torch.ones_like(batch.sampling_logps)
-        return loss_of(batch.token_ids, every, temperature=self.temperature, impl=self.algo.kernel).logps
+        return loss_of(batch.token_ids, every, temperature=self.rollout.temperature, impl=self.algo.kernel).logps
 
     def _forward(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
         """Run the model; the loss of its tokens as a function of their coefficients, over their support if it was kept.

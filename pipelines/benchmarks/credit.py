@@ -22,15 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import Step, read_scored
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
-from magrpo.store import RunStore, read_records
+from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training.stages import Session
+from pipelines.progress.state import RunProgress, RunState
+from pipelines.training.stages import StageRunner
 
 Groups = list[RolloutGroup[ScoredTurn]]
 MODES = ("aligned", "crossed")
@@ -153,26 +154,24 @@ def node_gradients(
 
 def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
     store = RunStore.create(config, "bench")
-    standing = Standing(number, config.reward.fraction)
-    with RunConsole(standing) as console, Session(config, store, console, lambda _: None) as run:
-        problems, checkpoint = run.prepare(), run.start()
+    state = RunState(number, config.reward.fraction)
+    with (
+        RunConsole(state) as console,
+        StageRunner(config, store, RunProgress(state, console), lambda _: None) as stages,
+    ):
+        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         for iteration in range(1, number + 1):
-            pointer = run.score(iteration, 0, run.rollout(iteration, 0, problems, checkpoint, None))
-            yield read_records(store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])
+            rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
+            scored = stages.run_step(Step("score", iteration, "0"), [rollout])
+            yield read_scored(store.folder(scored))
             console.say(f"batch {iteration} of {number}")
 
 
 def _gradients(config: RunConfig, nodes: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, NodeGradients]:
     """By agent. Token losses are summed and no penalty is added: ``loss_norm`` and ``beta`` do not depend on credit."""
-    updater = Updater(
-        Policy.open(config.agents, config.model, config.lora, config.train.seed),
-        config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0}),
-        config.optim,
-        temperature=config.rollout.temperature,
-        max_new_tokens=config.rollout.max_new_tokens,
-        num_iterations=config.train.num_iterations,
-        dump=config.root / "failed-batch",
-    )
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    algo = config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0})
+    updater = Updater.of(policy, config.model_copy(update={"algo": algo}), config.root / "failed-batch")
     agents = [agent.name for agent in config.agents if agent.trained]
     own = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
     samples, _ = credit(nodes, config.algo, agents, own)

@@ -9,6 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 
+from magrpo.layout import makes_tables
 from magrpo.plugins import ConfigError
 from magrpo.reports.baselines import BaselineResult, BaselineTable, baseline_folders, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save_figure
@@ -32,7 +33,7 @@ from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.baselines import BASELINES
-from pipelines.experiments.sweep_grid import load
+from pipelines.experiments.sweep_grid import load_sweep
 from pipelines.experiments.sweep_report import finished_runs, short
 
 
@@ -59,7 +60,7 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
         _compare_sweeps(names, root, folder, console)
         return 0
     stores = [RunStore.open(root, name) for name in names]
-    tables = [store.run_id for store in stores if load_run_config(store).baselines.rows]
+    tables = [store.run_id for store in stores if makes_tables(load_run_config(store))]
     if tables and len(tables) < len(stores):
         raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
     if tables:
@@ -106,7 +107,7 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     """Compare the settings of all sweeps over their seeds, at equal generated tokens."""
     settings: dict[str, Sequence[EvaluatedRun]] = {}
     for name in names:
-        sweep = load(root, name)
+        sweep = load_sweep(root, name)
         runs_by_setting = finished_runs(sweep)
         if not runs_by_setting:
             raise ConfigError(f"sweep {name} has no finished run yet; resume it: magrpo sweep --resume {name}")
@@ -171,9 +172,10 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
 
 def _finished_baselines(store: RunStore) -> list[BaselineResult]:
     config = store.config()
-    if not all((folder / MANIFEST).is_file() for folder in baseline_folders(store, config)):
+    folders = baseline_folders(store, config)
+    if not all((folder / MANIFEST).is_file() for folder in folders):
         raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
-    return read_baselines(store, config)
+    return read_baselines(config, folders)
 
 
 def _problem_ids(results: Sequence[BaselineResult]) -> set[str]:

@@ -18,11 +18,11 @@ from rich.text import Text
 
 from magrpo.config import TrackingConfig
 from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
+from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_password
 from magrpo.tracking.spool import FINAL, Unavailable
-from pipelines.training.execute import is_held
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 _FEW = 4

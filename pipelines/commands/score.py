@@ -21,7 +21,8 @@ from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.rewards.common import whole
-from magrpo.stages.score import Cache, Scored, score_texts
+from magrpo.stages.backend import Cache
+from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem
 
 ROLES = ("helper", "main")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from magrpo.layout import is_finished
 from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save_figure
 from magrpo.reports.equal_bar import equal_bar_tables
 from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
@@ -32,7 +33,7 @@ from magrpo.reports.page import Block, Pictures, write_page
 from magrpo.reports.problem_means import shared_keys
 from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.types import HEADLINE, EvalReport, Interval
-from pipelines.experiments.sweep_grid import Sweep, finished
+from pipelines.experiments.sweep_grid import Sweep
 
 _NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
@@ -79,7 +80,7 @@ def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
     """The runs of each setting that went to their end, by its title."""
     done: dict[str, list[EvaluatedRun]] = {}
     for child in sweep.children:
-        if finished(sweep.store(child)):
+        if is_finished(sweep.store(child)):
             done.setdefault(child.title, []).append(load_evaluated_run(child.run_id, sweep.store(child)))
     return done
 

@@ -10,8 +10,11 @@ from magrpo.algo.advantages import group_advantages
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.policy import Policy
+from magrpo.rewards.solo import SoloReward
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
-from magrpo.stages.rollout import rollout, roots
+from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.stages.update import Updater
 from magrpo.types import (
     JointReward,
@@ -55,7 +58,10 @@ class Side:
     def __init__(self, folder: Path) -> None:
         self._agents = [AgentConfig(name=n, role=n, model=str(folder), weights="full") for n in workload.AGENTS]
         self._policy = Policy.open(self._agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
-        self._engine = TransformersEngine().open(self._policy)
+        self._team = Team(self._agents, _Echo(), SoloReward())
+        self._backend = Backend(
+            engine=TransformersEngine().open(self._policy), sandbox=NoSandbox().open(), render=self._policy.render
+        )
         self._folder = folder
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]
         self._optim = OptimConfig(
@@ -68,15 +74,7 @@ class Side:
         meter = Meter()
         problems = [Problem(str(index), prompt) for index, prompt in enumerate(prompts)]
         meter.start()
-        groups = rollout(
-            roots(problems, _CONFIG),
-            agents=self._agents,
-            env=_Echo(),
-            render=self._policy.render,
-            engine=self._engine,
-            config=_CONFIG,
-            seed=self._policy.version,
-        )
+        groups = rollout(root_nodes(problems, _CONFIG), self._team, self._backend, _CONFIG, seed=self._policy.version)
         scored = [_score(group) for group in groups]
         meter.lap()
         samples, _ = credit(scored, AlgoConfig(), workload.AGENTS)
@@ -107,15 +105,7 @@ class Side:
         }
 
     def _open_updater(self, optim: OptimConfig) -> Updater:
-        return Updater(
-            self._policy,
-            AlgoConfig(),
-            optim,
-            temperature=_CONFIG.temperature,
-            max_new_tokens=NEW_TOKENS,
-            num_iterations=1000,
-            dump=self._folder,
-        )
+        return Updater(self._policy, AlgoConfig(), optim, _CONFIG, num_iterations=1000, dump=self._folder)
 
 
 def _score(group: RolloutGroup[Turn]) -> RolloutGroup[ScoredTurn]:

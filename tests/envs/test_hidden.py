@@ -13,7 +13,8 @@ from magrpo.envs.solo import SoloEnv
 from magrpo.rewards.coding import CodingReward
 from magrpo.rewards.solo import SoloReward
 from magrpo.sandboxes.pool import Pool
-from magrpo.stages.score import Cache, score_texts
+from magrpo.stages.backend import Cache
+from magrpo.stages.score import score_texts
 from magrpo.types import PastTurn, Problem
 from tests.sandbox.conftest import open_pool
 

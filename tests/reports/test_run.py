@@ -15,7 +15,7 @@ from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
 from magrpo.reports.page import render_html, render_markdown
 from magrpo.reports.run import RunReport
-from magrpo.stages.evaluate import summarise
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
@@ -88,7 +88,7 @@ def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float,
         for name in NAMES
         for index in range(count)
     )
-    return EvalReport(version, rows, summarise(rows, config.reward, 0))
+    return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,10 @@ from torch import Tensor
 
 from magrpo.config import AgentConfig, AlgoConfig, RolloutConfig
 from magrpo.interfaces import Progress
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit
-from magrpo.stages.rollout import children, rollout, roots
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.types import (
     PENDING,
     Action,
@@ -34,6 +36,7 @@ from magrpo.types import (
     ScoredTurn,
     Turn,
 )
+from tests.fakes import PassReward
 
 TOKENS = 3
 AGENTS = [AgentConfig(name=name, role=name, model="table") for name in ("ada", "bob")]
@@ -165,13 +168,13 @@ def gradients(
 
 def _played(game: Game, config: RolloutConfig, draws: Sequence[int], seed: int) -> list[RolloutGroup[ScoredTurn]]:
     """All turns of one problem for each draw."""
-    nodes = roots([Problem(str(draw), "") for draw in draws], config)
+    nodes = root_nodes([Problem(str(draw), "") for draw in draws], config)
     groups: list[RolloutGroup[ScoredTurn]] = []
+    team = Team(AGENTS, game, PassReward())
+    backend = Backend(engine=TableEngine(game), sandbox=NoSandbox().open(), render=render)
     for turn in range(game.num_turns):
-        level = rollout(
-            nodes, agents=AGENTS, env=game, render=render, engine=TableEngine(game), config=config, seed=seed + turn
-        )
+        level = rollout(nodes, team, backend, config, seed + turn)
         scored = [game.score(group) for group in level]
         groups += scored
-        nodes = children(scored, config, seed + turn)
+        nodes = child_nodes(scored, config, seed + turn)
     return groups

@@ -8,8 +8,9 @@ import pytest
 
 from magrpo.config import AgentConfig, BaselineRow, EvalConfig, RolloutConfig
 from magrpo.plugins import Plugin
-from magrpo.stages.baseline import baseline, num_votes, vote
-from magrpo.stages.play import Arena
+from magrpo.stages.backend import Backend
+from magrpo.stages.baseline import baseline, count_votes, elect_rows, time_answers
+from magrpo.stages.evaluate import spread_problems
 from magrpo.types import EvalReport, EvalRow, Interval, Problem, TimedAnswer
 from tests.fakes import ScriptedEngine, ScriptedSandbox, render
 from tests.plugins import Env, Reward, TakingTurns
@@ -34,21 +35,15 @@ def run(
         max_new_tokens=9,
         **options,
     )
-    arena = Arena(
+    backend = Backend(
         engine=engine,
         sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
         render=render,
-        cache={},
     )
-    return baseline(
-        arena,
-        row,
-        SPLITS,
-        EvalConfig(num_samples=4, stop_above=-1.0),
-        RolloutConfig(termination_threshold=-1.0),
-        num_votes=3,
-        timed_problems=timed_problems,
-    )
+    config, rollout_config = EvalConfig(num_samples=4, stop_above=-1.0), RolloutConfig(termination_threshold=-1.0)
+    report = baseline(row, backend, SPLITS, config, rollout_config, num_votes=3)
+    to_time = spread_problems(SPLITS["test"], timed_problems)
+    return report, time_answers(row, backend, to_time, config, rollout_config, num_votes=3)
 
 
 def test_every_trajectory_takes_all_turns_and_problems_are_timed_alone() -> None:
@@ -143,7 +138,7 @@ BALLOT = [row(0, 0.0, "x"), row(1, 1.0, "y"), row(2, 0.5, "x"), row(3, 1.0, "non
     ],
 )
 def test_votes_by_hand(behaviour, elected: Sequence[str]) -> None:
-    kept = vote(BALLOT, 3, behaviour)
+    kept = elect_rows(BALLOT, 3, behaviour)
     assert [one.texts["m"] for one in kept] == elected
     assert [(one.index, one.generated_tokens) for one in kept] == [(0, 10 + 11 + 12), (1, 13 + 14 + 15)]
 
@@ -152,5 +147,5 @@ def test_as_many_votes_as_the_costliest_row_pays_for() -> None:
     def costs(tokens: float) -> EvalReport:
         return EvalReport(0, (), {"test/sampled": {"generated_tokens": Interval(tokens, tokens, tokens)}})
 
-    assert num_votes({"single": costs(20.0), "naive": costs(40.0), "discussion": costs(91.0)}, "single") == 5
-    assert num_votes({"single": costs(50.0), "naive": costs(20.0)}, "single") == 1
+    assert count_votes({"single": costs(20.0), "naive": costs(40.0), "discussion": costs(91.0)}, "single") == 5
+    assert count_votes({"single": costs(50.0), "naive": costs(20.0)}, "single") == 1

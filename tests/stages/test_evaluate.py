@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,8 +13,8 @@ from magrpo.problems.notes import Notes
 from magrpo.reports.figures import shown_quantities
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
 from magrpo.stages.evaluate import evaluate, spread_problems
-from magrpo.stages.play import Arena
 from magrpo.types import EvalReport, Execution, Problem
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv, render
 
@@ -34,16 +33,15 @@ def run(
     stop_above: float | None = None,
     **sampling: Any,
 ) -> EvalReport:
-    arena = Arena(
+    backend = Backend(
         engine=engine,
         sandbox=ScriptedSandbox(lambda execution: "pass" if "good" in execution.source else "wrong"),
         render=render,
-        cache={},
     )
-    game = SimpleNamespace(agents=AGENTS, env=env(num_turns), reward=PassReward())
+    team = Team(AGENTS, env(num_turns), PassReward())
     config = EvalConfig(num_samples=4, stop_above=stop_above)
     rollout_config = RolloutConfig(group_size=8, termination_threshold=-1.0, **sampling)
-    report, kept = evaluate(arena, game, SPLITS, config, rollout_config, policy_version=3)
+    report, kept = evaluate(team, backend, SPLITS, config, rollout_config, policy_version=3)
     assert len(kept) == 3 * 2, "one of each problem and mode"
     return report
 
@@ -133,15 +131,14 @@ def test_some_notes_are_of_all_topics_though_topics_alternate(number: int) -> No
 
 def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
     reward = WritingReward()
-    arena = Arena(
+    backend = Backend(
         engine=ScriptedEngine(lambda request: " ".join(["word"] * (20 if request.agent == "elaboration" else 9))),
         sandbox=NoSandbox().open(),
         render=render,
-        cache={},
     )
     agents = [AgentConfig(name=role, role=role, model="m") for role in ("summary", "elaboration")]
-    game = SimpleNamespace(agents=agents, env=WritingEnv(kind="writing"), reward=reward)
-    report, _ = evaluate(arena, game, SPLITS, EvalConfig(num_samples=4), RolloutConfig(), policy_version=0)
+    team = Team(agents, WritingEnv(kind="writing"), reward)
+    report, _ = evaluate(team, backend, SPLITS, EvalConfig(num_samples=4), RolloutConfig(), policy_version=0)
     summary = report.summary["test/sampled"]
     assert summary["structure"].mean == summary["length_ratio"].mean == 1.0
     assert shown_quantities(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]

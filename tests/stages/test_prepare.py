@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config import ConfigError
-from magrpo.stages.prepare import draw, prepare
+from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.types import Problem
 
 
@@ -37,6 +37,8 @@ def test_an_epoch_uses_each_problem_at_most_once(size: int, count: int, seed: in
     problems = [Problem(str(i), "p") for i in range(size)]
     per_epoch = size // count
     for epoch in range(2):
-        drawn = [p.task_id for i in range(per_epoch) for p in draw(problems, epoch * per_epoch + i + 1, count, seed)]
+        drawn = [
+            p.task_id for i in range(per_epoch) for p in draw_problems(problems, epoch * per_epoch + i + 1, count, seed)
+        ]
         assert len(drawn) == len(set(drawn)) == per_epoch * count
-    assert draw(problems, 3, count, seed) == draw(problems, 3, count, seed)
+    assert draw_problems(problems, 3, count, seed) == draw_problems(problems, 3, count, seed)

@@ -8,16 +8,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config import AgentConfig, RolloutConfig
-from magrpo.stages.rollout import children, joint_actions, rollout, roots
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.rollout import child_nodes, joint_actions, rollout, root_nodes
 from magrpo.types import PENDING, JointReward, Problem, RolloutGroup, SamplingParams, ScoredTurn
-from tests.fakes import LengthEnv, ScriptedEngine, TurnsEnv, render
+from tests.fakes import LengthEnv, PassReward, ScriptedEngine, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
 PROBLEMS = [Problem("t/0", "zero"), Problem("t/1", "one")]
 
 
 def sample(engine: ScriptedEngine, nodes, config: RolloutConfig, seed: int = 0, env: LengthEnv = LengthEnv(2)):  # noqa: B008
-    return rollout(nodes, agents=AGENTS, env=env, render=render, engine=engine, config=config, seed=seed)
+    backend = Backend(engine=engine, sandbox=NoSandbox().open(), render=render)
+    return rollout(nodes, Team(AGENTS, env, PassReward()), backend, config, seed)
 
 
 def scored(groups, rewards, masked=()):
@@ -35,7 +38,7 @@ def scored(groups, rewards, masked=()):
 def test_one_level_is_one_batch_with_a_seed_for_each_completion() -> None:
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 7}")
     config = RolloutConfig(group_size=3, max_new_tokens=9, temperature=0.5)
-    groups = sample(engine, roots(PROBLEMS, config), config)
+    groups = sample(engine, root_nodes(PROBLEMS, config), config)
     (batch,) = engine.batches
     assert len(batch) == 2 * 2 * 3
     assert len({request.seed for request in batch}) == len(batch)
@@ -47,27 +50,27 @@ def test_one_level_is_one_batch_with_a_seed_for_each_completion() -> None:
 
 def test_training_says_how_it_samples_and_warns_of_truncation_whose_support_is_not_kept() -> None:
     with pytest.warns(UserWarning, match="gradient is biased; set rollout.keep_support = true"):
-        roots(PROBLEMS, RolloutConfig(top_p=0.9))
+        root_nodes(PROBLEMS, RolloutConfig(top_p=0.9))
     with pytest.warns(UserWarning, match="biased"):
-        roots(PROBLEMS, RolloutConfig(top_k=5))
-    roots(PROBLEMS, RolloutConfig(keep_support=True))  # harmless: nothing is cut off
-    (node, _) = roots(PROBLEMS, RolloutConfig(temperature=0.8, top_p=0.9, top_k=7, keep_support=True))
+        root_nodes(PROBLEMS, RolloutConfig(top_k=5))
+    root_nodes(PROBLEMS, RolloutConfig(keep_support=True))  # harmless: nothing is cut off
+    (node, _) = root_nodes(PROBLEMS, RolloutConfig(temperature=0.8, top_p=0.9, top_k=7, keep_support=True))
     assert node.sampling == SamplingParams(0.8, 0.9, 7, 256, keep_support=True)
 
 
 def test_a_problem_is_sampled_alike_whatever_else_is_in_the_batch() -> None:
     config = RolloutConfig(group_size=2)
     both, alone = ScriptedEngine(str), ScriptedEngine(str)
-    sample(both, roots(PROBLEMS, config), config, seed=5)
-    sample(alone, roots(PROBLEMS[1:], config), config, seed=5)
+    sample(both, root_nodes(PROBLEMS, config), config, seed=5)
+    sample(alone, root_nodes(PROBLEMS[1:], config), config, seed=5)
     assert both.batches[0][4:] == alone.batches[0]
 
 
 def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history() -> None:
     config = RolloutConfig(group_size=2)
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
-    first = scored(sample(engine, roots(PROBLEMS, config), config), [[1.0, 2.0], [0.0, 0.0]])
-    nodes = children(first, config, seed=0)
+    first = scored(sample(engine, root_nodes(PROBLEMS, config), config), [[1.0, 2.0], [0.0, 0.0]])
+    nodes = child_nodes(first, config, seed=0)
     assert [(node.problem.task_id, node.path) for node in nodes] == [
         ("t/0", (0,)),
         ("t/0", (1,)),
@@ -82,27 +85,31 @@ def test_every_joint_action_opens_a_node_that_knows_its_path_and_its_own_history
 
 def test_threshold_masking_and_branching_bound_the_tree() -> None:
     config = RolloutConfig(group_size=4, termination_threshold=2.0, tree="full", branching=2)
-    groups = sample(ScriptedEngine(lambda r: "x"), roots(PROBLEMS, config), config)
-    assert len(children(scored(groups, [[4.0] * 4, [1.0] * 4]), config, 0)) == 2
-    assert len(children(scored(groups, [[2.0] * 4, [1.0] * 4]), config, 0)) == 4
-    mixed = children(scored(groups, [[4.0, 4.0, 4.0, 1.0]] * 2), config, 0)
+    groups = sample(ScriptedEngine(lambda r: "x"), root_nodes(PROBLEMS, config), config)
+    assert len(child_nodes(scored(groups, [[4.0] * 4, [1.0] * 4]), config, 0)) == 2
+    assert len(child_nodes(scored(groups, [[2.0] * 4, [1.0] * 4]), config, 0)) == 4
+    mixed = child_nodes(scored(groups, [[4.0, 4.0, 4.0, 1.0]] * 2), config, 0)
     assert [node.path for node in mixed] == [(3,), (3,)], "what is perfect already is left alone, its siblings are not"
-    nodes = children(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config, 0)
+    nodes = child_nodes(scored(groups, [[0.0] * 4] * 2, masked=(0, 1, 2)), config, 0)
     assert [node.path for node in nodes] == [(3,), (3,)]
-    assert children(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config, 0) == []
+    assert child_nodes(scored(groups, [[0.0] * 4] * 2, masked=range(4)), config, 0) == []
 
 
 def test_what_follows_a_joint_action() -> None:
     chains = RolloutConfig(group_size=4)
-    groups = scored(sample(ScriptedEngine(lambda r: "x"), roots(PROBLEMS, chains), chains), [[0.0, 3.0, 1.0, 2.0]] * 2)
-    nodes = children(groups, chains, 0)
+    groups = scored(
+        sample(ScriptedEngine(lambda r: "x"), root_nodes(PROBLEMS, chains), chains), [[0.0, 3.0, 1.0, 2.0]] * 2
+    )
+    nodes = child_nodes(groups, chains, 0)
     assert [(node.path, node.group_size) for node in nodes] == [((j,), 1) for j in range(4)] * 2
-    full = children(groups, chains.model_copy(update={"tree": "full"}), 0)
+    full = child_nodes(groups, chains.model_copy(update={"tree": "full"}), 0)
     assert [(node.path, node.group_size) for node in full] == [((j,), 4) for j in range(4)] * 2
-    best = children(groups, chains.model_copy(update={"tree": "best"}), 0)
+    best = child_nodes(groups, chains.model_copy(update={"tree": "best"}), 0)
     assert [(node.path, node.group_size) for node in best] == [((1,), 4)] * 2
     drawn = {
-        node.path for seed in range(20) for node in children(groups, chains.model_copy(update={"tree": "random"}), seed)
+        node.path
+        for seed in range(20)
+        for node in child_nodes(groups, chains.model_copy(update={"tree": "random"}), seed)
     }
     assert drawn == {(0,), (1,), (2,), (3,)}
 
@@ -142,14 +149,14 @@ def test_unbalanced_pairs_are_refused() -> None:
 def test_only_those_whose_turn_it_is_are_asked() -> None:
     config = RolloutConfig(group_size=2, joint_mode="crossed", termination_threshold=-1.0)
     engine = ScriptedEngine(lambda request: f"{request.agent}{request.seed % 97}")
-    first = sample(engine, roots(PROBLEMS, config), config, env=TurnsEnv(2))
+    first = sample(engine, root_nodes(PROBLEMS, config), config, env=TurnsEnv(2))
     assert {request.agent for request in engine.batches[0]} == {"h"}
     assert [turn.picks for turn in first[0].turns] == [{"h": 0}, {"h": 1}]
     assert first[0].prompts.keys() == first[0].actions.keys() == {"h"}
     waiting = [
         replace(group, turns=tuple(ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns)) for group in first
     ]
-    nodes = children(waiting, config, seed=0)
+    nodes = child_nodes(waiting, config, seed=0)
     assert len(nodes) == 4, "what is not priced yet is not above any threshold"
     second = sample(engine, nodes, config, env=TurnsEnv(2))
     assert {request.agent for request in engine.batches[1]} == {"m"}

@@ -5,7 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from magrpo.stages.score import Cache, ScoreStats, score, score_texts
+from magrpo.config import AgentConfig
+from magrpo.stages.backend import Cache, ScoreStats, Team
+from magrpo.stages.score import score, score_texts
 from magrpo.types import (
     PENDING,
     Action,
@@ -19,8 +21,9 @@ from magrpo.types import (
     RolloutGroup,
     Turn,
 )
-from tests.fakes import PassReward, ScriptedSandbox
+from tests.fakes import LengthEnv, PassReward, ScriptedSandbox
 
+AGENTS = [AgentConfig(name=name, role=role, model="m") for name, role in (("alice", "helper"), ("bob", "main"))]
 PROBLEM = Problem("t/0", "p", "f", "test")
 
 
@@ -101,15 +104,13 @@ def test_groups_keep_their_order_and_texts_go_by_role() -> None:
     }
     group = RolloutGroup(PROBLEM, (), (), {}, actions, (Turn({"alice": 0, "bob": 1}), Turn({"alice": 1, "bob": 0})))
     sandbox = ScriptedSandbox(lambda execution: "pass" if execution.source == "h0m1" else "wrong")
-    roles = {"alice": "helper", "bob": "main"}
-    (out,), _ = score([group], roles=roles, reward=LocalReward(), sandbox=sandbox, cache={})
+    (out,), _ = score([group], Team(AGENTS, LengthEnv(), LocalReward()), sandbox, cache={})
     assert [turn.reward.parts["first"] for turn in out.turns] == [1.0, 0.0]
     assert [turn.reward.local for turn in out.turns] == [{"bob": 0.25}] * 2
     assert [turn.picks for turn in out.turns] == [turn.picks for turn in group.turns]
 
 
 def test_the_reward_sees_what_every_role_wrote_last_and_nothing_before_all_have() -> None:
-    roles = {"alice": "helper", "bob": "main"}
     sandbox = ScriptedSandbox(lambda execution: "pass" if execution.source in ("h1m0", "m0") else "wrong")
 
     def node(agent: str, texts: tuple[str, ...], *history: PastTurn) -> RolloutGroup[Turn]:
@@ -118,7 +119,7 @@ def test_the_reward_sees_what_every_role_wrote_last_and_nothing_before_all_have(
         return RolloutGroup(PROBLEM, (0,) * len(history), history, {}, actions, turns)
 
     groups = [node("alice", ("h0", "h1")), node("bob", ("m0", "m1"), PastTurn({"alice": "h1"}, PENDING, {}))]
-    (waiting, whole), stats = score(groups, roles=roles, reward=PassReward(), sandbox=sandbox, cache={})
+    (waiting, whole), stats = score(groups, Team(AGENTS, LengthEnv(), PassReward()), sandbox, cache={})
     assert [(turn.reward, turn.reports, turn.masked) for turn in waiting.turns] == [(PENDING, {}, False)] * 2
     assert [turn.reward.total for turn in whole.turns] == [2.0, 0.0]
     assert stats.wanted == 3

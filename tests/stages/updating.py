@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig
+from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
 from magrpo.types import Sample
@@ -41,10 +41,9 @@ def make(
         Policy.open(configs, model, lora or LoraConfig(rank=4), seed=0),
         AlgoConfig.model_validate(algo or {}),
         OptimConfig.model_validate({"lr": 1e-3, "max_grad_norm": 1e9, **optim}),
-        temperature=TEMPERATURE,
-        max_new_tokens=16,
-        num_iterations=num_iterations,
-        dump=dump,
+        RolloutConfig(temperature=TEMPERATURE, max_new_tokens=16),
+        num_iterations,
+        dump,
     )
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_returns
 from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
@@ -20,7 +21,6 @@ from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
 from pipelines.commands.runs import worked
-from pipelines.training.execute import is_held
 from tests.pipelines.micro import write_config
 
 

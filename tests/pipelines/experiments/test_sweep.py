@@ -25,11 +25,11 @@ from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_interval
 from magrpo.reports.over_seeds import average_evaluations, difference_tables, evaluation_table
 from magrpo.rewards.common import ProgramReward
-from magrpo.stages.evaluate import summarise
+from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines.cli import main
-from pipelines.experiments import sweep_grid as sweep
+from pipelines.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
 from tests.pipelines.micro import write_config
 
 ENGINES = ("tests.pipelines.experiments.test_sweep:Moody", "transformers")
@@ -45,8 +45,8 @@ class Moody(Plugin):
         return TransformersEngine(kind="transformers").open(policy)
 
 
-def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> sweep.Sweep:
-    return sweep.plan(write_config(folder), overrides, settings, seeds, "s", None)
+def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> Sweep:
+    return plan_sweep(write_config(folder), overrides, settings, seeds, "s", None)
 
 
 def test_every_combination_with_every_seed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="s-s0 exists: choose another --name, or --resume s"):
         planned(tmp_path)
     with pytest.raises(ConfigError, match=r"no sweep 's' in .*; there are none"):
-        sweep.load(tmp_path / "runs", "s")
+        load_sweep(tmp_path / "runs", "s")
 
 
 def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:
@@ -102,7 +102,7 @@ def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:
             EvalRow(f"p{i}", "test", "sampled", 0, (value,), ({"tests": value},), (value == 1,), {}, 1)
             for i, value in enumerate(fractions)
         ]
-        reports.append(EvalReport(iteration, tuple(rows), summarise(rows, TESTS_ONLY, 0)))
+        reports.append(EvalReport(iteration, tuple(rows), summarise_rows(rows, TESTS_ONLY, 0)))
     return reports
 
 

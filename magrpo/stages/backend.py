@@ -1,0 +1,78 @@
+"""The records that stages share: the team that acts, and the backend that runs models and programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+from magrpo.config import AgentConfig, BaselineRow, RunConfig
+from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
+from magrpo.sandboxes import STRENGTH
+from magrpo.types import Execution, ExecutionReport, Observation
+
+Render = Callable[[str, Observation], tuple[int, ...]]
+"""Turns an agent's observation into token ids."""
+
+Cache = MutableMapping[Execution, ExecutionReport]
+"""Reports of the run so far: identical programs are executed once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Team:
+    """The agents, the environment they act in, and the reward of their joint actions."""
+
+    agents: Sequence[AgentConfig]
+    env: Env
+    reward: Reward
+
+    @classmethod
+    def of(cls, config: RunConfig | BaselineRow) -> Team:
+        """The team of a run, or of a row of the table of baselines."""
+        return cls(config.agents, config.env, config.reward)
+
+    @property
+    def roles(self) -> dict[str, str]:
+        """The role of each agent, by name."""
+        return {agent.name: agent.role for agent in self.agents}
+
+
+@dataclass(slots=True)
+class ScoreStats:
+    """What scoring cost: executions requested, the programs run with their reports, seconds in the sandbox."""
+
+    wanted: int = 0
+    seconds: float = 0.0
+    ran: dict[Execution, ExecutionReport] = field(default_factory=dict)
+
+    def add(self, other: ScoreStats) -> None:
+        """Add the costs of a later call."""
+        self.wanted += other.wanted
+        self.seconds += other.seconds
+        self.ran |= other.ran
+
+    def metrics(self) -> dict[str, float]:
+        """Sandbox metrics of the stage. A program counts once for each status among its cases."""
+        number = len(self.ran)
+        statuses = [{report.status, *(case.status for case in report.cases)} for report in self.ran.values()]
+        metrics = {
+            "sandbox/executions": float(number),
+            "sandbox/reused_frac": 1 - number / self.wanted if self.wanted else 0.0,
+            "sandbox/candidates_per_s": number / self.seconds if self.seconds else 0.0,
+        }
+        for status in ("timeout", "crash", "memory", "infra_error"):
+            metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(number, 1)
+        if self.ran:
+            metrics["sandbox/level"] = float(min(STRENGTH[report.level] for report in self.ran.values()))
+        return metrics
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Backend:
+    """What stages run on. ``engine`` holds the weights; ``stats`` accumulates the cost of scoring."""
+
+    engine: Engine
+    sandbox: Sandbox
+    render: Render
+    cache: Cache = field(default_factory=dict)
+    progress: Progress | None = None
+    stats: ScoreStats = field(default_factory=ScoreStats)
