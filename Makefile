@@ -3,6 +3,8 @@ SHELL := /bin/bash
 PYTHON_BIN := .venv/bin/python
 CONFIG ?= pipelines/configs/embedded.toml
 ARGS ?=
+WORKERS ?= auto
+PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
 .PHONY: help setup run test test-slow check format docs bench clean distclean
 
@@ -15,11 +17,11 @@ setup: ## make or renew .venv; does nothing when it is up to date
 run: setup ## train the embedded model; ARGS="train.seed=1" overrides values, CONFIG=file takes another configuration
 	@.venv/bin/magrpo train $(CONFIG) $(ARGS)
 
-test: setup ## every test but the slow ones; ARGS="-k rollout" picks some
-	@$(PYTHON_BIN) -m pytest -m "not slow" $(ARGS)
+test: setup ## every test but the slow ones; ARGS="-k rollout" picks some, WORKERS=0 runs one after another
+	@$(PYTEST) -m "not slow" $(ARGS)
 
 test-slow: setup ## the tests that take minutes each
-	@$(PYTHON_BIN) -m pytest -m slow $(ARGS)
+	@$(PYTEST) -m slow $(ARGS)
 
 check: setup ## lint, formatting, types, import contracts
 	@.venv/bin/ruff check .

@@ -10,7 +10,7 @@ import json
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -26,7 +26,17 @@ from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.types import Estimator
 
-SECRETS = ("notify.webhook",)
+if TYPE_CHECKING:
+    from magrpo.interfaces import EnginePlugin as EngineField
+    from magrpo.interfaces import EnvPlugin as EnvField
+    from magrpo.interfaces import ProblemsPlugin as ProblemsField
+    from magrpo.interfaces import RewardPlugin as RewardField
+    from magrpo.interfaces import SandboxPlugin as SandboxField
+else:
+    ProblemsField, EnvField, RewardField = plugin_field("problems"), plugin_field("env"), plugin_field("reward")
+    SandboxField, EngineField = plugin_field("sandbox"), plugin_field("engine")
+
+SECRETS = ("notify.webhook", "notify.urls")
 """Keys whose values are shown as ``HIDDEN``."""
 HIDDEN = "***"
 
@@ -241,9 +251,9 @@ class BaselineRow(Section):
     """Its name in files and metrics."""
     title: str
     """What tables call it."""
-    env: plugin_field("env")  # type: ignore[valid-type]
+    env: EnvField
     """Roles, prompts, turns and feedback."""
-    reward: plugin_field("reward")  # type: ignore[valid-type]
+    reward: RewardField
     """What an answer is worth."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
     """Who is in which role, with which weights: agents of the run, by name. Without ``start_from`` untrained."""
@@ -280,6 +290,8 @@ class NotifyConfig(Section):
 
     webhook: SecretStr | None = None
     """URL that gets a JSON POST, kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK, else nobody."""
+    urls: tuple[SecretStr, ...] = ()
+    """Services to notify, as URLs of apprise, kept out of records: ``slack://...``, ``mailto://...``."""
     block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
     """Notification block on the Prefect server, by type and name: ``slack-webhook/ops``."""
     on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
@@ -292,6 +304,22 @@ class NotifyConfig(Section):
             return None
         check_webhook(value.get_secret_value())
         return value
+
+    @field_validator("urls")
+    @classmethod
+    def _are_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        urls = tuple(value for value in values if value.get_secret_value() != HIDDEN)
+        if urls:
+            from apprise import Apprise  # loads a hundred services
+
+            if not all(Apprise().add(url.get_secret_value()) for url in urls):
+                raise ValueError("must be URLs of apprise, such as mailto://user:password@example.org")
+        return urls
+
+    @field_serializer("urls", when_used="json")
+    def _keep_urls(self, values: tuple[SecretStr, ...], info: SerializationInfo) -> list[str]:
+        shown = (info.context or {}).get("secrets")
+        return [value.get_secret_value() if shown else HIDDEN for value in values]
 
     @field_serializer("webhook", when_used="json-unless-none")
     def _kept(self, value: SecretStr, info: SerializationInfo) -> str:
@@ -309,15 +337,15 @@ class RunConfig(Section):
     """A whole training run."""
 
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    problems: plugin_field("problems")  # type: ignore[valid-type]
+    problems: ProblemsField
     """The problem set."""
-    env: plugin_field("env")  # type: ignore[valid-type]
+    env: EnvField
     """Roles, prompts, turns and feedback."""
-    reward: plugin_field("reward")  # type: ignore[valid-type]
+    reward: RewardField
     """What a joint action is worth."""
-    sandbox: plugin_field("sandbox")  # type: ignore[valid-type]
+    sandbox: SandboxField
     """Where untrusted programs run."""
-    engine: plugin_field("engine")  # type: ignore[valid-type]
+    engine: EngineField
     """What generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()

@@ -1,6 +1,7 @@
-"""Every Protocol of the project on one page.
+"""Every Protocol of the project on one page: plug-ins, what they open, and the tracker.
 
-A plug-in (:class:`magrpo.plugins.Plugin`) configures; what holds resources is opened from it and closed after use.
+A plug-in subclasses :class:`magrpo.plugins.Plugin` and holds configuration only. Problem sets, environments and rewards
+are used as they are; a sandbox or an engine holds resources, so its plug-in opens it and the caller closes it.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self, runtime_checkable
 
 from magrpo.types import (
     Action,
@@ -24,10 +25,15 @@ from magrpo.types import (
     TurnTimes,
 )
 
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
+    from magrpo.sandboxes.ladder import Rung
+
 Progress = Callable[[int], None]
 """Called with the number of items finished since the last call."""
 
 
+# ---------------------------------------------------------------------------------------- problems, environment, reward
 class Problems(Protocol):
     """A problem set."""
 
@@ -41,7 +47,7 @@ class Problems(Protocol):
 
 
 class Env(Protocol):
-    """Who acts when, and who sees what."""
+    """The environment: which roles act at each turn, and what each agent sees."""
 
     @property
     def num_turns(self) -> int:
@@ -49,20 +55,20 @@ class Env(Protocol):
         ...
 
     def roles(self) -> tuple[str, ...]:
-        """The roles that must be filled, each by one agent."""
+        """The roles; each must be filled by exactly one agent."""
         ...
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """The roles that act at a turn (from 0), at least one; the others wait. Usually all of them."""
+        """The roles that act at ``turn`` (from 0), at least one; the others wait. Usually all roles."""
         ...
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent.
+        """The observation of the agent in ``role`` after ``history`` (empty at the first turn; texts keyed by agent).
 
         Called from several threads at once.
 
         Raises:
-            ConnectionError: something outside that it asks does not answer; trying again may help.
+            ConnectionError: a remote service does not answer; a retry may succeed.
         """
         ...
 
@@ -72,39 +78,43 @@ class Reward(Protocol):
 
     @property
     def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, ``scale`` and ``shift`` aside."""
+        """The largest value of every part, before ``scale`` and ``shift``."""
         ...
 
     def fraction(self, total: float) -> float:
-        """The share of the maximum that a joint reward, or a mean of joint rewards, is: 1 if every part is full."""
+        """A joint reward, or a mean of joint rewards, as a fraction of the maximum (1: every part is full)."""
         ...
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
-        """Whether a joint action solved its problem: what pass@k counts. None: there is nothing to solve."""
+        """Whether a joint action solved its problem, as counted by pass@k. None: the task has no notion of solved."""
         ...
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """What still has to run, given the reports so far; called until it returns nothing. ``texts`` by role."""
+        """The executions still needed, by report name, given the reports so far; called until it returns none.
+
+        ``texts`` are keyed by role.
+        """
         ...
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward. A pure function: equal arguments, equal reward.
+        """The joint reward. A pure function: equal arguments give equal rewards.
 
-        ``texts``: what every role wrote last, in this turn or, if it did not act, in an earlier one.
+        ``texts``: the latest completion of every role, from this turn or, if the role did not act, an earlier one.
         """
         ...
 
 
+# -------------------------------------------------------------------------------------------------- sandbox and engine
 class Sandbox(Protocol):
-    """Runs untrusted programs. Opened from a sandbox plug-in's ``open()``."""
+    """Runs untrusted programs. Opened by :meth:`SandboxPlugin.open`."""
 
     level: str
-    """The isolation level it runs at: namespaces, namespaces-flat, landlock or none; empty: it runs nothing."""
+    """Isolation level: namespaces, namespaces-flat, landlock or none; empty if the sandbox runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. A bad program is data; only a dead sandbox raises.
+        """One report for each execution, in order. A failing program is data; only a dead sandbox raises.
 
         Raises:
             SandboxError: the sandbox itself failed repeatedly.
@@ -117,25 +127,25 @@ class Sandbox(Protocol):
 
 
 class Engine(Protocol):
-    """Generates completions for all agents. Opened from an engine plug-in's ``open(policy)``."""
+    """Generates completions for all agents. Opened by :meth:`EnginePlugin.open`."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch.
 
-        Where ``request.sampling.records_support``, an action has its ``support`` and log-probabilities over it.
+        Where ``request.sampling.records_support``, the action holds its ``support`` and log-probabilities over it.
 
         Raises:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: the engine died or ran past its deadline.
+            EngineError: the engine died or exceeded its deadline.
         """
         ...
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Take up the weights that the update wrote: a folder for each agent, in peft's or transformers' form."""
+        """Load the weights written by the update: one folder for each agent, in peft's or transformers' format."""
         ...
 
     def sleep(self) -> None:
-        """Give the accelerator's memory to the update that follows. A no-op where there is nothing to give."""
+        """Release GPU memory for the update. No-op on CPU."""
         ...
 
     def wake(self) -> None:
@@ -147,31 +157,125 @@ class Engine(Protocol):
         ...
 
 
-class SandboxPlugin(Protocol):
-    """Configuration of a sandbox."""
+# ------------------------------------------------------------------------------------------------------------ plug-ins
+class PluginConfig(Protocol):
+    """The part of :class:`magrpo.plugins.Plugin`, a frozen pydantic model, that callers of a plug-in use."""
 
-    def open(self) -> Sandbox: ...
+    @property
+    def kind(self) -> str:
+        """The name it is chosen by in a configuration."""
+        ...
+
+    def model_dump(self) -> dict[str, Any]:
+        """Its fields by name; ``kind`` included."""
+        ...
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
+        """A copy with some fields replaced; the new values are not validated."""
+        ...
 
 
+class ProblemsPlugin(Problems, PluginConfig, Protocol):
+    """A problem set as a configuration holds it."""
+
+
+class EnvPlugin(Env, PluginConfig, Protocol):
+    """An environment as a configuration holds it."""
+
+
+class RewardPlugin(Reward, PluginConfig, Protocol):
+    """A reward as a configuration holds it."""
+
+
+class SandboxPlugin(PluginConfig, Protocol):
+    """The configuration of a sandbox."""
+
+    def open(self) -> Sandbox:
+        """Start the sandbox.
+
+        Raises:
+            SandboxError: it cannot be started here; the message names the remedy.
+        """
+        ...
+
+
+class EnginePlugin(PluginConfig, Protocol):
+    """The configuration of an engine."""
+
+    def open(self, policy: Policy) -> Engine:
+        """Start the engine on the current weights of ``policy``.
+
+        Raises:
+            ConfigError: a library that the engine needs is not installed.
+            EngineError: the engine did not start; the message names its log.
+        """
+        ...
+
+
+# Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
+@runtime_checkable
+class HasMaxExecutions(Protocol):
+    """A reward that bounds the number of executions of one joint action."""
+
+    @property
+    def max_executions(self) -> int:
+        """The largest number of programs that run for one joint action; ``magrpo train --dry-run`` counts with it."""
+        ...
+
+
+@runtime_checkable
+class HasHiddenTests(Protocol):
+    """A problem set that says whether its problems have hidden tests."""
+
+    @property
+    def hidden_tests(self) -> bool:
+        """Whether each program runs twice, because problems have hidden tests (``Problem.hidden_test``)."""
+        ...
+
+
+@runtime_checkable
+class HasMaxBatch(Protocol):
+    """An engine plug-in that decodes in batches of limited size."""
+
+    @property
+    def max_batch(self) -> int:
+        """The largest number of completions of one agent that are decoded at once."""
+        ...
+
+
+@runtime_checkable
+class ProbesIsolation(Protocol):
+    """A sandbox plug-in that can find its isolation level without opening a sandbox."""
+
+    def probe(self) -> Rung:
+        """The strongest isolation level that works here.
+
+        Raises:
+            SandboxError: no accepted level works here.
+        """
+        ...
+
+
+# ------------------------------------------------------------------------------------------------ warm start, tracking
 class Conventions(Protocol):
-    """How the agents of a warm start write about a problem, each by conventions that it draws for itself alone."""
+    """How the agents of a warm start write about a problem; each agent draws its own convention independently."""
 
     roles: tuple[str, ...]
 
     def draw(self, rng: random.Random, role: str) -> str:
-        """The name of a convention."""
+        """Draw the name of a convention."""
         ...
 
     def all(self, role: str) -> Iterable[str]:
-        """Conventions whose texts, over all problems, hold every word that any text can hold."""
+        """Conventions whose texts, over all problems, contain every word that any text can contain."""
         ...
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the agent in ``role``: equal arguments, equal text."""
+        """The completion of the agent in ``role``: equal arguments give equal texts."""
         ...
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """The same with a mistake."""
+        """The completion of the agent in ``role``, with a mistake."""
         ...
 
 
@@ -197,7 +301,7 @@ class Tracker(Protocol):
         ...
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
-        """Record what agents saw, wrote and got for it at an iteration; ``times`` has an entry for each turn."""
+        """Record the observations, completions and rewards of a trajectory; ``times`` has an entry for each turn."""
         ...
 
     def close(self, status: str) -> None:

@@ -1,101 +1,293 @@
-"""The stages of a run in the order in which they are done, by the names that a person uses for them."""
+"""Where everything lies in a run directory, and the steps of a run in their order.
+
+A run directory, ``<root>/<run_id>``::
+
+    config.json                       the resolved configuration
+    lock                              held by the process that works on the run
+    stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.store` commits it
+        groups.jsonl.gz  _SUCCESS     its files and their manifest
+    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
+"""
 
 from __future__ import annotations
 
+import fcntl
+import os
+import struct
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+import msgspec
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import RunStore
+from magrpo.store import MANIFEST, Pointer, RunStore, read_records
+from magrpo.types import EvalReport, Problem, RolloutGroup, ScoredTurn, Split
 
+StageName = Literal[
+    "prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report", "tables"
+]
+"""``start`` writes the untrained checkpoint, ``tables`` the report of a run of baselines."""
+
+GROUPS = "groups.jsonl.gz"
+EVALUATION = "report.json"
+TRAJECTORIES = "trajectories.jsonl.gz"
+TIMED_ANSWERS = "timed.jsonl.gz"
+NOTABLE_EXECUTIONS = "remarkable.json"
+WEIGHTS = "weights"
+LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
-"""The file of an update that the next one needs; of all but the newest and the evaluated ones it is deleted."""
+"""Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
 
-ONCE = ("prepare", "start", "report")
-"""Stages without an iteration."""
+_RECORDS = ".jsonl.gz"
+_FOLDER_NAMES = {"start": "update", "tables": "report"}
+_ONCE = ("prepare", "start", "report", "tables")
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
     """One stage of one iteration."""
 
-    stage: str
-    """``rollout.0``; the folder's name, except for ``start``, which writes the first ``update``."""
+    stage: StageName
     iteration: int
+    part: str = ""
+    """The turn of a rollout or score, the row of a baseline."""
+    inputs: tuple[str, ...] = ()
+    """Folders of the steps whose outputs it takes."""
+
+    @property
+    def name(self) -> str:
+        """Name of its folder within the iteration: ``rollout.0``."""
+        name = _FOLDER_NAMES.get(self.stage, self.stage)
+        return f"{name}.{self.part}" if self.part else name
 
     @property
     def folder(self) -> str:
-        """Name of its output in the run's store."""
-        return f"{self.iteration:05d}/{'update' if self.stage == 'start' else self.stage}"
+        """Name of its output in the store: ``00007/rollout.0``."""
+        return f"{self.iteration:05d}/{self.name}"
+
+    @property
+    def title(self) -> str:
+        """Its name without the iteration, as users write it: ``rollout.0``, ``start``."""
+        return self.stage if self.stage == "start" else self.name
+
+    @property
+    def happens_once(self) -> bool:
+        """Whether the stage belongs to no iteration."""
+        return self.stage in _ONCE
 
     def __str__(self) -> str:
-        return self.stage if self.stage in ONCE else f"{self.stage}:{self.iteration}"
+        return self.title if self.happens_once else f"{self.title}:{self.iteration}"
 
 
+# --------------------------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig) -> list[Step]:
-    """What :func:`pipelines.training.loop.run` does, in its order, if no tree of an iteration ends early."""
-    return list(_steps(config))
+    """The steps of a run in their order.
+
+    The loop leaves out later turns of an iteration in which every episode ended early.
+    """
+    return list(_baseline_steps(config) if config.baselines.rows else _training_steps(config))
 
 
-def _steps(config: RunConfig) -> Iterator[Step]:
-    last = config.train.num_iterations
-    yield from (Step("prepare", 0), Step("start", 0))
-    if config.baselines.rows:
-        yield from (Step(f"baseline.{row.name}", 0) for row in config.baselines.rows)
-        yield Step("report", 0)
-        return
-    for iteration in range(last + 1):
+def evaluates_after(config: RunConfig, iteration: int) -> bool:
+    """Whether the checkpoint of ``iteration`` is evaluated."""
+    return iteration % config.eval.every == 0 or iteration == config.train.num_iterations
+
+
+def _training_steps(config: RunConfig) -> Iterator[Step]:
+    problems, checkpoint = Step("prepare", 0), Step("start", 0)
+    yield from (problems, checkpoint)
+    evaluations: list[str] = []
+    for iteration in range(config.train.num_iterations + 1):
         if iteration > 0:
-            for turn in range(config.env.num_turns):
-                yield from (Step(f"rollout.{turn}", iteration), Step(f"score.{turn}", iteration))
-            yield from (Step("credit", iteration), Step("update", iteration))
-        if iteration % config.eval.every == 0 or iteration == last:
-            yield Step("evaluate", iteration)
-    yield Step("report", last)
+            scored: list[str] = []
+            for turn in map(str, range(config.env.num_turns)):
+                rollout = Step("rollout", iteration, turn, (problems.folder, checkpoint.folder, *scored[-1:]))
+                score = Step("score", iteration, turn, (rollout.folder,))
+                yield from (rollout, score)
+                scored.append(score.folder)
+            credit = Step("credit", iteration, inputs=tuple(scored))
+            checkpoint = Step("update", iteration, inputs=(credit.folder, checkpoint.folder))
+            yield from (credit, checkpoint)
+        if evaluates_after(config, iteration):
+            evaluation = Step("evaluate", iteration, inputs=(problems.folder, checkpoint.folder))
+            yield evaluation
+            evaluations.append(evaluation.folder)
+    yield Step("report", config.train.num_iterations, inputs=tuple(evaluations))
 
 
-def rerun(store: RunStore, config: RunConfig, name: str) -> list[Step]:
-    """The committed steps that must be done again to go on from ``name``, ``STAGE[:ITERATION]``, in their order.
+def _baseline_steps(config: RunConfig) -> Iterator[Step]:
+    """One step for each row; a row that votes takes the earlier rows that do not, to learn their cost."""
+    problems, untrained = Step("prepare", 0), Step("start", 0)
+    yield from (problems, untrained)
+    rows: list[str] = []
+    without_votes: list[str] = []
+    for row in config.baselines.rows:
+        earlier = without_votes if row.votes != "none" else []
+        step = Step("baseline", 0, row.name, (problems.folder, untrained.folder, *earlier))
+        yield step
+        rows.append(step.folder)
+        if row.votes == "none":
+            without_votes.append(step.folder)
+    yield Step("tables", config.train.num_iterations, inputs=tuple(rows))
 
-    Those are the named step and all that follow it. An update whose optimizer state was deleted to save space cannot
-    be gone on from; it is done again from the state before it, which leaves the stages between as they are wherever
-    computing is deterministic. Without ``ITERATION`` the newest one that the stage is committed for is meant.
+
+def makes_tables(config: RunConfig) -> bool:
+    """Whether the run compares baselines instead of training."""
+    return steps(config)[-1].stage == "tables"
+
+
+def first_missing(config: RunConfig, store: RunStore) -> int:
+    """Position in :func:`steps` of the step after the last committed one."""
+    committed = (i for i, step in enumerate(steps(config)) if store.committed(step.folder))
+    return 1 + max(committed, default=-1)
+
+
+def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
+    """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
+
+    These are the named step and every later one. If the optimizer state before it was pruned, they start at the newest
+    update whose state is kept; where computation is deterministic, that repeats the steps between with equal results.
+    Without ``ITERATION`` the newest committed step of the stage is meant.
 
     Raises:
-        ConfigError: no stage has this name, or the run has not come that far.
+        ConfigError: no stage has this name, or the run has not reached it.
     """
     every = steps(config)
-    position = _position(name, every, [store.committed(step.folder) for step in every])
-    again = [step for step in every[position:] if store.committed(step.folder)]
-    before = [step for step in every[:position] if step.stage in ("start", "update")]
-    while before and OPTIMIZER in store.pruned(before[-1].folder):
-        again.insert(0, before.pop())
-    return again
+    position = _find_position(name, every, [store.committed(step.folder) for step in every])
+    repeated = [step for step in every[position:] if store.committed(step.folder)]
+    checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
+    while checkpoints and OPTIMIZER in store.pruned(checkpoints[-1].folder):
+        repeated.insert(0, checkpoints.pop())
+    return repeated
 
 
-def _position(name: str, every: Sequence[Step], committed: Sequence[bool]) -> int:
-    """Where ``name`` is in ``every``: a committed step, or the one after the last of them."""
-    stage, colon, number = name.partition(":")
-    stage = f"{stage}.0" if stage in ("rollout", "score") else stage
-    known = list(dict.fromkeys(step.stage for step in every))
-    if stage not in known:
-        raise ConfigError(f"--from-stage {name}: no stage {stage!r}; {list_choices(stage, known)}")
+def _find_position(name: str, every: Sequence[Step], committed: Sequence[bool]) -> int:
+    """Position of ``name`` in ``every``: a committed step, or the one after the last committed one."""
+    title, colon, number = name.partition(":")
+    title = f"{title}.0" if title in ("rollout", "score") else title
+    known = list(dict.fromkeys(step.title for step in every))
+    if title not in known:
+        raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
     last = max((i for i, done in enumerate(committed) if done), default=-1)
-    possible = [i for i, step in enumerate(every[: last + 2]) if step.stage == stage]
-    if not possible:
-        raise ConfigError(f"--from-stage {name}: the run has not come that far; it has come to {every[last + 1]}")
+    reached = [i for i, step in enumerate(every[: last + 2]) if step.title == title]
+    if not reached:
+        raise ConfigError(f"--from-stage {name}: the run has only reached {every[last + 1]}")
     if not colon:
-        return max((i for i in possible if committed[i]), default=possible[0])
-    for i in possible:
+        return max((i for i in reached if committed[i]), default=reached[0])
+    for i in reached:
         if str(every[i].iteration) == number:
             return i
-    listed = _ranges([every[i].iteration for i in possible])
-    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {stage} so far; possible: {listed}")
+    listed = _format_ranges([every[i].iteration for i in reached])
+    raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")
 
 
-def _ranges(numbers: Sequence[int]) -> str:
-    """``1-5`` for neighbours, else ``0, 20, 40``."""
+def _format_ranges(numbers: Sequence[int]) -> str:
+    """``1-5`` for consecutive numbers, else ``0, 20, 40``."""
     if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]}-{numbers[-1]}"
     return ", ".join(map(str, numbers))
+
+
+# ---------------------------------------------------------------------------------------------------- files of a stage
+def split_file(split: Split) -> str:
+    """File of ``prepare`` with the problems of a split."""
+    return f"{split}{_RECORDS}"
+
+
+def samples_file(agent: str) -> str:
+    """File of ``credit`` with the samples of an agent."""
+    return f"{agent}{_RECORDS}"
+
+
+def read_problems(folder: Path) -> dict[Split, list[Problem]]:
+    """The problems committed by ``prepare``, by split."""
+    return {split: read_records(path, Problem) for split, path in split_files(folder).items()}
+
+
+def split_files(folder: Path) -> dict[Split, Path]:
+    """The files of ``prepare`` by split, in alphabetical order."""
+    found = {split: folder / split_file(split) for split in sorted(get_args(Split))}
+    return {split: path for split, path in found.items() if path.exists()}
+
+
+def read_held_out(store: RunStore) -> dict[str, Problem]:
+    """The problems a run does not train on, by id."""
+    splits = read_problems(store.path / "stages" / Step("prepare", 0).folder)
+    return {problem.task_id: problem for split, problems in splits.items() if split != "train" for problem in problems}
+
+
+def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
+    """The nodes committed by ``score``."""
+    return read_records(folder / GROUPS, RolloutGroup[ScoredTurn])
+
+
+def read_evaluation(folder: Path) -> EvalReport:
+    """The report committed by ``evaluate`` or ``baseline``."""
+    return msgspec.json.decode((folder / EVALUATION).read_bytes(), type=EvalReport)
+
+
+# --------------------------------------------------------------------------------------------- checkpoints, evaluations
+def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
+    """The iterations for which ``stage`` is committed, ascending."""
+    paths = store.path.glob(f"stages/*/{_FOLDER_NAMES.get(stage, stage)}/{MANIFEST}")
+    return sorted(int(path.parts[-3]) for path in paths)
+
+
+def find_evaluations(store: RunStore) -> dict[int, Pointer]:
+    """The undamaged committed evaluations by iteration, ascending."""
+    found = {i: store.find(Step("evaluate", i).folder) for i in committed_iterations(store, "evaluate")}
+    return {iteration: pointer for iteration, pointer in found.items() if pointer is not None}
+
+
+def checkpoint_weights(store: RunStore, iteration: int) -> Path:
+    """The folder with a subfolder of weights for each agent, after ``iteration``."""
+    return store.path / "stages" / Step("update", iteration).folder / WEIGHTS
+
+
+def run_of_weights(weights: Path) -> str:
+    """The id of the run whose checkpoint holds ``weights``, the folder of one agent."""
+    return weights.parents[4].name
+
+
+def is_finished(store: RunStore) -> bool:
+    """Whether the run's report is committed."""
+    return store.exists() and store.committed(steps(store.config())[-1].folder)
+
+
+# ---------------------------------------------------------------------------------------------------------------- lock
+@contextmanager
+def hold_run(store: RunStore) -> Iterator[None]:
+    """Hold the lock of a run directory.
+
+    A POSIX lock, not a lock file: the kernel releases it however the process ends, children do not inherit it, and
+    :func:`is_held` can ask for it without taking it.
+
+    Raises:
+        ConfigError: another process holds it.
+    """
+    with (store.path / LOCK).open("a+") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.seek(0)
+            raise ConfigError(f"run {store.run_id}: process {file.read() or '?'} is working on it already") from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def is_held(folder: Path) -> bool:
+    """Whether another process holds the run directory ``folder``."""
+    try:
+        with (folder / LOCK).open("rb") as file:
+            # struct flock of Linux: type, whence, start, length, process
+            question = struct.pack("hhlli", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            answer = struct.unpack("hhlli", fcntl.fcntl(file, fcntl.F_GETLK, question))
+    except FileNotFoundError:
+        return False
+    return bool(answer[0] != fcntl.F_UNLCK)

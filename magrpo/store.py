@@ -1,12 +1,6 @@
 """The run directory: stage outputs that are either whole or absent.
 
-Layout of ``<root>/<run_id>``::
-
-    config.json                       the resolved configuration
-    stages/00007/rollout.0/           one folder for each stage of each iteration
-        groups.jsonl.gz  _SUCCESS     files and their manifest
-    set-aside/1/00007/rollout.0/      outputs that were taken out of the run, to do their stages again
-
+A run directory holds its resolved configuration and a folder for each committed stage; :mod:`magrpo.layout` says where.
 A stage writes into a temporary folder; the files and the manifest are flushed to disk and the folder is renamed into
 place, so a kill at any moment loses at most the stage in progress. A manifest carries a key, the digest of the stage's
 name, configuration and inputs. A later call with the same key finds the output and skips the work.
@@ -33,6 +27,7 @@ from magrpo.config import RunConfig, load_resolved
 from magrpo.plugins import ConfigError
 
 MANIFEST = "_SUCCESS"
+CONFIG = "config.json"
 RecordT = TypeVar("RecordT")
 
 
@@ -65,11 +60,8 @@ class RunStore:
         store = cls(config.root, run_id)
         if store.exists():
             raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
-        store.path.mkdir(parents=True, exist_ok=True)  # it is there if a kill came before the line after next
-        draft = store.path / ".config.json"
-        write_durably(draft, config.resolved(secrets=True).encode())
-        draft.rename(store.path / "config.json")
-        _fsync(store.path)
+        store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next line
+        store.replace_config(config)
         return store
 
     @classmethod
@@ -81,7 +73,7 @@ class RunStore:
         """
         store = cls(root, run_id)
         if not store.exists():
-            runs = sorted((p.parent for p in root.glob("*/config.json")), key=lambda p: p.stat().st_mtime)
+            runs = sorted((p.parent for p in root.glob(f"*/{CONFIG}")), key=lambda p: p.stat().st_mtime)
             near = difflib.get_close_matches(run_id, [p.name for p in runs], n=3)
             known = ", ".join(near or [p.name for p in runs[-5:]]) or "none"
             which = "did you mean" if near else "the newest runs there:"
@@ -90,18 +82,15 @@ class RunStore:
 
     def exists(self) -> bool:
         """Whether there is such a run, with its configuration."""
-        return (self.path / "config.json").is_file()
+        return (self.path / CONFIG).is_file()
 
     def config(self) -> RunConfig:
         """The configuration the run was created with."""
-        return load_resolved((self.path / "config.json").read_text(encoding="utf-8"))
+        return load_resolved((self.path / CONFIG).read_text(encoding="utf-8"))
 
     def replace_config(self, config: RunConfig) -> None:
-        """Settle the configuration anew: for what is only known once the run begins."""
-        draft = self.path / ".config.json"
-        write_durably(draft, config.resolved(secrets=True).encode())
-        draft.rename(self.path / "config.json")
-        _fsync(self.path)
+        """Replace the configuration: for values only known once the run begins."""
+        atomic_write(self.path / CONFIG, config.resolved(secrets=True).encode())
 
     def committed(self, name: str) -> bool:
         """Whether a stage has an output, whatever its key and state."""
@@ -111,7 +100,7 @@ class RunStore:
         """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
         folder = self.path / "stages" / name
         try:
-            manifest = json.loads((folder / MANIFEST).read_bytes())
+            manifest = self._manifest(name)
         except FileNotFoundError:
             return None
         if key not in (None, manifest["key"]):
@@ -139,7 +128,7 @@ class RunStore:
         for file in files:
             _fsync(partial / file)
         manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
-        write_durably(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        atomic_write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
         for folder in {partial, *(partial / Path(file).parent for file in files)}:
             _fsync(folder)
         if target.exists():
@@ -150,13 +139,21 @@ class RunStore:
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """The metrics of a committed stage."""
-        metrics: dict[str, float] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["metrics"]
+        return self.stored_metrics(str(Path(pointer["dir"]).relative_to("stages")))
+
+    def stored_metrics(self, name: str) -> dict[str, float]:
+        """The metrics of a committed stage by its name, whatever its key and state."""
+        metrics: dict[str, float] = self._manifest(name)["metrics"]
         return metrics
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
         """SHA-256 of a file of a committed stage."""
-        manifest = json.loads((self.folder(pointer) / MANIFEST).read_bytes())
-        return str(manifest["files"][file]["sha256"])
+        return str(self.file_facts(pointer)[file]["sha256"])
+
+    def file_facts(self, pointer: Pointer) -> dict[str, dict[str, Any]]:
+        """Size in bytes and SHA-256 of every file of a committed stage."""
+        facts: dict[str, dict[str, Any]] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["files"]
+        return facts
 
     def interval(self, pointer: Pointer) -> tuple[float, float]:
         """When the work of a stage began and ended, in seconds since 1970."""
@@ -173,25 +170,18 @@ class RunStore:
         """The folder a pointer refers to."""
         return self.path / pointer["dir"]
 
-    def drop(self, name: str) -> None:
-        """Forget the output of a stage."""
-        shutil.rmtree(self.path / "stages" / name, ignore_errors=True)
-
     def prune(self, pointer: Pointer, file: str) -> None:
         """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
         folder = self.folder(pointer)
         manifest = json.loads((folder / MANIFEST).read_bytes())
         if not manifest["files"].get(file, {}).get("pruned"):
             manifest["files"][file]["pruned"] = True
-            partial = folder / f".{MANIFEST}"
-            write_durably(partial, json.dumps(manifest, indent=1).encode())
-            partial.rename(folder / MANIFEST)
+            atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
 
     def pruned(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""
-        manifest = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
-        return [file for file, facts in manifest["files"].items() if facts.get("pruned")]
+        return [file for file, facts in self._manifest(name)["files"].items() if facts.get("pruned")]
 
     def set_aside(self, names: Sequence[str]) -> Path:
         """Move the outputs of stages into a new folder of the run, the last first; returns the folder.
@@ -209,8 +199,12 @@ class RunStore:
             _fsync(target.parent)
         return folder
 
+    def _manifest(self, name: str) -> dict[str, Any]:
+        manifest: dict[str, Any] = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
+        return manifest
+
     def _pointer(self, name: str) -> Pointer:
-        manifest = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
+        manifest = self._manifest(name)
         facts = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], facts)}
 
@@ -246,10 +240,13 @@ def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
     return path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
 
 
-def write_durably(path: Path, data: bytes) -> None:
-    """Write a file that is on the disk when this returns."""
-    path.write_bytes(data)
-    _fsync(path)
+def atomic_write(path: Path, data: bytes) -> None:
+    """Write or replace a file; readers and crashes see the old bytes or the new ones. On disk when this returns."""
+    draft = path.with_name(f".{path.name}")
+    draft.write_bytes(data)
+    _fsync(draft)
+    draft.replace(path)
+    _fsync(path.parent)
 
 
 def _fsync(path: Path) -> None:

@@ -101,10 +101,10 @@ def train(
     """
     from magrpo.config import load_config
     from magrpo.store import RunStore
-    from pipelines.commands import train as launch
+    from pipelines.commands.train import rewind_run, train_run
 
     if from_stage is not None and resume is None:
-        raise ConfigError("--from-stage needs the run to go on with: --resume RUN_ID")
+        raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
     if resume is not None:
         if config or overrides or name:
             raise ConfigError("--resume takes the run's own configuration: leave out CONFIG, overrides and --name")
@@ -124,8 +124,8 @@ def train(
     if dry_run:
         return _show_plan(store.config(), store, from_stage)
     if from_stage is not None:
-        launch.rewind(store, from_stage)
-    return launch.train(store, local=local)
+        rewind_run(store, from_stage)
+    return train_run(store, local=local)
 
 
 def _show_plan(config: RunConfig, store: RunStore | None = None, from_stage: str | None = None) -> int:
@@ -170,24 +170,23 @@ def sweep(
     """
     from rich.console import Console
 
-    from pipelines.experiments import sweep_grid as sweeps
+    from pipelines.commands.sweep import launch_sweep
+    from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
             raise ConfigError("--resume takes the sweep's own runs: leave out everything but --local and --root")
-        chosen = sweeps.load(root or Path("runs"), resume)
+        chosen = load_sweep(root or Path("runs"), resume)
     elif config is None:
         raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
     else:
-        chosen = sweeps.plan(config, overrides, settings or [], seeds or 1, name, root)
+        chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
     if dry_run:
-        sweeps.show(chosen, Console(highlight=False, soft_wrap=True))
+        show_sweep(chosen, Console(highlight=False, soft_wrap=True))
         return 0
     if resume is None:
-        sweeps.save(chosen)
-    from pipelines.experiments.sweep_run import launch
-
-    return launch(chosen, local=local)
+        save_sweep(chosen)
+    return launch_sweep(chosen, local=local)
 
 
 @app.command(help_epilogue="")
@@ -224,17 +223,15 @@ def evaluate(
     name
         Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
-    from pipelines.commands import train as launch
-    from pipelines.experiments import derive as evaluate
+    from pipelines.commands.train import train_run
+    from pipelines.experiments.derive import Opponents, Source, create_baselines, create_evaluation
 
-    if baselines is None:
-        if single_run or partner:
-            raise ConfigError("--single-run and --partner go with --baselines")
-        return launch.train(evaluate.prepare(run, overrides, checkpoint, root, name), local=local)
-    store = evaluate.prepare_baselines(
-        run, overrides, checkpoint, root, name, baselines=baselines, single_run=single_run, partners=partner
-    )
-    return launch.train(store, local=local)
+    source = Source(run, checkpoint, root, overrides)
+    if baselines is not None:
+        return train_run(create_baselines(source, Opponents(baselines, single_run, partner), name), local=local)
+    if single_run or partner:
+        raise ConfigError("--single-run and --partner go with --baselines")
+    return train_run(create_evaluation(source, name), local=local)
 
 
 @app.command(help_epilogue="")
@@ -270,9 +267,9 @@ def serve(
     name
         Name of the schedule, and what its runs' names begin with; the file's name by default.
     """
-    from pipelines.commands.train import serve
+    from pipelines.commands.serve import serve_schedule
 
-    return serve(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
+    return serve_schedule(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
 
 
 @app.command(help_epilogue="")
@@ -364,6 +361,6 @@ def sync(run: str, /, *, root: Root = Path("runs")) -> int:
     run
         Id of a run.
     """
-    from pipelines.commands.train import sync
+    from pipelines.commands.sync import sync_run
 
-    return sync(run, root)
+    return sync_run(run, root)

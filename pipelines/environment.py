@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 import os
+import shutil
+import sys
 import tomllib
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +43,17 @@ QUIET = {
     "PREFECT_LOGGING_INTERNAL_LEVEL": "CRITICAL",
     "PREFECT_LOGGING_TO_API_ENABLED": "false",
 }
+
+
+def shorten_path(path: Path) -> str:
+    """The path relative to the working directory, where it lies below it."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def find_command(name: str) -> str:
+    """What to type here to call a command of this Python environment."""
+    beside = Path(sys.executable).parent / name
+    return name if shutil.which(name) or not beside.exists() else shorten_path(beside)
 
 
 def prepare_environment() -> None:

@@ -3,6 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.sharing import Units
 
 # Read by the libraries when they are imported, so set before anything else.
 os.environ |= {
@@ -14,6 +20,13 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
 }
+CORES = len(os.sched_getaffinity(0))
+if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are for all workers together
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))
+# SQLite waits for the disk hundreds of times for each database that is made; memory does not keep it waiting.
+MEMORY = Path("/dev/shm")
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2 * 2**30:
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 for name in ("MLFLOW_TRACKING_URI", "PREFECT_API_URL"):
     os.environ.pop(name, None)  # a developer's own servers are none of the tests' business
 
@@ -31,6 +44,31 @@ import pytest  # noqa: E402
 settings.register_profile("fixed", deadline=None, derandomize=True, max_examples=60)
 settings.register_profile("explore", deadline=None, max_examples=1000)
 settings.load_profile("fixed")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One worker for each core, four at most: each holds all libraries, about 1 GB."""
+    return min(CORES, 4)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Units | None:
+    """With ``--dist loadscope`` workers get units of :mod:`tests.sharing`."""
+    from tests.sharing import Units  # imports xdist
+
+    if config.getoption("dist") != "loadscope":
+        return None
+    config.option.loadscopereorder = False  # they are in order already
+    return Units(config, log)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """In workers the longest units come first."""
+    if hasattr(config, "workerinput"):
+        from tests.sharing import sort_items  # imports xdist
+
+        sort_items(items)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,16 +17,10 @@ from cyclopts import App
 
 from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
-from magrpo.store import RunStore
-from magrpo.tracking import MemoryTracker
 from pipelines import cli
 from pipelines.commands.config_help import config_help
 from pipelines.environment import QUIET
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training import loop as chain
-from pipelines.training.stages import Session
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE
 
 ROOT = Path(__file__).parents[1]
@@ -97,10 +91,7 @@ EVERY_KEY += ["algo.update_epochs=2", "algo.beta=0.1", "eval.num_samples=10", "a
 
 def test_metrics_page_lists_the_keys_of_a_run(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, iterations=1), EVERY_KEY)
-    store, tracker = RunStore.create(config), MemoryTracker()
-    standing = Standing(1, config.reward.fraction)
-    with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
-        chain.run(config, session, store, tracker)
+    store, tracker, _ = run_locally(config)
     manifests = store.path.glob("stages/*/*/_SUCCESS")
     committed = {key for path in manifests for key in json.loads(path.read_text())["metrics"]}
     reported = {key for _, metrics in tracker.history for key in metrics}

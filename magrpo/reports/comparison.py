@@ -14,20 +14,28 @@ from rich.console import Console
 
 from magrpo.algo.stats import bootstrap_difference, bootstrap_interval
 from magrpo.config import RunConfig
+from magrpo.config_diff import list_differing_keys, read_flat_config
+from magrpo.layout import find_evaluations, makes_tables, read_evaluation, read_held_out
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import UNITS, Budget, at, ledger
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save
-from magrpo.reports.figures import NO_DIFFERENCE, SPLIT_TITLES, cell, column_title, columns_of, difference_cell
+from magrpo.reports.figures import (
+    NO_DIFFERENCE,
+    SPLIT_TITLES,
+    cell,
+    column_title,
+    columns_of,
+    difference_cell,
+    format_duration,
+)
 from magrpo.reports.page import Pictures, write_page
-from magrpo.reports.problem_means import problem_means
+from magrpo.reports.problem_means import problem_means, problem_returns
 from magrpo.reports.tables import Section, show
-from magrpo.store import MANIFEST, RunStore, read_records
+from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import EvalReport, Interval, Problem
-from pipelines.commands.runs import differing, duration, flat_config
 from pipelines.experiments.compare_baselines import compare_baselines
-from pipelines.training.stages import load_report, problem_returns
 
 STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
 _SEED = 0
@@ -74,9 +82,7 @@ class Compared:
     @cached_property
     def problems(self) -> dict[str, Problem]:
         """The problems never trained on, by id."""
-        files = sorted((self.store.path / "stages" / "00000" / "prepare").glob("*.jsonl.gz"))
-        held_out = [path for path in files if path.name != "train.jsonl.gz"]
-        return {problem.task_id: problem for path in held_out for problem in read_records(path, Problem)}
+        return read_held_out(self.store)
 
 
 def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
@@ -103,7 +109,7 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     if sweeps:
         raise ConfigError(f"compare: {sweeps[0]} is a sweep, others are not; compare it with sweeps")
     stores = [RunStore.open(root, name) for name in names]
-    tables = [store.run_id for store in stores if _config(store).baselines.rows]
+    tables = [store.run_id for store in stores if makes_tables(_config(store))]
     if len(tables) == len(stores):
         return compare_baselines(stores, folder, console)
     if tables:
@@ -137,11 +143,10 @@ def load_compared(letter: str, store: RunStore) -> Compared:
         ConfigError: it has none, or this version cannot read it.
     """
     config = _config(store)
-    folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
-    if not folders:
+    evaluations = find_evaluations(store)
+    if not evaluations:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; magrpo train --resume {store.run_id} goes on")
-    pointers = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in folders]
-    return Compared(letter, store, config, [load_report(store, pointer) for pointer in pointers if pointer])
+    return Compared(letter, store, config, [read_evaluation(store.folder(p)) for p in evaluations.values()])
 
 
 def _config(store: RunStore) -> RunConfig:
@@ -191,8 +196,8 @@ def _overview(runs: Sequence[Compared], root: Path) -> Section:
 
 
 def _config_differences(runs: Sequence[Compared]) -> Section:
-    configs = [flat_config(run.store.path) for run in runs]
-    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in differing(configs)]
+    configs = [read_flat_config(run.store.path) for run in runs]
+    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in list_differing_keys(configs)]
     note = "" if rows else "None: the configurations are equal."
     return Section("Configuration, where it differs", ("key", *(run.letter for run in runs)), rows, note, text=True)
 
@@ -285,4 +290,8 @@ def _spent(run: Compared) -> dict[str, str]:
     evaluated = sum(row.generated_tokens or row.response_tokens for report in run.reports for row in report.rows)
     counts = {f"{title}, training": f"{getattr(run.budgets[-1], unit):,}" for unit, title in UNITS.items()}
     counts["tokens generated, evaluation"] = f"{evaluated:,}"
-    return counts | {stage: f"{seconds[stage]:.1f}" for stage in STAGES} | {"all": duration(spent), "GPU-hours": hours}
+    return (
+        counts
+        | {stage: f"{seconds[stage]:.1f}" for stage in STAGES}
+        | {"all": format_duration(spent), "GPU-hours": hours}
+    )

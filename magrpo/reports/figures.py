@@ -126,3 +126,12 @@ def signed(difference: Interval, scale: float = 100.0) -> str:
     """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent, or of counts with a ``scale`` of 1."""
     mean, low, high = (round(scale * value, 1) + 0.0 for value in (difference.mean, difference.low, difference.high))
     return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"  # adding 0 takes the sign off a negative zero
+
+
+def format_duration(seconds: float) -> str:
+    """``45 s``, ``4 min 33 s``, ``2 h 05 min``."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02} min"
+    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

@@ -12,11 +12,11 @@ from huggingface_hub import ModelCard, try_to_load_from_cache
 
 from magrpo.assets import locate
 from magrpo.config import AgentConfig, RunConfig
+from magrpo.config_diff import list_changed_values
 from magrpo.engines.vllm import MAX_RANKS
 from magrpo.reports.run import evaluation_sections
 from magrpo.store import MANIFEST, Pointer, RunStore
 from magrpo.types import EvalReport
-from pipelines.commands.dry_run import differing
 
 NOT_STATED = "not stated by its model card"
 
@@ -76,7 +76,7 @@ def model_card(
         "`config.json` beside this card is the whole of it. What differs from the defaults, or has none:",
         "",
         "```",
-        *(line.strip() for line in differing("", config)),
+        *list_changed_values(config),
         "```",
     ]
     return "\n".join(lines) + "\n"

@@ -7,11 +7,10 @@ from statistics import fmean
 
 from magrpo.reports.budget import UNITS
 from magrpo.reports.comparison import Compared
-from magrpo.reports.figures import NO_DIFFERENCE, cell, column_title, difference_cell
+from magrpo.reports.figures import NO_DIFFERENCE, cell, column_title, difference_cell, format_duration
 from magrpo.reports.problem_means import Means, interval_over_seeds, subtracted
 from magrpo.reports.tables import Section
 from magrpo.types import HEADLINE, EvalReport, Interval
-from pipelines.commands.runs import duration
 
 Settings = Mapping[str, Sequence[Compared]]
 """The finished runs of each setting, one for each seed, by its title."""
@@ -81,7 +80,7 @@ def cost(done: Mapping[str, Sequence[Compared]]) -> Section:
     for title, runs in done.items():
         spent = [run.budgets[-1] for run in runs]
         counts = (f"{fmean(getattr(budget, unit) for budget in spent):,.0f}" for unit in UNITS)
-        rows.append((title, *counts, duration(fmean(budget.seconds for budget in spent))))
+        rows.append((title, *counts, format_duration(fmean(budget.seconds for budget in spent))))
     note = "Training only, a mean over the finished runs of each setting; programs known already are not run again."
     return Section("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
 

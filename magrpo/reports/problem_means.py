@@ -22,6 +22,11 @@ def problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dic
     }
 
 
+def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
+    """The mean return on each problem of one summary (``key`` as ``test/sampled``), fractions of the maximum."""
+    return problem_means(report, reward).get(key, {}).get("return", {})
+
+
 def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
     """The mean of one value for each problem in every run, with its interval for new seeds on new problems.
 

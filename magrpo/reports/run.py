@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from magrpo.config import RunConfig
+from magrpo.config_diff import list_changed_values
 from magrpo.reports.budget import UNITS, Budget
 from magrpo.reports.charts import (
     CLOUD,
@@ -33,6 +34,7 @@ from magrpo.reports.figures import (
     compared,
     difference_cell,
     evaluation_csv,
+    format_duration,
     keys_of,
     signed,
     spent,
@@ -44,8 +46,6 @@ from magrpo.reports.paper import QUANTITIES, beside_the_paper, trained_row
 from magrpo.reports.problem_means import paired_gain, problem_means
 from magrpo.reports.tables import Section
 from magrpo.types import HEADLINE, EvalReport, Problem
-from pipelines.commands.dry_run import differing
-from pipelines.commands.runs import duration
 
 
 def write_report(
@@ -131,8 +131,11 @@ def _blocks(
         yield watch_exhibits(reports, reward, problems, watched)
     if budgets[-1].updates:
         yield _ledger(reports, budgets)
-    lines = (line.strip() for line in differing("", config))
-    shown = [line for line in lines if line.partition(".")[0] not in ("tracking", "notify", "registry", "baselines")]
+    shown = [
+        line
+        for line in list_changed_values(config)
+        if line.partition(".")[0] not in ("tracking", "notify", "registry", "baselines")
+    ]
     yield Listing("Configuration", "\n".join(shown))
 
 
@@ -165,7 +168,7 @@ def _facts(
         yield _fact("held-out pass@1", first, last, HEADLINE, "pass_at_1")
     if budgets[-1].updates:
         tokens, _, rest = spent(budgets[-1]).partition(" generated, ")
-        yield "training took", tokens, f"generated; {rest}; {duration(budgets[-1].seconds)} in stages"
+        yield "training took", tokens, f"generated; {rest}; {format_duration(budgets[-1].seconds)} in stages"
 
 
 def _fact(name: str, first: EvalReport, last: EvalReport, key: str, quantity: str) -> tuple[str, str, str]:
@@ -183,7 +186,7 @@ def _ledger(reports: Sequence[EvalReport], budgets: Sequence[Budget]) -> Section
         (
             str(report.policy_version),
             *(f"{getattr(at[report.policy_version], unit):,}" for unit in UNITS),
-            duration(at[report.policy_version].seconds),
+            format_duration(at[report.policy_version].seconds),
             cell("return", report.summary[HEADLINE]["return"]),
         )
         for report in reports

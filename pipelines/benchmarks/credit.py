@@ -22,15 +22,16 @@ from rich.console import Console
 from rich.table import Table
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import Step, read_scored
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
-from magrpo.store import RunStore, read_records
+from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training.stages import Session
+from pipelines.progress.state import RunProgress, RunState
+from pipelines.training.stages import StageRunner
 
 Groups = list[RolloutGroup[ScoredTurn]]
 MODES = ("aligned", "crossed")
@@ -153,12 +154,16 @@ def node_gradients(
 
 def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
     store = RunStore.create(config, "bench")
-    standing = Standing(number, config.reward.fraction)
-    with RunConsole(standing) as console, Session(config, store, console, lambda _: None) as run:
-        problems, checkpoint = run.prepare(), run.start()
+    state = RunState(number, config.reward.fraction)
+    with (
+        RunConsole(state) as console,
+        StageRunner(config, store, RunProgress(state, console), lambda _: None) as stages,
+    ):
+        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         for iteration in range(1, number + 1):
-            pointer = run.score(iteration, 0, run.rollout(iteration, 0, problems, checkpoint, None))
-            yield read_records(store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])
+            rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
+            scored = stages.run_step(Step("score", iteration, "0"), [rollout])
+            yield read_scored(store.folder(scored))
             console.say(f"batch {iteration} of {number}")
 
 

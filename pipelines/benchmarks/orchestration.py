@@ -11,7 +11,7 @@ from rich.table import Table
 
 from magrpo.config import load_config
 from magrpo.store import RunStore
-from pipelines.commands.train import run_stages
+from pipelines.flows.launch import run_stages
 from pipelines.training.execute import Timing
 
 ITERATIONS = 20

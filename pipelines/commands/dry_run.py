@@ -7,17 +7,15 @@ from collections.abc import Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 import torch
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from magrpo.config import RunConfig
+from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.layout import Step, rerun, steps
-from magrpo.plugins import Plugin
+from magrpo.interfaces import HasMaxBatch, ProbesIsolation, SandboxPlugin
+from magrpo.layout import Step, steps, steps_to_repeat
 from magrpo.policy import Policy, device_of, dtype_of
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
@@ -33,7 +31,7 @@ def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None)
         ConfigError: the run could not start like this.
     """
     every = steps(config)
-    again = rerun(store, config, from_stage) if store is not None and from_stage is not None else []
+    again = steps_to_repeat(store, config, from_stage) if store is not None and from_stage is not None else []
     reused = {s for s in every if store is not None and s not in again and store.find(s.folder) is not None}
     rest = [step for step in every if step not in reused]
     root = store.path.parent if store is not None else config.root
@@ -54,7 +52,7 @@ def _stages(every: Sequence[Step]) -> Iterator[str]:
     """Iterations that do the same on one line."""
     yield f"stages   {len(every)}, in this order"
     rows = [
-        (iteration, " ".join(step.stage for step in members))
+        (iteration, " ".join(step.title for step in members))
         for iteration, members in groupby(every, key=lambda step: step.iteration)
     ]
     for stages, alike in groupby(rows, key=lambda row: row[1]):
@@ -91,7 +89,7 @@ def _machine(config: RunConfig) -> Iterator[str]:
     # A run for a GPU can be planned where there is none.
     device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
     dtype = dtype_of(config.model, device)
-    engine: Any = config.engine
+    engine = config.engine
     if isinstance(engine, AutoEngine):
         engine = engine.choose(Policy(device, dtype, "auto"))
     chosen = f"{engine.kind}{' (chosen by auto)' if engine is not config.engine else ''}"
@@ -99,26 +97,23 @@ def _machine(config: RunConfig) -> Iterator[str]:
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
     if device.type == "cuda" and not torch.cuda.is_available():
         yield "         PyTorch sees no CUDA device here: the run would be refused"
-    own = isinstance(engine, VllmEngine)
-    sizes = memory(config, dtype.itemsize, None if own else getattr(engine, "max_batch", None))
+    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
+    sizes = memory(config, dtype.itemsize, max_batch)
     yield f"memory   about {_size(sum(sizes.values()))}, libraries apart"
     for name, size in sizes.items():
         yield f"  {_size(size):>9}  {name}"
-    if own:
-        where = (
-            f"{engine.memory_frac:.0%} of the GPU" if device.type == "cuda" else f"{engine.cpu_cache_gib} GiB of cache"
-        )
-        yield f"             vLLM takes its own beside: {where}"
+    if isinstance(engine, VllmEngine):
+        of_gpu, of_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
+        yield f"             vLLM takes its own beside: {of_gpu if device.type == 'cuda' else of_cpu}"
     yield "             from the configurations of the base models; AdamW in float32; activations as measured on"
     yield "             Llama models, for a full micro-batch; the cache without prompts"
 
 
-def _level(sandbox: Plugin) -> str:
-    probe = getattr(sandbox, "probe", None)
-    if probe is None:
+def _level(sandbox: SandboxPlugin) -> str:
+    if not isinstance(sandbox, ProbesIsolation):
         return f"isolation level known only to {sandbox.kind}"
     try:
-        return f"isolation level {probe().level}"
+        return f"isolation level {sandbox.probe().level}"
     except SandboxError as error:
         return f"no isolation level works here: {error}"
 
@@ -127,41 +122,20 @@ def _time(config: RunConfig, root: Path, rest: Sequence[Step]) -> Iterator[str]:
     """Seconds of a stage are those measured; a stage that no earlier run had makes the whole unknown."""
     seconds, runs = measured(root, config)
     same = f"the same {', '.join(SAME)}"
-    unknown = sorted({step.stage for step in rest if _kind(step) not in seconds})
+    unknown = sorted({step.title for step in rest if step.name not in seconds})
     if not runs:
         yield f"time     unknown, no earlier run in {root} with {same}"
     elif unknown:
         yield f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
     else:
-        total = sum(seconds[_kind(step)] for step in rest)
+        total = sum(seconds[step.name] for step in rest)
         earlier = f"{runs} earlier run{'s' * (runs > 1)}"
         yield f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
 
 
-def _kind(step: Step) -> str:
-    return step.folder.partition("/")[2]
-
-
 def _changed(config: RunConfig) -> Iterator[str]:
     yield "values that differ from their defaults, or have none"
-    yield from differing("", config)
-
-
-def differing(prefix: str, section: BaseModel) -> Iterator[str]:
-    """A line for each value of the section, its keys after ``prefix``, that is not the default or has none."""
-    for name, field in type(section).model_fields.items():
-        value, key = getattr(section, name), f"{prefix}{name}"
-        if isinstance(value, BaseModel):
-            yield from differing(f"{key}.", value)
-        elif isinstance(value, tuple) and value and all(isinstance(item, BaseModel) for item in value):
-            for index, item in enumerate(value):
-                yield from differing(f"{key}.{index}.", item)
-        elif name == "kind" or (field.default is PydanticUndefined and field.default_factory is None):
-            yield f"  {key} = {value}"
-        else:
-            default = field.get_default(call_default_factory=True, validated_data={})
-            if value != default:
-                yield f"  {key} = {value} (default {default})"
+    yield from (f"  {line}" for line in list_changed_values(config))
 
 
 def _size(size: float) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import fmean
 
 from magrpo.config import AgentConfig, RunConfig, holders
+from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 
@@ -48,8 +49,8 @@ def work_of(config: RunConfig) -> Work:
         completions += nodes * size * acting
         joint_actions += nodes * joint
         nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
-    each: int | None = getattr(config.reward, "max_executions", None)
-    tests = 2 if getattr(config.problems, "hidden_tests", False) else 1
+    each = config.reward.max_executions if isinstance(config.reward, HasMaxExecutions) else None
+    tests = 2 if isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests else 1
     programs = None if each is None else joint_actions * each * tests
     return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 

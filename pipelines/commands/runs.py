@@ -17,14 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.config import TrackingConfig
-from magrpo.store import RunStore, digest
+from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
+from magrpo.layout import is_held
+from magrpo.reports.figures import format_duration
+from magrpo.store import RunStore
 from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_password
 from magrpo.tracking.spool import FINAL, Unavailable
-from pipelines.training.execute import flatten_tree, is_held
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
-PLACES = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
-"""Keys that say where a run is kept and nothing of what it does."""
 _FEW = 4
 """Values shown of each run, if no more of them differ."""
 
@@ -65,18 +65,6 @@ def list_runs(root: Path) -> int:
     return 0
 
 
-def flat_config(folder: Path) -> dict[str, str]:
-    """The configuration in a run directory by dotted key, read as it was written, by whatever version."""
-    tree = json.loads((folder / "config.json").read_bytes())
-    return {key: str(value) for key, value in flatten_tree(tree).items()}
-
-
-def differing(configs: Sequence[Mapping[str, str]]) -> list[str]:
-    """The keys whose values are not the same in all of ``configs``, without those that only say where things are."""
-    keys = dict.fromkeys(key for config in configs for key in config)
-    return [key for key in keys if key not in PLACES and len({config.get(key) for config in configs}) > 1]
-
-
 def worked(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
     """Seconds at work, from the records of a run: of every start to its end, or to the last thing known of it.
 
@@ -100,7 +88,7 @@ def worked(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
 
 def _in_folder(folder: Path) -> Summary:
     store = RunStore(folder.parent, folder.name)
-    records, config = list(_spooled(folder)), flat_config(folder)
+    records, config = list(_spooled(folder)), read_flat_config(folder)
     said = [record["value"] for record in records if record["kind"] == "status"]
     running = is_held(folder)
     state = "running" if running else "not started" if not said else STATES[said[-1]]
@@ -141,7 +129,7 @@ def _in_store(run: RecordedRun) -> Summary:
 
 
 def _table(runs: Sequence[Summary]) -> Table:
-    keys = differing([run.config for run in runs])
+    keys = list_differing_keys([run.config for run in runs])
     few = 0 < len(keys) <= _FEW
     table = Table(box=box.SIMPLE_HEAD)
     table.add_column("run", overflow="fold")
@@ -152,7 +140,7 @@ def _table(runs: Sequence[Summary]) -> Table:
     table.add_column("took", justify="right", no_wrap=True)
     table.add_column("differs in" if few else "config", overflow="fold")
     for run in runs:
-        values = [f"{key}={run.config.get(key, '(none)')}" for key in keys] if few else [config_digest(run.config)]
+        values = [f"{key}={run.config.get(key, '(none)')}" for key in keys] if few else [digest_config(run.config)]
         started = datetime.fromtimestamp(run.started_s).astimezone().strftime("%Y-%m-%d %H:%M")
         table.add_row(
             run.name,
@@ -160,21 +148,7 @@ def _table(runs: Sequence[Summary]) -> Table:
             f"{run.iterations}/{run.planned}",
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
             started,
-            "" if run.seconds is None else duration(run.seconds),
+            "" if run.seconds is None else format_duration(run.seconds),
             Text("\n".join(values)),
         )
     return table
-
-
-def config_digest(config: Mapping[str, str]) -> str:
-    """Eight characters, equal for configurations that make equal runs."""
-    return digest({key: value for key, value in config.items() if key not in PLACES})[:8]
-
-
-def duration(seconds: float) -> str:
-    """``45 s``, ``4 min 33 s``, ``2 h 05 min``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes:02} min"
-    return f"{minutes} min {rest:02} s" if minutes else f"{rest} s"

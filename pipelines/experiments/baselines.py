@@ -155,7 +155,7 @@ BASELINES: dict[str, Baseline] = {
 }
 
 
-def names_of(text: str) -> list[str]:
+def parse_names(text: str) -> list[str]:
     """The entries that ``--baselines`` asks for: ``all``, or names with commas; what they need is added.
 
     Raises:

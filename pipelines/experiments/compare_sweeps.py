@@ -24,7 +24,7 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Pictures
 from magrpo.reports.tables import Section
-from pipelines.experiments.sweep_grid import load
+from pipelines.experiments.sweep_grid import load_sweep
 from pipelines.experiments.sweep_report import finished_runs, short
 
 
@@ -36,7 +36,7 @@ def compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Cons
     """
     done: dict[str, Sequence[Compared]] = {}
     for name in names:
-        sweep = load(root, name)
+        sweep = load_sweep(root, name)
         runs = finished_runs(sweep)
         if not runs:
             raise ConfigError(f"sweep {name} has no finished run yet; magrpo sweep --resume {name} goes on with it")

@@ -1,128 +1,152 @@
-"""``magrpo evaluate``: the agents of a run, or of a configuration, on problems never trained on.
+"""Runs derived from other runs: evaluations of a run's agents, alone or in a table of baselines.
 
-An evaluation is a training run of no iterations that starts from trained weights: the same stages, the same records.
+An evaluation is a run of no training iterations that starts from trained weights: the same stages, the same records.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config
+from magrpo.layout import checkpoint_weights, committed_iterations
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.store import RunStore
-from pipelines.experiments.baselines import Team, Teams, names_of, with_baselines
+from pipelines.experiments.baselines import Team, Teams, parse_names, with_baselines
 
 
-def prepare(run: str, overrides: Sequence[str], checkpoint: int | None, root: Path, name: str | None) -> RunStore:
-    """The directory of a new run that evaluates ``run``: a run's id, or a TOML file, whose agents are untrained.
+@dataclass(frozen=True, slots=True)
+class Source:
+    """The agents to evaluate: a run at a checkpoint (None: the last one), or a TOML file with untrained agents."""
 
-    Args:
-        checkpoint: iteration whose weights are taken; None: the last committed one.
+    run: str
+    checkpoint: int | None
+    root: Path
+    overrides: Sequence[str] = ()
+
+    @property
+    def is_file(self) -> bool:
+        """Whether the agents come from a configuration file. Raises ConfigError if that is given a checkpoint."""
+        is_file = Path(self.run).suffix == ".toml"
+        if is_file and self.checkpoint is not None:
+            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
+        return is_file
+
+    def load_file(self) -> RunConfig:
+        """The configuration in the file, without training."""
+        return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
+
+
+@dataclass(frozen=True, slots=True)
+class Opponents:
+    """The rows of a table of baselines, and the other runs whose agents take part."""
+
+    baselines: str
+    """Names joined by commas, or ``all``."""
+    single_run: str | None = None
+    """A run of a single trained agent."""
+    partners: Sequence[str] = field(default=())
+    """Runs whose agents act together with those of the source."""
+
+
+def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
+    """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
+
+    Raises:
+        ConfigError: an override is unusable; the message starts with ``source``.
+    """
+    tree = tree | {"registry": RegistryConfig().model_dump(), "root": str(root)}
+    return validate_config(RunConfig, tree, [*overrides, "train.num_iterations=0"], source)
+
+
+def start_from(tree: dict[str, Any], weights: Path) -> None:
+    """Let every agent of a resolved configuration start from its folder in ``weights``."""
+    for agent in tree["agents"]:
+        agent["start_from"] = str(weights / agent["name"])
+
+
+def create_evaluation(source: Source, name: str | None) -> RunStore:
+    """The directory of a new run that evaluates ``source``.
 
     Raises:
         ConfigError: there is no such run, file or checkpoint, or an override is unusable.
     """
-    overrides = [*overrides, "train.num_iterations=0"]
-    if Path(run).suffix == ".toml":
-        if checkpoint is not None:
-            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
-        return RunStore.create(load_config(run, [*overrides, f"root={root}"]), name)
-    source = RunStore.open(root, run)
-    iteration = _checkpoint(source, checkpoint)
-    tree: dict[str, Any] = json.loads(source.config().resolved(secrets=True))
-    weights = source.path / "stages" / f"{iteration:05d}" / "update" / "weights"
-    for agent in tree["agents"]:
-        agent["start_from"] = str(weights / agent["name"])
-    tree["registry"] = RegistryConfig().model_dump()
-    tree["root"] = str(root)
-    config = validate_config(RunConfig, tree, overrides, f"run {run}")
-    return RunStore.create(config, name or _free_name(root, f"{run}-eval-{iteration}"))
+    if source.is_file:
+        return RunStore.create(source.load_file(), name)
+    run = RunStore.open(source.root, source.run)
+    iteration = _find_checkpoint(run, source.checkpoint)
+    tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
+    start_from(tree, checkpoint_weights(run, iteration))
+    config = derive_config(tree, source.root, source.overrides, f"run {source.run}")
+    return RunStore.create(config, name or _free_name(source.root, f"{source.run}-eval-{iteration}"))
 
 
-def prepare_baselines(
-    run: str,
-    overrides: Sequence[str],
-    checkpoint: int | None,
-    root: Path,
-    name: str | None,
-    *,
-    baselines: str,
-    single_run: str | None,
-    partners: Sequence[str],
-) -> RunStore:
-    """The directory of a new run that sets ``run`` beside baselines (:mod:`pipelines.experiments.baselines`).
+def create_baselines(source: Source, opponents: Opponents, name: str | None) -> RunStore:
+    """The directory of a new run that compares ``source`` with baselines (:mod:`pipelines.experiments.baselines`).
 
-    Its own agents are those of ``run`` before training; rows with trained agents load them from their runs.
-
-    Args:
-        baselines: names with commas, or ``all``.
-        single_run: run of a single trained agent, if there is one.
-        partners: runs whose agents play with those of ``run``.
+    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs.
 
     Raises:
         ConfigError: a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
-    names = names_of(baselines)
-    overrides = [*overrides, "train.num_iterations=0"]
-    why = {
-        "run": f"{run} is a configuration: its agents are untrained",
-        "single": "no run of a single trained agent is given; --single-run RUN",
-        "partners": "no other run is given; --partner RUN",
-    }
-    trained = None
-    if Path(run).suffix == ".toml":
-        if checkpoint is not None:
-            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
-        config = load_config(run, [*overrides, f"root={root}"])
+    names = parse_names(opponents.baselines)
+    root, trained = source.root, None
+    if source.is_file:
+        config = source.load_file()
     else:
-        source = RunStore.open(root, run)
-        tree: dict[str, Any] = json.loads(source.config().resolved(secrets=True))
+        run = RunStore.open(root, source.run)
+        tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
         if tree["train"]["num_iterations"] == 0:
-            raise ConfigError(f"run {run} does not train; name the run that trained its agents, or a configuration")
-        trained = _team(source, checkpoint)
-        tree |= {"root": str(root), "registry": RegistryConfig().model_dump()}
-        config = validate_config(RunConfig, tree, overrides, f"run {run}")
-    config = config.model_copy(update={"agents": tuple(map(_apart, config.agents))})
+            raise ConfigError(f"run {source.run} does not train; name the run that trained its agents, or a file")
+        trained = _team_of(run, source.checkpoint)
+        config = derive_config(tree, root, source.overrides, f"run {source.run}")
+    config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
+    single = opponents.single_run
     teams = Teams(
         untrained=Team("the run", config.agents),
         run=trained,
-        single=None if single_run is None else _alike(single_run, config, root),
-        partners=tuple(_alike(partner, config, root) for partner in partners),
-        why=why,
+        single=None if single is None else _team_like(single, config, root),
+        partners=tuple(_team_like(partner, config, root) for partner in opponents.partners),
+        why={
+            "run": f"{source.run} is a configuration: its agents are untrained",
+            "single": "no run of a single trained agent is given; --single-run RUN",
+            "partners": "no other run is given; --partner RUN",
+        },
     )
     table = with_baselines(config, names, teams)
-    return RunStore.create(table, name or _free_name(root, f"{Path(run).stem}-baselines"))
+    return RunStore.create(table, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
 
 
-def _team(source: RunStore, iteration: int | None) -> Team:
+def _team_of(run: RunStore, checkpoint: int | None) -> Team:
     """The agents of a run with the weights of a checkpoint, the last one by default."""
-    weights = source.path / "stages" / f"{_checkpoint(source, iteration):05d}" / "update" / "weights"
-    agents = map(_apart, source.config().agents)
-    return Team(source.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
+    weights = checkpoint_weights(run, _find_checkpoint(run, checkpoint))
+    agents = map(_unshare_weights, run.config().agents)
+    return Team(run.run_id, tuple(agent.model_copy(update={"start_from": weights / agent.name}) for agent in agents))
 
 
-def _apart(agent: AgentConfig) -> AgentConfig:
-    """The agent with an adapter to itself, so that a row can change its weights alone."""
+def _unshare_weights(agent: AgentConfig) -> AgentConfig:
+    """The agent with an adapter of its own, so that a row can change its weights alone."""
     return agent.model_copy(update={"weights": "lora"}) if agent.weights == "shared" else agent
 
 
-def _alike(run: str, config: RunConfig, root: Path) -> Team:
-    source = RunStore.open(root, run)
-    if source.config().lora != config.lora:
-        raise ConfigError(f"run {run}: its section lora differs, so its adapters do not fit the models of this run")
-    return _team(source, None)
+def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
+    """The trained agents of a run whose adapters fit the models of ``config``."""
+    run = RunStore.open(root, run_id)
+    if run.config().lora != config.lora:
+        raise ConfigError(f"run {run_id}: its section lora differs, so its adapters do not fit the models of this run")
+    return _team_of(run, None)
 
 
-def _checkpoint(source: RunStore, iteration: int | None) -> int:
-    """The iteration, checked, or the last one committed."""
-    known = sorted(int(path.parent.parent.name) for path in source.path.glob("stages/*/update/_SUCCESS"))
+def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
+    """``iteration`` if it has a checkpoint, or the last iteration that has one."""
+    known = committed_iterations(run, "update")
     if not known:
-        raise ConfigError(f"run {source.run_id} has no checkpoint yet")
+        raise ConfigError(f"run {run.run_id} has no checkpoint yet")
     if iteration is not None and iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {source.run_id} has {known[0]} to {known[-1]}")
+        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has {known[0]} to {known[-1]}")
     return known[-1] if iteration is None else iteration
 
 

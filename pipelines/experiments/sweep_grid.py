@@ -1,7 +1,7 @@
-"""``magrpo sweep``: every combination of some values, each with several seeds, as runs of one folder.
+"""The runs of a sweep: every combination of some values, each with several seeds.
 
-The folder ``<root>/sweeps/<name>`` says which runs belong together; whether one is finished, its own directory says. So
-a sweep is resumed by going through its runs again. Imports no prefect.
+The folder ``<root>/sweeps/<name>`` lists the runs; each run's own directory says whether it is finished, so a sweep is
+resumed by going through its runs again. Imports no prefect.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import is_finished
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import RunStore, write_durably
+from magrpo.store import RunStore, atomic_write
 
+SWEEP_FILE = "sweep.json"
 _SLUG = 60
 """Names of runs with longer values than this are numbered instead."""
 
@@ -56,7 +58,7 @@ class Sweep:
         return RunStore(self.root, child.run_id)
 
 
-def plan(
+def plan_sweep(
     config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
 ) -> Sweep:
     """The runs of a sweep; nothing is written.
@@ -111,39 +113,30 @@ def _words(settings: Sequence[Mapping[str, str]]) -> list[str]:
     return words
 
 
-def save(sweep: Sweep) -> None:
-    """Make the folder of the sweep, from which :func:`load` reads it."""
+def save_sweep(sweep: Sweep) -> None:
+    """Make the folder of the sweep, from which :func:`load_sweep` reads it."""
     sweep.folder.mkdir(parents=True)
     tree = {"children": [asdict(child) for child in sweep.children]}
-    draft = sweep.folder / ".sweep.json"
-    write_durably(draft, json.dumps(tree, indent=1).encode())
-    draft.rename(sweep.folder / "sweep.json")
+    atomic_write(sweep.folder / SWEEP_FILE, json.dumps(tree, indent=1).encode())
 
 
-def load(root: Path, name: str) -> Sweep:
+def load_sweep(root: Path, name: str) -> Sweep:
     """A sweep that was begun.
 
     Raises:
         ConfigError: there is none of this name.
     """
-    path = root / "sweeps" / name / "sweep.json"
+    path = root / "sweeps" / name / SWEEP_FILE
     if not path.is_file():
-        known = [found.parent.name for found in root.glob("sweeps/*/sweep.json")]
+        known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
     tree = json.loads(path.read_bytes())
     return Sweep(name, root, tuple(Child(**child) for child in tree["children"]))
 
 
-def finished(store: RunStore) -> bool:
-    """Whether a run went to its end."""
-    if not (store.path / "config.json").is_file():
-        return False
-    return store.committed(f"{store.config().train.num_iterations:05d}/report")
-
-
-def show(sweep: Sweep, console: Console) -> None:
+def show_sweep(sweep: Sweep, console: Console) -> None:
     """List the runs, and which of them are finished."""
     width = max(len(child.run_id) for child in sweep.children)
     for child in sweep.children:
-        state = "finished" if finished(sweep.store(child)) else ""
+        state = "finished" if is_finished(sweep.store(child)) else ""
         console.print(f"  {child.run_id:{width}}  {child.title}  train.seed={child.seed}  {state}".rstrip())

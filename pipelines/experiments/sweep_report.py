@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from magrpo.layout import is_finished
 from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save
 from magrpo.reports.comparison import Compared, evaluation_title, load_compared
 from magrpo.reports.equal_bar import reached_bars
@@ -25,7 +26,7 @@ from magrpo.reports.over_seeds import (
 from magrpo.reports.page import Block, Pictures, write_page
 from magrpo.reports.tables import Section, show
 from magrpo.types import HEADLINE, EvalReport, Interval
-from pipelines.experiments.sweep_grid import Sweep, finished
+from pipelines.experiments.sweep_grid import Sweep
 
 _NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
@@ -72,7 +73,7 @@ def finished_runs(sweep: Sweep) -> dict[str, list[Compared]]:
     """The runs of each setting that went to their end, by its title."""
     done: dict[str, list[Compared]] = {}
     for child in sweep.children:
-        if finished(sweep.store(child)):
+        if is_finished(sweep.store(child)):
             done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
     return done
 

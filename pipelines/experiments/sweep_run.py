@@ -1,48 +1,25 @@
-"""A sweep under way: its runs one after the other, recorded in MLflow below one run that stands for the sweep."""
+"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import ExitStack
 
 from rich.console import Console
 
 from magrpo.config import load_resolved
+from magrpo.layout import is_finished
 from magrpo.store import RunStore
 from magrpo.tracking import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
-from pipelines.commands.train import INTERRUPTED, near, run_stages, tool
 from pipelines.experiments import sweep_report
-from pipelines.experiments.sweep_grid import Child, Sweep, finished
-from pipelines.flows.local_server import LocalServer
+from pipelines.experiments.sweep_grid import Child, Sweep
 
 
-def launch(sweep: Sweep, *, local: bool) -> int:
-    """Make the runs of ``sweep`` that are not finished; the exit code: 1 if one failed, 130 after Ctrl-C."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {near(sweep.folder)}", markup=False)
-    again = f"{tool('magrpo')} sweep --resume {sweep.name} --root {near(sweep.root)}{' --local' if local else ''}"
-    with ExitStack() as stack:
-        if not local:  # one server for all runs
-            server = stack.enter_context(LocalServer(sweep.root / "prefect"))
-            server.wait()
-        try:
-            failures = run(sweep, lambda store: run_stages(store, console, local=local), console)
-        except KeyboardInterrupt:
-            console.print(f"\ninterrupted; every committed stage is kept. Go on with:\n  {again}", markup=False)
-            return INTERRUPTED
-    for run_id, reason in failures.items():
-        console.print(f"failed: {run_id}: {reason}", markup=False)
-    if failures:
-        console.print(f"tracebacks: {near(sweep.folder)}/RUN.error.txt. Try these again with:\n  {again}", markup=False)
-    return int(bool(failures))
+def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
+    """Execute the unfinished runs in turn, then compare all of them; returns the reason of each failure by run.
 
-
-def run(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
-    """Make the runs that are not finished, one after the other, then the comparison; what failed, by run and why.
-
-    A run that fails does not keep the others from being made.
+    A failed run does not stop the others.
     """
     config = load_resolved(sweep.children[0].config)
 
@@ -51,20 +28,20 @@ def run(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -
 
     parent = tracker()
     parent.begin()
-    parent.params({"runs": len(sweep.children), **_swept(sweep)})
+    parent.params({"runs": len(sweep.children), **_values_tried(sweep)})
     parent.flush()  # before the runs, which look for it
     failures: dict[str, str] = {}
     status = "FAILED"
     try:
         for number, child in enumerate(sweep.children, 1):
             store = sweep.store(child)
-            known = finished(store)
+            known = is_finished(store)
             already = ", finished already" if known else ""
             console.print(f"\n[{number}/{len(sweep.children)}] {child.run_id}{already}", markup=False)
             if known:
                 continue
             try:
-                _begin(store, child, sweep.name)
+                _create_run(store, child, sweep.name)
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
                 failures[child.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -82,8 +59,8 @@ def run(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -
     return failures
 
 
-def _swept(sweep: Sweep) -> dict[str, str]:
-    """The values that were tried, by key."""
+def _values_tried(sweep: Sweep) -> dict[str, str]:
+    """The values of each key, joined by commas."""
     values: dict[str, dict[str, None]] = {}
     for child in sweep.children:
         for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
@@ -91,9 +68,9 @@ def _swept(sweep: Sweep) -> dict[str, str]:
     return {key: ",".join(tried) for key, tried in values.items()}
 
 
-def _begin(store: RunStore, child: Child, name: str) -> None:
-    """Make the run's directory, if it is not there, with the record that it belongs to the sweep."""
-    if not (store.path / "config.json").is_file():
+def _create_run(store: RunStore, child: Child, name: str) -> None:
+    """Create the run directory unless it exists, with the record that it belongs to the sweep."""
+    if not store.exists():
         RunStore.create(load_resolved(child.config).model_copy(update={"root": store.path.parent}), child.run_id)
     spool = Spool(store.path)
     if not spool.records:

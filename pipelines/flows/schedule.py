@@ -40,8 +40,8 @@ from rich.console import Console
 from magrpo.config import load_config
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.commands.train import conclude
-from pipelines.flows.train import as_flow_run
+from pipelines.flows.train import execute_in_flow
+from pipelines.training.closing import print_closing
 
 FLOW = "magrpo-scheduled"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -108,7 +108,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
         RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")
-    conclude(as_flow_run(Path(root), run_id), console)
+    print_closing(execute_in_flow(Path(root), run_id), console)
 
 
 def serve(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:

@@ -9,8 +9,8 @@ from prefect import flow
 from prefect.runtime import flow_run
 from rich.console import Console
 
-from pipelines.experiments.sweep_grid import load, plan, save
-from pipelines.experiments.sweep_run import run
+from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep
+from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.train import train
 
 
@@ -29,11 +29,11 @@ def swept(config: str, settings: list[str], seeds: int, overrides: list[str], ro
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
     if (Path(root) / "sweeps" / sweep_id).exists():
-        sweep = load(Path(root), sweep_id)
+        sweep = load_sweep(Path(root), sweep_id)
     else:
-        sweep = plan(Path(config), overrides, settings, seeds, sweep_id, Path(root))
-        save(sweep)
+        sweep = plan_sweep(Path(config), overrides, settings, seeds, sweep_id, Path(root))
+        save_sweep(sweep)
     console = Console(highlight=False, soft_wrap=True)
-    failures = run(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
+    failures = run_sweep(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
     if failures:
         raise SweepFailed("; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items()))

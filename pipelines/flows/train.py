@@ -1,4 +1,4 @@
-"""A training run as a Prefect flow: the loop of :mod:`pipelines.training.loop` over the stages as tasks."""
+"""A training run as a Prefect flow: the loop of :mod:`pipelines.training.loop` with each step a task."""
 
 from __future__ import annotations
 
@@ -13,32 +13,32 @@ from prefect.runtime import deployment, flow_run
 from prefect.states import Crashed
 from prefect.utilities.urls import url_for
 
-from pipelines.flows.progress_page import Artifacts
-from pipelines.flows.tasks import as_tasks, in_transaction
+from pipelines.flows.progress_page import ProgressPage
+from pipelines.flows.tasks import run_as_tasks, undo_in_transaction
 from pipelines.progress.notify import Notices
-from pipelines.progress.state import Observer
+from pipelines.progress.observers import Observer
 from pipelines.training.description import FLOW_RUN_URL
 from pipelines.training.execute import Result, execute
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
 def train(root: str, run_id: str) -> Result:
-    """Go on with the run ``run_id`` in ``root`` from its first uncommitted stage to its end."""
-    return as_flow_run(Path(root), run_id)
+    """Resume the run ``run_id`` in ``root`` at its first uncommitted step and run it to its end."""
+    return execute_in_flow(Path(root), run_id)
 
 
-def as_flow_run(root: Path, run_id: str) -> Result:
-    """Work on a run from within a flow run: stages are tasks, MLflow knows the flow run, people are told."""
+def execute_in_flow(root: Path, run_id: str) -> Result:
+    """Execute a run from within a flow run: steps are tasks, MLflow links to the flow run, observers are notified."""
     page = url_for("flow-run", obj_id=flow_run.id)
     tags = {"prefect.flow_run_id": str(flow_run.id)}
     if page is not None:
         tags[FLOW_RUN_URL] = page
-    observers: list[Observer] = [Artifacts(deployment.name or run_id, UUID(flow_run.id)), Notices(page)]
-    return execute(root, run_id, as_tasks, tags, in_transaction, observers)
+    observers: list[Observer] = [ProgressPage(deployment.name or run_id, UUID(flow_run.id)), Notices(page)]
+    return execute(root, run_id, run_as_tasks, tags, undo_in_transaction, observers)
 
 
 def mark_killed(run_id: str) -> int:
-    """Tell Prefect that earlier flow runs of this run, killed before they could say so, have crashed; how many."""
+    """Mark earlier flow runs of this run, killed before they could report it, as crashed; returns their number."""
     running = FlowRunFilter(
         name=FlowRunFilterName(any_=[run_id]),
         state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),

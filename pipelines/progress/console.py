@@ -1,4 +1,4 @@
-"""What a run says while it runs: a live line on a terminal, and one line for each iteration and evaluation anywhere."""
+"""The console of a run: a live line on a terminal, and one line for each iteration and evaluation anywhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from statistics import median
 from time import monotonic
+from typing import get_args
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task
@@ -16,31 +17,37 @@ from rich.table import Column
 from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
+from magrpo.layout import Step
 from magrpo.reports.figures import column_title
-from pipelines.progress.state import Standing
+from magrpo.types import Split
+from pipelines.progress.state import RunState
 
 _HEARTBEAT_S = 15.0
-"""Without a terminal, a stage that takes long reports this often."""
-_STAGES = {
+"""Without a terminal, a long stage reports this often."""
+_ACTIVITIES = {
+    "prepare": "preparing",
+    "start": "starting",
     "rollout": "sampling",
     "score": "scoring",
     "credit": "credit",
     "update": "updating",
     "evaluate": "evaluating",
     "baseline": "evaluating",
+    "report": "reporting",
+    "tables": "reporting",
 }
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
-"""Parts of rewards that the line of an iteration shows: those that training moves most."""
+"""Parts of rewards shown in the line of an iteration: those that training changes most."""
 _LOGGERS = [logging.getLogger(name) for name in ("magrpo", "pipelines")]
 _WIDE = 76
-"""Columns of a terminal from which on there is room for everything."""
+"""From this many columns on, a terminal has room for everything."""
 
 
 class Pace:
-    """When a run will end, by the iterations that this process has done whole: reused ones take no time.
+    """Estimates when a run will end, from the iterations that this process computed completely.
 
-    The others are taken to last as long as the median of the newest 20: first ones are slow, and single ones hold an
-    evaluation or what else the machine had to do.
+    The remaining ones are assumed to take the median of the newest 20: the first are slow, and single ones include an
+    evaluation or a busy moment of the machine.
     """
 
     def __init__(self, num_iterations: int) -> None:
@@ -48,48 +55,48 @@ class Pace:
         self._seconds: deque[float] = deque(maxlen=20)
         self._since: float | None = None
 
-    def begin(self, stage: str, iteration: int) -> None:
-        """A stage is to be done; an iteration that is met in the middle does not count."""
-        if self._since is None and stage == "rollout.0" and iteration > 0:
+    def start_step(self, step: Step) -> None:
+        """Start the clock at the first complete iteration."""
+        if self._since is None and step.title == "rollout.0":
             self._since = monotonic()
 
-    def end(self) -> None:
-        """An iteration is done. The evaluation that follows counts for the next one."""
+    def finish_iteration(self) -> None:
+        """Count an iteration. The evaluation after it counts for the next one."""
         if self._since is not None:
             now = monotonic()
             self._seconds.append(now - self._since)
             self._since = now
 
-    def left(self, done: int) -> str:
-        """Time to the end, ``0:12:30 left``; empty before an iteration is done."""
+    def time_left(self, done: int) -> str:
+        """Time to the end, ``0:12:30 left``; empty before the first complete iteration."""
         if self._since is None or not self._seconds:
             return ""
         whole = median(self._seconds) * (self._num_iterations - done)
         return f"{timedelta(seconds=round(max(whole - (monotonic() - self._since), 0.0)))} left"
 
 
-class Line(ProgressColumn):
-    """The words of the live line, made anew whenever it is shown: time goes on in a stage that says nothing."""
+class LiveLine(ProgressColumn):
+    """The words of the live line, rendered again whenever it is shown: the time left changes within a stage."""
 
     max_refresh = 0.5
 
-    def __init__(self, standing: Standing, pace: Pace, *, wide: bool) -> None:
-        self._standing, self._pace, self._wide = standing, pace, wide
+    def __init__(self, state: RunState, pace: Pace, *, wide: bool) -> None:
+        self._state, self._pace, self._wide = state, pace, wide
         super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
-        standing = self._standing
-        parts = [f"{standing.done}/{standing.num_iterations} {task.description}"]
-        if standing.training is not None and self._wide:
-            parts.append(f"train {standing.training:.0%}")
-        if standing.held_out:
-            parts.append(f"held-out {[*standing.held_out.values()][-1]:.0%}")
-        parts.append(self._pace.left(standing.done))
+        state = self._state
+        parts = [f"{state.trained_iterations}/{state.num_iterations} {task.description}"]
+        if state.training_return is not None and self._wide:
+            parts.append(f"train {state.training_return:.0%}")
+        if state.held_out_returns:
+            parts.append(f"held-out {[*state.held_out_returns.values()][-1]:.0%}")
+        parts.append(self._pace.time_left(state.trained_iterations))
         return Text(" · ".join(filter(None, parts)))
 
 
-class Above(logging.Handler):
-    """Prints warnings above the live line, which would otherwise be torn."""
+class WarningsAbove(logging.Handler):
+    """Prints warnings above the live line instead of through it."""
 
     def __init__(self, console: Console) -> None:
         super().__init__(logging.WARNING)
@@ -101,27 +108,28 @@ class Above(logging.Handler):
 
 
 class RunConsole:
-    """Implements :class:`pipelines.training.stages.Console`. Use as a context manager."""
+    """Implements :class:`pipelines.progress.state.ProgressDisplay`. Use as a context manager."""
 
-    def __init__(self, standing: Standing, console: Console | None = None) -> None:
+    def __init__(self, state: RunState, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
-        self.standing = standing
-        self._pace = Pace(standing.num_iterations)
-        self._seen: dict[str, float] = {}
-        self._reused = 0
+        self._state = state
+        self._pace = Pace(state.num_iterations)
+        self._metrics: dict[str, float] = {}
+        """Metrics of the iteration so far."""
+        self._num_reused = 0
         self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._above = Above(self.console) if self._alive and sys.stderr.isatty() else None
+        self._above = WarningsAbove(self.console) if self._alive and sys.stderr.isatty() else None
         wide = self.console.width >= _WIDE
         self._live = Progress(
             SpinnerColumn(),
             *([BarColumn(bar_width=8)] if wide else []),
-            Line(self.standing, self._pace, wide=wide),
+            LiveLine(state, self._pace, wide=wide),
             console=self.console,
             transient=True,
             disable=not self._alive,
             redirect_stderr=self._above is not None,
         )
-        self._bar = self._live.add_task("starting", total=standing.num_iterations)
+        self._bar = self._live.add_task("starting", total=state.num_iterations)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
@@ -139,69 +147,65 @@ class RunConsole:
         self._live.stop()
 
     def say(self, text: str) -> None:
-        """A line that stays; on a terminal it is broken between words."""
+        """Print a line that stays; a terminal wraps it between words."""
         self.console.print(text, markup=False, soft_wrap=not self._alive)
 
-    def begin(self, stage: str, iteration: int, items: int | None = None) -> Advance:
-        """A stage starts; call what is returned with the number of items just finished."""
-        if self._reused:
-            self.say(f"{self._reused} committed stages are reused")
-            self._reused = 0
-        self.standing.begin(stage, iteration)
-        self._pace.begin(stage, iteration)
-        name = _STAGES.get(stage.partition(".")[0], stage)
+    def start_step(self, step: Step) -> Advance:
+        """Show that ``step`` is being computed; call the returned function with the number of items just finished."""
+        if self._num_reused:
+            self.say(f"{self._num_reused} committed stages are reused")
+            self._num_reused = 0
+        self._pace.start_step(step)
+        activity = _ACTIVITIES[step.stage]
         done, spoke = 0, monotonic()
-        self._show(name)
+        self._show_activity(activity)
 
         def advance(finished: int) -> None:
             nonlocal done, spoke
             done += finished
-            count = f"{done}/{items}" if items else str(done)
-            self._show(f"{name} {count}")
+            self._show_activity(f"{activity} {done}")
             if not self._alive and monotonic() - spoke > _HEARTBEAT_S:
                 spoke = monotonic()
-                self.say(f"  iteration {iteration}: {name}, {count} done")
+                self.say(f"  iteration {step.iteration}: {activity}, {done} done")
 
         return advance
 
-    def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """A stage is committed; the last one of an iteration prints its line."""
-        self._reused += reused
-        self.standing.end(stage, iteration, metrics, reused=reused)
-        if stage != "evaluate":
-            self._seen |= metrics
-        if stage == "update":
-            if iteration > 0 and not reused:
-                self._pace.end()
-                self.say(self._iteration_line(iteration))
-            self._seen = {}
-        elif stage == "evaluate" and not reused:
-            self.say(_evaluation_line(iteration, metrics))
-        elif stage.startswith("baseline.") and not reused:
-            self.say(_baseline_line(stage.removeprefix("baseline."), metrics))
-        elif stage == "prepare" and not reused:
-            splits = {
-                key.partition("/")[2]: int(value) for key, value in metrics.items() if key.startswith("problems/")
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """Print the line of an iteration after its last step, and of an evaluation or a baseline."""
+        self._num_reused += reused
+        if step.stage in ("rollout", "score", "credit", "update"):
+            self._metrics |= metrics
+        if step.stage == "update" and not reused:
+            self._pace.finish_iteration()
+            self.say(self._iteration_line(step.iteration))
+        elif step.stage == "evaluate" and not reused:
+            self.say(_evaluation_line(step.iteration, metrics))
+        elif step.stage == "baseline" and not reused:
+            self.say(_baseline_line(step.part, metrics))
+        elif step.stage == "prepare" and not reused:
+            counts = {
+                split: int(metrics[f"problems/{split}"]) for split in get_args(Split) if f"problems/{split}" in metrics
             }
-            self.say("problems: " + ", ".join(f"{count} {split}" for split, count in splits.items()))
+            self.say("problems: " + ", ".join(f"{count} {split}" for split, count in counts.items()))
+        if step.stage == "update":
+            self._metrics = {}
 
-    def _show(self, stage: str) -> None:
-        """Renew the live line."""
-        self._live.update(self._bar, completed=self.standing.done, description=stage)
+    def _show_activity(self, activity: str) -> None:
+        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
 
     def _iteration_line(self, iteration: int) -> str:
-        seen, last = self._seen, self.standing.num_iterations
-        seconds = {key[5:-2]: value for key, value in seen.items() if key.startswith("time/")}
+        metrics, last = self._metrics, self._state.num_iterations
+        seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
-        if "reward/joint" in seen:
-            parts.append(f"joint return {self.standing.fraction(seen['reward/joint']):.1%}")
+        if "reward/joint" in metrics:
+            parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
         for part in _PARTS:
-            if f"reward/{part}" in seen:
-                parts.append(f"{column_title(part)} {seen[f'reward/{part}']:.2f}")
+            if f"reward/{part}" in metrics:
+                parts.append(f"{column_title(part)} {metrics[f'reward/{part}']:.2f}")
         split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         parts.append(f"{sum(seconds.values()):.1f} s")
         if not self._alive:
-            return "  ".join(filter(None, [*parts, f"({split})", self._pace.left(iteration)]))
+            return "  ".join(filter(None, [*parts, f"({split})", self._pace.time_left(iteration)]))
         whole = "  ".join([*parts, f"({split})"])
         return whole if len(whole) <= self.console.width else "  ".join(parts)
 

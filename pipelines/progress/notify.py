@@ -1,7 +1,6 @@
-"""Notices of what happens to a run while nobody watches: a webhook, a Prefect notification block, or both.
+"""Notices of a run's failure, recovery or promotion: to a webhook, to services of apprise, to a Prefect block.
 
-Both are Prefect's notification blocks; Prefect is imported when there is something to send. A notice that cannot be
-sent is one line of warning. Every notice is sent from a thread that is waited for ``PATIENCE_S`` at most.
+A notice that cannot be sent is one line of warning. A thread sends it, and is waited for ``PATIENCE_S`` seconds.
 """
 
 from __future__ import annotations
@@ -12,14 +11,14 @@ import logging
 import os
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
 from urllib.parse import urlsplit
 
 from magrpo.config import NotifyConfig, check_webhook
-from magrpo.store import RunStore
+from magrpo.store import RunStore, atomic_write
 from pipelines.environment import prefect_target
-from pipelines.progress.state import Attempt, Standing
+from pipelines.progress.state import Attempt, RunState
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +27,7 @@ PATIENCE_S = 10.0
 """A notice that takes longer is given up."""
 _TIMEOUT_S = 5.0
 _KILLED = "its process was killed, or lost its machine"
-_HEADS = {"failure": "failed", "recovery": "goes on after a failure", "promotion": "made a champion"}
+_HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "made a champion"}
 
 
 class Unsent(Exception):
@@ -36,177 +35,187 @@ class Unsent(Exception):
 
 
 class Notices:
-    """Implements :class:`pipelines.progress.state.Observer`; ``page`` is the address of the flow run.
+    """Implements :class:`pipelines.progress.observers.Observer`; ``page`` is the address of the flow run.
 
-    The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed. It
-    is removed at a good end. One that is found says that there was a failure; if it gives no reason, a killed process.
+    The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed; it
+    is removed at a good end. A file that says neither was left by a killed process.
     """
 
     def __init__(self, page: str | None = None) -> None:
         self._page = page
-        self._trouble: str | None = None
-        """Why the earlier attempt failed; None when it did not, or when it is overcome."""
+        self._failure: str | None = None
+        """Why the previous attempt failed; None if it did not, or once a step was computed since."""
 
-    def begun(self, attempt: Attempt) -> None:
+    def attempt_started(self, attempt: Attempt) -> None:
         self._attempt = attempt
         self._file = attempt.store.path / "attempt.json"
         if not self._wanted:
             return
         if self._file.exists():
-            self._trouble = json.loads(self._file.read_bytes())["failed"]
-            if self._trouble is None:
-                self._trouble = _KILLED
-                self._tell("failure", Standing.of(attempt.store), _KILLED)
-        self._note(None)
+            self._failure = json.loads(self._file.read_bytes())["failed"]
+            if self._failure is None:
+                self._failure = _KILLED
+                self._send("failure", RunState.read(attempt.store), _KILLED)
+        self._write_file(None)
 
-    def passed(self) -> None:
-        if self._trouble is not None and self._attempt.standing.fresh:
-            self._recovered()
+    def step_finished(self) -> None:
+        if self._failure is not None and self._attempt.state.num_computed:
+            self._report_recovery()
 
-    def ended(self, error: BaseException | None) -> None:
+    def attempt_ended(self, error: BaseException | None) -> None:
         if not self._wanted:
             return
-        if error is None and self._trouble is not None:
-            self._recovered()
+        if error is None and self._failure is not None:
+            self._report_recovery()
         if error is not None and not isinstance(error, KeyboardInterrupt):
-            reason = reason_of(error)
-            self._note(reason)
-            self._tell("failure", Standing.of(self._attempt.store), reason)
-        elif self._trouble is not None:
-            self._note(self._trouble)
+            reason = describe_error(error)
+            self._write_file(reason)
+            self._send("failure", RunState.read(self._attempt.store), reason)
+        elif self._failure is not None:
+            self._write_file(self._failure)
         else:
             self._file.unlink()
 
-    def promoted(self, text: str) -> None:
-        self._tell("promotion", self._attempt.standing, text)
+    def team_promoted(self, text: str) -> None:
+        self._send("promotion", self._attempt.state, text)
 
     @property
     def _wanted(self) -> bool:
-        config = self._attempt.notify
-        return config.block is not None or webhook_of(config) is not None
+        return bool(_channels(self._attempt.notify, {}))
 
-    def _recovered(self) -> None:
-        reason, self._trouble = f"earlier: {self._trouble}", None
-        self._tell("recovery", self._attempt.standing, reason)
+    def _report_recovery(self) -> None:
+        reason, self._failure = f"earlier: {self._failure}", None
+        self._send("recovery", self._attempt.state, reason)
 
-    def _note(self, failed: str | None) -> None:
-        """Written anew in one piece: a reader finds the old text or the new one."""
-        draft = self._file.with_suffix(".draft")
-        draft.write_text(json.dumps({"failed": failed}), encoding="utf-8")
-        draft.replace(self._file)
+    def _write_file(self, failed: str | None) -> None:
+        atomic_write(self._file, json.dumps({"failed": failed}).encode())
 
-    def _tell(self, event: Event, standing: Standing, reason: str) -> None:
-        config = self._attempt.notify
-        if event in config.on:
-            send(config, _fields(event, self._attempt.store, standing, reason, self._attempt.look(), self._page))
+    def _send(self, event: Event, state: RunState, reason: str) -> None:
+        attempt = self._attempt
+        if event in attempt.notify.on:
+            fields = _fields(event, attempt.store, state, reason)
+            command, address = attempt.mlflow_page()
+            fields |= {"mlflow": f"{command}, then {address}" if command else address, "prefect": self._page or ""}
+            send_notice(attempt.notify, fields)
 
 
-def reason_of(error: BaseException) -> str:
-    """What an exception says, on one line."""
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception, on one line."""
     first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
     return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
 
 
-def webhook_of(config: NotifyConfig) -> str | None:
+def find_webhook(config: NotifyConfig) -> str | None:
     """The URL from the configuration, else from the environment."""
     if config.webhook is not None:
         return config.webhook.get_secret_value()
     return os.environ.get("MAGRPO_NOTIFY_WEBHOOK") or None
 
 
-def _fields(
-    event: Event, store: RunStore, standing: Standing, reason: str, look: tuple[str, str], page: str | None
-) -> dict[str, str]:
-    """What a notice tells, by name, as texts."""
-    command, address = look
+def _fields(event: Event, store: RunStore, state: RunState, reason: str) -> dict[str, str]:
+    """What a notice says, by name."""
     fields = {
         "event": event,
         "run_id": store.run_id,
         "host": socket.gethostname(),
-        "stage": standing.where,
+        "stage": state.describe_step(),
         "reason": reason,
-        "returns": standing.returns or "none measured yet",
-        "mlflow": f"{command}, then {address}" if command else address,
-        "prefect": page or "",
+        "returns": state.describe_returns() or "none measured yet",
     }
     if event == "failure":
         fields["resume"] = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
     return fields
 
 
-def text_of(fields: dict[str, str]) -> tuple[str, str]:
+def format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
     """The subject and the body of a notice for people."""
-    subject = f"magrpo: run {fields['run_id']} {_HEADS[fields['event']]}"
+    subject = f"magrpo: run {fields['run_id']} {_HEADLINES[fields['event']]}"
     shown = {key: value for key, value in fields.items() if key not in ("event", "run_id") and value}
     width = max(map(len, shown))
     return subject, "\n".join(f"{key + ':':<{width + 1}} {value}" for key, value in shown.items())
 
 
-def send(config: NotifyConfig, fields: dict[str, str]) -> None:
-    """Send a notice to everybody the configuration names, within ``PATIENCE_S``; what fails is a line of warning."""
-    url, block = webhook_of(config), config.block
-    ways: dict[str, Callable[[], None]] = {}
-    if url is not None:
-        ways["the webhook"] = lambda: _post(url, fields)
-    if block is not None:
-        ways[f"block {block}"] = lambda: _use_block(block, fields)
-    event = fields["event"]
-    threads = [threading.Thread(target=_try, args=(*way, event), daemon=True) for way in ways.items()]
+def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
+    """Send a notice through every channel of the configuration, within ``PATIENCE_S``; log a warning for a failure."""
+    channels, event = _channels(config, fields), fields["event"]
+    threads = [threading.Thread(target=_try_send, args=(*item, event), daemon=True) for item in channels.items()]
     for thread in threads:
         thread.start()
-    for thread, name in zip(threads, ways, strict=True):
+    for thread, name in zip(threads, channels, strict=True):
         thread.join(PATIENCE_S)
         if thread.is_alive():
             log.warning("the notice of a %s was not sent by %s: no end after %g s", event, name, PATIENCE_S)
 
 
-def _try(name: str, way: Callable[[], None], event: str) -> None:
+def _channels(config: NotifyConfig, fields: Mapping[str, str]) -> dict[str, Callable[[], None]]:
+    """What sends a notice with ``fields``, by the name used in warnings."""
+    webhook, block = find_webhook(config), config.block
+    channels: dict[str, Callable[[], None]] = {}
+    if webhook is not None:
+        channels["the webhook"] = lambda: _post_webhook(webhook, fields)
+    if config.urls:
+        channels["notify.urls"] = lambda: _notify_services(config, fields)
+    if block is not None:
+        channels[f"block {block}"] = lambda: _notify_block(block, fields)
+    return channels
+
+
+def _try_send(name: str, send: Callable[[], None], event: str) -> None:
     try:
-        way()
+        send()
     except Unsent as error:
         log.warning("the notice of a %s was not sent by %s: %s", event, name, error)
 
 
-def _post(url: str, fields: dict[str, str]) -> None:
-    """POST the fields, with ``subject`` and ``text`` for people (Slack and Mattermost show ``text``), as JSON.
+def _post_webhook(url: str, fields: Mapping[str, str]) -> None:
+    """POST the fields as JSON, with ``subject`` and ``text`` for people (Slack and Mattermost show ``text``).
 
     Raises:
-        Unsent: refused, or no answer. What httpx says may hold the URL, so of an answer only its code is repeated.
+        Unsent: rejected, or no answer. httpx's messages may hold the URL, so only the status code is repeated.
     """
-    from httpx import HTTPStatusError, RequestError
-    from prefect.blocks.notifications import CustomWebhookNotificationBlock
+    import httpx  # takes a tenth of a second
 
     try:
         check_webhook(url)
     except ValueError as error:
         raise Unsent(f"MAGRPO_NOTIFY_WEBHOOK {error}") from None
-    subject, body = text_of(fields)
-    values = fields | {"text": f"{subject}\n{body}"}
-    template = {key: "{{" + key + "}}" for key in ("subject", *values)}
-    block = CustomWebhookNotificationBlock.model_validate(
-        {"name": "magrpo", "url": url, "json_data": template, "secrets": values, "timeout": _TIMEOUT_S}
-    )
+    subject, body = format_notice(fields)
     host = urlsplit(url).hostname
     try:
-        block.notify(body, subject)
-    except HTTPStatusError as error:
+        answer = httpx.post(url, json={"subject": subject, **fields, "text": f"{subject}\n{body}"}, timeout=_TIMEOUT_S)
+        answer.raise_for_status()
+    except httpx.HTTPStatusError as error:
         raise Unsent(f"{host} answers {error.response.status_code}") from None
-    except RequestError as error:
+    except httpx.RequestError as error:
         raise Unsent(f"{host} does not answer ({type(error).__name__})") from None
 
 
-def _use_block(name: str, fields: dict[str, str]) -> None:
-    """Send through a block that the Prefect server keeps.
+def _notify_services(config: NotifyConfig, fields: Mapping[str, str]) -> None:
+    """Send through the services of ``notify.urls``.
 
     Raises:
-        Unsent: no server, no such block, or its service did not take it. What the service says may hold its address.
+        Unsent: a service did not accept the notice. apprise logs the reason, which may hold secrets, at level INFO.
+    """
+    from apprise import Apprise  # loads a hundred services
+
+    subject, body = format_notice(fields)
+    services = Apprise([url.get_secret_value() for url in config.urls])
+    if not services.notify(body=body, title=subject):
+        raise Unsent("a service did not accept it")
+
+
+def _notify_block(name: str, fields: Mapping[str, str]) -> None:
+    """Send through a notification block on the Prefect server.
+
+    Raises:
+        Unsent: no server, no such block, or its service did not accept the notice, in words that may hold its address.
     """
     if prefect_target() is None:
         raise Unsent("it lies on a Prefect server, and none is named (PREFECT_API_URL)")
-    import prefect.blocks.notifications  # noqa: F401  makes the types of blocks known
-    from httpx import HTTPError
-    from prefect.blocks.abstract import NotificationBlock, NotificationError
-    from prefect.blocks.core import Block
+    import prefect.blocks.notifications  # noqa: F401  prefect; registers the types of blocks
+    from httpx import HTTPError  # takes a tenth of a second
+    from prefect.blocks.abstract import NotificationBlock, NotificationError  # prefect
+    from prefect.blocks.core import Block  # prefect
 
     try:
         block = Block.load(name)
@@ -218,11 +227,11 @@ def _use_block(name: str, fields: dict[str, str]) -> None:
         raise Unsent("it is no notification block")
 
     async def notify(block: NotificationBlock) -> None:
-        subject, body = text_of(fields)
+        subject, body = format_notice(fields)
         with block.raise_on_failure():
             await block.notify(body, subject)
 
     try:
         asyncio.run(notify(block))
     except (NotificationError, HTTPError, OSError) as error:
-        raise Unsent(f"its service did not take it ({type(error).__name__})") from None
+        raise Unsent(f"its service did not accept it ({type(error).__name__})") from None

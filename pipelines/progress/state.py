@@ -1,77 +1,78 @@
-"""How far a run has come, and those who are told: the notices, Prefect's page. Imports no prefect."""
+"""How far a run has come: the state that console, notices and Prefect's page read."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from magrpo.config import NotifyConfig
-from magrpo.layout import ONCE, steps
+from magrpo.config import NotifyConfig, RunConfig
+from magrpo.interfaces import Progress
+from magrpo.layout import Step, first_missing, steps
 from magrpo.store import RunStore
 
 
 @dataclass(slots=True)
-class Standing:
+class RunState:
     """How far a run has come."""
 
     num_iterations: int
     fraction: Callable[[float], float]
-    """The share of the maximum that a joint reward is."""
-    stage: str = "starting"
-    """The stage under way, or the last one: ``rollout.0``."""
-    iteration: int = 0
-    done: int = 0
-    """Iterations that are trained."""
-    fresh: int = 0
-    """Stages done, not just found done."""
-    training: float | None = None
+    """The fraction of the maximum that a joint reward is."""
+    step: Step | None = None
+    """The step under way, or the last one; None before the first."""
+    trained_iterations: int = 0
+    num_computed: int = 0
+    """Steps computed by this process, not found committed."""
+    training_return: float | None = None
     """Mean joint reward of the newest iteration, a fraction of the maximum."""
-    held_out: dict[int, float] = field(default_factory=dict)
+    held_out_returns: dict[int, float] = field(default_factory=dict)
     """Held-out return by iteration, fractions of the maximum."""
 
     @classmethod
-    def of(cls, store: RunStore) -> Standing:
-        """Read from the run directory; the stage is the one after the last that is committed."""
+    def of(cls, config: RunConfig) -> RunState:
+        """The state of a run before its first step."""
+        return cls(config.train.num_iterations, config.reward.fraction)
+
+    @classmethod
+    def read(cls, store: RunStore) -> RunState:
+        """The state recorded in a run directory; the step is the one after the last committed step."""
         config = store.config()
-        standing = cls(config.train.num_iterations, config.reward.fraction)
-        every = steps(config)
-        last = max((i for i, step in enumerate(every) if store.committed(step.folder)), default=-1)
-        for step in every[: last + 1]:
+        state, every, missing = cls.of(config), steps(config), first_missing(config, store)
+        for step in every[:missing]:
             if store.committed(step.folder):
-                metrics = store.metrics({"dir": f"stages/{step.folder}", "sha": ""})
-                standing.end(step.folder.partition("/")[2], step.iteration, metrics, reused=True)
-        if last + 1 < len(every):
-            standing.begin(every[last + 1].stage, every[last + 1].iteration)
-        return standing
+                state.finish_step(step, store.stored_metrics(step.folder), reused=True)
+        if missing < len(every):
+            state.start_step(every[missing])
+        return state
 
-    def begin(self, stage: str, iteration: int) -> None:
-        """A stage is to be done."""
-        self.stage, self.iteration = stage, iteration
+    def start_step(self, step: Step) -> None:
+        """Note that ``step`` is being computed."""
+        self.step = step
 
-    def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """A stage is committed."""
-        self.stage, self.iteration = stage, iteration
-        self.fresh += not reused
-        if "reward/joint" in metrics and stage != "evaluate":
-            self.training = self.fraction(metrics["reward/joint"])
-        if stage == "update":
-            self.done = iteration
-        elif stage == "evaluate":
-            self.held_out[iteration] = metrics["eval/return"]
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """Note that ``step`` is committed."""
+        self.step = step
+        self.num_computed += not reused
+        if step.stage == "score" and "reward/joint" in metrics:
+            self.training_return = self.fraction(metrics["reward/joint"])
+        elif step.stage == "update":
+            self.trained_iterations = step.iteration
+        elif step.stage == "evaluate":
+            self.held_out_returns[step.iteration] = metrics["eval/return"]
 
-    @property
-    def where(self) -> str:
-        """In words."""
-        once = self.stage in (*ONCE, "starting") or (self.stage, self.iteration) == ("update", 0)
-        return self.stage if once else f"{self.stage}, iteration {self.iteration} of {self.num_iterations}"
+    def describe_step(self) -> str:
+        """The step under way, in words: ``rollout.0, iteration 7 of 160``."""
+        if self.step is None:
+            return "starting"
+        title = self.step.title
+        return title if self.step.happens_once else f"{title}, iteration {self.step.iteration} of {self.num_iterations}"
 
-    @property
-    def returns(self) -> str:
-        """In words; empty before anything is measured."""
-        parts = [] if self.training is None else [f"training {self.training:.1%}"]
-        for iteration, value in [*self.held_out.items()][:1] + [*self.held_out.items()][1:][-1:]:
+    def describe_returns(self) -> str:
+        """Training and held-out returns, in words; empty before anything is measured."""
+        parts = [] if self.training_return is None else [f"training {self.training_return:.1%}"]
+        measured = list(self.held_out_returns.items())
+        for iteration, value in [*measured[:1], *measured[1:][-1:]]:
             when = "before" if iteration == 0 else f"after {iteration} iterations"
             parts.append(f"held-out {value:.1%} {when}")
         return ", ".join(parts)
@@ -83,41 +84,44 @@ class Attempt:
 
     store: RunStore
     notify: NotifyConfig
-    standing: Standing
-    look: Callable[[], tuple[str, str]] = lambda: ("", "")
-    """The command that shows the MLflow run (empty for a server), and the address of its page; what is known by now."""
+    state: RunState
+    mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
+    """Returns the command that serves MLflow (empty for a server) and the address of the run's page, if known yet."""
 
 
-class Observer(Protocol):
-    """Told how an attempt goes, from within the loop: must be quick, and must not raise."""
+class ProgressDisplay(Protocol):
+    """Shows the steps of a run."""
 
-    def begun(self, attempt: Attempt) -> None:
-        """The run is held by this process, and nothing is done yet."""
+    def start_step(self, step: Step) -> Progress:
+        """``step`` is being computed; call the returned function with the number of items just finished."""
         ...
 
-    def passed(self) -> None:
-        """A stage has been done, or found done."""
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """``step`` is committed."""
         ...
 
-    def promoted(self, text: str) -> None:
-        """The run's agents are the champion now; ``text`` says why."""
-        ...
-
-    def ended(self, error: BaseException | None) -> None:
-        """The attempt is over; ``error`` is what ended it early."""
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
         ...
 
 
-@contextmanager
-def observed(attempt: Attempt, observers: Sequence[Observer]) -> Iterator[None]:
-    """Tell ``observers`` of the beginning and the end of what happens inside."""
-    for observer in observers:
-        observer.begun(attempt)
-    try:
-        yield
-    except BaseException as error:
-        for observer in observers:
-            observer.ended(error)
-        raise
-    for observer in observers:
-        observer.ended(None)
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Keeps the state of a run up to date, then shows it."""
+
+    state: RunState
+    display: ProgressDisplay
+
+    def start_step(self, step: Step) -> Progress:
+        """``step`` is being computed; call the returned function with the number of items just finished."""
+        self.state.start_step(step)
+        return self.display.start_step(step)
+
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """``step`` is committed."""
+        self.state.finish_step(step, metrics, reused=reused)
+        self.display.finish_step(step, metrics, reused=reused)
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        self.display.say(text)

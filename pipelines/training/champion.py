@@ -9,11 +9,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RegistryConfig, RunConfig
-from magrpo.plugins import ConfigError, validate_config
-from magrpo.store import RunStore, write_durably
+from magrpo.config import RunConfig
+from magrpo.plugins import ConfigError
+from magrpo.store import CONFIG, RunStore, atomic_write
 from magrpo.tracking import ModelRegistry, Version, tracking_uri
 from magrpo.tracking.spool import Unavailable
+from pipelines.experiments.derive import derive_config, start_from
 
 START = "start.json"
 """The file of a run directory that says which version the run started from, if it asked for the champion."""
@@ -23,11 +24,11 @@ class RegistryError(RuntimeError):
     """The registry cannot give what a run needs before it can start."""
 
 
-def begin(store: RunStore) -> str:
-    """Give a new run that asks for it the champion's weights; a sentence on that, or nothing.
+def start_from_champion(store: RunStore) -> str:
+    """Give a new run the champion's weights if it asks for them; returns a sentence saying so, or an empty text.
 
-    Once this has returned, the run does not depend on the registry: the weights are in its directory, its configuration
-    names them, and ``start.json`` the version.
+    After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
+    and ``start.json`` names the version.
 
     Raises:
         ConfigError: an agent has weights to start from already, or the champion has no such agents.
@@ -37,12 +38,12 @@ def begin(store: RunStore) -> str:
         config = store.config()
         if not config.registry.continue_from_champion:
             return ""
-        _start_from_champion(store, config)
-    return f"the agents start from {started_from(store)}"
+        _load_champion(store, config)
+    return f"the agents start from {describe_start(store)}"
 
 
-def started_from(store: RunStore) -> str:
-    """What the weights of a run began as, in words."""
+def describe_start(store: RunStore) -> str:
+    """The weights a run started from, in words."""
     path = store.path / START
     facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
     if facts is None:
@@ -53,7 +54,7 @@ def started_from(store: RunStore) -> str:
     return f"version {facts['version']} of {facts['model']}, then the champion"
 
 
-def _start_from_champion(store: RunStore, config: RunConfig) -> None:
+def _load_champion(store: RunStore, config: RunConfig) -> None:
     assert config.registry.model is not None
     given = [agent.name for agent in config.agents if agent.start_from is not None]
     if given:
@@ -61,7 +62,7 @@ def _start_from_champion(store: RunStore, config: RunConfig) -> None:
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     try:
         champion = registry.champion()
-        folder = None if champion is None else fetch(store, registry, champion)
+        folder = None if champion is None else fetch_version(store, registry, champion)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
     if champion is not None and folder is not None:
@@ -78,10 +79,10 @@ def _start_from_champion(store: RunStore, config: RunConfig) -> None:
 
 
 def _note_start(store: RunStore, model: str, version: int | None) -> None:
-    write_durably(store.path / START, json.dumps({"model": model, "version": version}).encode())
+    atomic_write(store.path / START, json.dumps({"model": model, "version": version}).encode())
 
 
-def fetch(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
+def fetch_version(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
     """The folder of a version in the run directory, downloaded unless it is there."""
     folder = store.path / "champions" / str(version.number)
     folder.parent.mkdir(exist_ok=True)
@@ -89,7 +90,7 @@ def fetch(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
     return folder
 
 
-def challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
+def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffix: str) -> RunStore:
     """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
 
     ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
@@ -100,19 +101,15 @@ def challenge(store: RunStore, config: RunConfig, team: Path, number: int, suffi
     """
     name = f"{store.run_id}-{suffix}"
     root = store.path.parent
-    if (root / name / "config.json").exists():
+    if (root / name / CONFIG).exists():
         return RunStore.open(root, name)
     tree: dict[str, Any] = json.loads(config.resolved())
-    described = team / "config.json"
+    described = team / CONFIG
     if described.exists():
         theirs = json.loads(described.read_text(encoding="utf-8"))
         tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
-    tree["root"] = str(root)
-    for agent in tree["agents"]:
-        agent["start_from"] = str(team / agent["name"])
-    tree["train"]["num_iterations"] = 0
-    tree["registry"] = RegistryConfig().model_dump()
-    evaluation = RunStore.create(validate_config(RunConfig, tree, [], f"version {number}"), name)
+    start_from(tree, team)
+    evaluation = RunStore.create(derive_config(tree, root, [], f"version {number}"), name)
     assert config.registry.model is not None
     _note_start(evaluation, config.registry.model, number)
     return evaluation

@@ -9,9 +9,9 @@ import socket
 from collections.abc import Iterator
 
 from magrpo.config import RunConfig
-from magrpo.store import MANIFEST, RunStore
+from magrpo.layout import find_evaluations, read_evaluation
+from magrpo.store import RunStore
 from magrpo.types import HEADLINE
-from pipelines.training.stages import load_report
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description, in Markdown."""
@@ -25,7 +25,7 @@ _STATES = {
 }
 
 
-def description(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
+def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
     """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
     config = store.config()
     lines = [f"{_what(config)} {_STATES[status]}. {' '.join(_results(store, config))}".strip(), ""]
@@ -53,18 +53,15 @@ def _what(config: RunConfig) -> str:
 
 def _results(store: RunStore, config: RunConfig) -> Iterator[str]:
     """The held-out return at the first evaluation and the last."""
-    folders = sorted(path.parent for path in store.path.glob(f"stages/*/evaluate/{MANIFEST}"))
-    if not folders:
+    evaluations = find_evaluations(store)
+    if not evaluations:
         return
-    ends = [store.find(str(folder.relative_to(store.path / "stages"))) for folder in (folders[0], folders[-1])]
-    if None in ends:
-        return  # damaged: it will be evaluated again
-    first, last = (load_report(store, pointer) for pointer in ends if pointer is not None)
+    first, last = (read_evaluation(store.folder(evaluations[i])) for i in (min(evaluations), max(evaluations)))
     value = last.summary[HEADLINE]["return"]
     yield f"Return on held-out problems, of the maximum: **{value.mean:.1%}** [{value.low:.1%}, {value.high:.1%}]"
     yield f"after iteration {last.policy_version} of {config.train.num_iterations}"
-    if len(folders) > 1:
-        yield f"(untrained: {first.summary['test/sampled']['return'].mean:.1%})"
+    if len(evaluations) > 1:
+        yield f"(untrained: {first.summary[HEADLINE]['return'].mean:.1%})"
 
 
 def _done_again(store: RunStore) -> int | None:

@@ -1,48 +1,41 @@
-"""One training run from its run directory: opens what a run needs, goes through the loop, and says what came of it.
+"""One attempt at a run: opens what the run needs, runs its steps, and registers its team.
 
-The same function serves the Prefect flow and ``--local``; they differ in ``as_stages`` only. Imports no prefect.
+The same function serves the Prefect flow and ``--local``; they differ in the wrapper around each step only. Imports no
+prefect.
 """
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
-import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import wraps
 from pathlib import Path
 from time import perf_counter
-from types import SimpleNamespace
-from typing import Any, cast
 
-from magrpo.config import HIDDEN, SECRETS, RunConfig
-from magrpo.plugins import ConfigError
-from magrpo.store import RunStore
+from magrpo.config_diff import flatten_config
+from magrpo.layout import Step, hold_run
+from magrpo.store import Pointer, RunStore
 from magrpo.tracking import MlflowTracker, provenance
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Attempt, Observer, Standing, observed
-from pipelines.training import loop as chain
-from pipelines.training.champion import begin
-from pipelines.training.description import FLOW_RUN_URL, description
-from pipelines.training.promotion import Promotion, Undo, settle, undoing
-from pipelines.training.stages import Session
+from pipelines.progress.observers import Observer, observe_attempt
+from pipelines.progress.state import Attempt, RunProgress, RunState
+from pipelines.training.champion import start_from_champion
+from pipelines.training.description import FLOW_RUN_URL, describe_run
+from pipelines.training.loop import Outcome, RunStep, run_steps
+from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
+from pipelines.training.recorder import RunRecorder
+from pipelines.training.stages import StageRunner
 
-STAGES = ("prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report")
-"""The methods of :class:`pipelines.training.loop.Stages`."""
-
-AsStages = Callable[[chain.Stages], chain.Stages]
-"""Wraps the stages, for example as Prefect tasks."""
+WrapStep = Callable[[RunStep], RunStep]
+"""Wraps the function that runs a step, for example as Prefect tasks."""
 
 
 @dataclass(slots=True)
 class Timing:
-    """Where the wall time of a run went, in seconds.
+    """How a run spent its wall time, in seconds.
 
-    ``stages`` is measured inside the wrapping of the stages, ``wrapped`` outside; so the difference is what the
-    orchestrator takes. ``tracking`` is the time the loop spent in calls of the tracker.
+    ``stages`` is measured inside the wrapper of the steps, ``wrapped`` outside, so their difference is the
+    orchestrator's time. ``tracking`` is the time the loop spent in calls of the tracker.
     """
 
     wall: float = 0.0
@@ -56,7 +49,7 @@ class Timing:
 
     @property
     def loop(self) -> float:
-        """Outside stages, orchestrator and tracker: the loop itself, mostly reading manifests."""
+        """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests."""
         return self.wall - sum(self.wrapped.values()) - self.tracking
 
 
@@ -65,29 +58,29 @@ class Result:
     """A finished run."""
 
     store: RunStore
-    outcome: chain.Outcome
+    outcome: Outcome
     timing: Timing
-    look: tuple[str, str]
-    """The command that shows the MLflow run (empty for a server), and the address of its page."""
+    mlflow_page: tuple[str, str]
+    """The command that serves MLflow (empty for a server), and the address of the run's page."""
     undelivered: int
-    """Tracking records that wait for their server."""
+    """Tracking records not delivered to MLflow yet."""
     mlflow_run_id: str
     """Empty if MLflow was not reached."""
     promotion: Promotion | None = None
-    """What became of the team in the model registry; None: it is not registered, or not yet."""
+    """The registered version and the gate's decision; None: not registered, or not yet."""
 
 
 def execute(
     root: Path,
     run_id: str,
-    as_stages: AsStages,
+    wrap: WrapStep,
     tags: Mapping[str, str],
-    undo: Undo = undoing,
+    undo: Undo = undo_on_error,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Go through the loop, from the first uncommitted stage on, and register what came of it.
+    """Run the steps of a run from the first uncommitted one on, and register its team.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias; ``observers`` are told.
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias.
 
     Raises:
         ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
@@ -95,53 +88,55 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, Standing(config.train.num_iterations, config.reward.fraction))
+    attempt = Attempt(store, config.notify, RunState.of(config))
 
-    def evaluate(name: str) -> chain.Outcome:
-        return execute(root, name, as_stages, tags).outcome
+    def evaluate(name: str) -> Outcome:
+        return execute(root, name, wrap, tags).outcome
 
-    with only_one(store), observed(attempt, observers):
-        result = _go_through(attempt, begin(store), as_stages, tags, observers)
-        promotion = settle(store, result.outcome, result.mlflow_run_id, evaluate, undo)
+    with hold_run(store), observe_attempt(attempt, observers):
+        result = _run_loop(attempt, start_from_champion(store), wrap, tags, observers)
+        promotion = register_team(store, result.outcome, result.mlflow_run_id, evaluate, undo)
         if promotion is not None and promotion.promoted and promotion.fresh:
             for observer in observers:
-                observer.promoted(str(promotion))
+                observer.team_promoted(str(promotion))
         return replace(result, promotion=promotion)
 
 
-def _go_through(
-    attempt: Attempt, start: str, as_stages: AsStages, tags: Mapping[str, str], observers: Sequence[Observer]
+def _run_loop(
+    attempt: Attempt, start: str, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]
 ) -> Result:
-    """The loop; ``start`` says what the agents start from, if that is worth saying."""
+    """Run the steps with everything they need open; ``start`` says which weights the agents start from, if any."""
     store, timing = attempt.store, Timing()
     config = store.config()
-    with RunConsole(attempt.standing) as console:
+    with RunConsole(attempt.state) as console:
         if start:
             console.say(start)
         tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.run_id, store.path)
-        attempt.look = tracker.how_to_look
+        attempt.mlflow_page = tracker.how_to_look
 
         def describe(status: str) -> None:
-            tracker.tags(description(store, status, tags.get(FLOW_RUN_URL)))
+            tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
-        with recorded(tracker, describe, timing):
-            tracker.params(flatten(config))
+        with record_status(tracker, describe, timing):
+            tracker.params(flatten_config(config))
             tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
-            with watched, Session(config, store, console, tracker.tags) as session:
-                stages = clocked(session, timing.stages)
-                stages = clocked(reported(as_stages(stages), observers), timing.wrapped)
+            progress = RunProgress(attempt.state, console)
+            recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
+            with watched, StageRunner(config, store, progress, tracker.tags) as stages:
+                run_step = wrap(time_steps(stages.run_step, timing.stages))
+                run_step = time_steps(notify_steps(run_step, observers), timing.wrapped)
                 started = perf_counter()
-                outcome = chain.run(config, stages, store, tracker, lambda: describe("RUNNING"))
+                outcome = run_steps(config, store, run_step, recorder)
                 timing.wall = perf_counter() - started
     return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered, tracker.mlflow_run_id)
 
 
 @contextmanager
-def recorded(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
-    """Record what happens inside as under way, and then how it ended; ``describe`` is told that, too."""
-    status = "KILLED"  # by Ctrl-C, or by Prefect's cancelling
+def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
+    """Record that the run is under way, and at the end how it ended; ``describe`` takes the status, too."""
+    status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
     try:
         tracker.begin()
         yield
@@ -155,96 +150,27 @@ def recorded(tracker: MlflowTracker, describe: Callable[[str], None], timing: Ti
         tracker.close(status)
 
 
-def clocked(stages: chain.Stages, seconds: dict[str, float]) -> chain.Stages:
-    """The same stages, adding up in ``seconds`` how long each takes."""
+def time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
+    """``run_step``, adding up in ``seconds`` how long each stage takes."""
 
-    @contextmanager
-    def clock(name: str) -> Iterator[None]:
+    def timed(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         started = perf_counter()
         try:
-            yield
+            return run_step(step, inputs)
         finally:
-            seconds[name] = seconds.get(name, 0.0) + perf_counter() - started
+            stage = step.title.partition(".")[0]
+            seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
 
-    return _inside(clock, stages)
+    return timed
 
 
-def reported(stages: chain.Stages, observers: Sequence[Observer]) -> chain.Stages:
-    """The same stages; ``observers`` are told of each that has passed."""
+def notify_steps(run_step: RunStep, observers: Sequence[Observer]) -> RunStep:
+    """``run_step``, notifying ``observers`` after each step."""
 
-    @contextmanager
-    def report(_name: str) -> Iterator[None]:
-        yield
+    def notifying(step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        pointer = run_step(step, inputs)
         for observer in observers:
-            observer.passed()
+            observer.step_finished()
+        return pointer
 
-    return _inside(report, stages)
-
-
-def _inside(context: Callable[[str], AbstractContextManager[None]], stages: chain.Stages) -> chain.Stages:
-    """The same stages, each call of one inside ``context`` of its name."""
-
-    def wrap(name: str) -> Callable[..., Any]:
-        method = getattr(stages, name)
-
-        @wraps(method)  # Prefect reads its signature
-        def call(*args: Any, **kwargs: Any) -> Any:
-            with context(name):
-                return method(*args, **kwargs)
-
-        return call
-
-    return cast(chain.Stages, SimpleNamespace(**{name: wrap(name) for name in STAGES}))
-
-
-def flatten(config: RunConfig) -> dict[str, object]:
-    """The resolved configuration by dotted key: ``train.seed``, ``agents.0.name``."""
-    return flatten_tree(json.loads(config.resolved()))
-
-
-def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
-    """The values of nested tables by dotted key, secrets hidden; a list of tables has numbers for keys."""
-
-    def walk(prefix: str, value: Any) -> Iterator[tuple[str, object]]:
-        if isinstance(value, dict):
-            for key, inner in value.items():
-                yield from walk(f"{prefix}.{key}" if prefix else key, inner)
-        elif isinstance(value, list) and any(isinstance(item, dict) for item in value):
-            for index, inner in enumerate(value):
-                yield from walk(f"{prefix}.{index}", inner)
-        else:
-            yield prefix, value
-
-    flat = dict(walk("", tree))
-    return flat | {key: HIDDEN for key in SECRETS if flat.get(key)}
-
-
-@contextmanager
-def only_one(store: RunStore) -> Iterator[None]:
-    """Hold the run directory; a lock of this process, which the kernel takes back when the process ends.
-
-    Raises:
-        ConfigError: another process holds it.
-    """
-    with (store.path / "lock").open("a+") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            file.seek(0)
-            raise ConfigError(f"run {store.run_id}: process {file.read() or '?'} is working on it already") from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
-
-
-def is_held(folder: Path) -> bool:
-    """Whether another process works on the run in ``folder``; takes no lock itself."""
-    try:
-        with (folder / "lock").open("rb") as file:
-            # struct flock of Linux: type, whence, start, length, process
-            question = struct.pack("hhlli", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            answer = struct.unpack("hhlli", fcntl.fcntl(file, fcntl.F_GETLK, question))
-    except FileNotFoundError:
-        return False
-    return bool(answer[0] != fcntl.F_UNLCK)
+    return notifying

@@ -19,16 +19,17 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from magrpo.config import RunConfig
+from magrpo.layout import WEIGHTS, read_evaluation, split_file
 from magrpo.plugins import ConfigError
+from magrpo.reports.problem_means import problem_returns
 from magrpo.seeds import derive_seed
-from magrpo.store import MANIFEST, Pointer, RunStore, digest
+from magrpo.store import CONFIG, Pointer, RunStore, digest
 from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
-from pipelines.training.champion import challenge, fetch, started_from
+from pipelines.training.champion import create_challenge, describe_start, fetch_version
 from pipelines.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from pipelines.training.loop import Outcome
-from pipelines.training.stages import load_report, problem_returns
 
 log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ class Promotion:
 
 
 @contextmanager
-def undoing(undo: Callable[[], None]) -> Iterator[None]:
+def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
     """The :data:`Undo` of runs without Prefect."""
     try:
         yield
@@ -69,7 +70,7 @@ def undoing(undo: Callable[[], None]) -> Iterator[None]:
         raise
 
 
-def settle(
+def register_team(
     store: RunStore, outcome: Outcome, mlflow_run_id: str, evaluate: Callable[[str], Outcome], undo: Undo
 ) -> Promotion | None:
     """Register the team of a finished run and ask the gate; None: nothing is to be registered, or MLflow is away.
@@ -101,16 +102,18 @@ def _register(
     def work(folder: Path) -> Mapping[str, float]:
         from magrpo.reports.model_card import body, model_card
 
-        version = registry.register(mlflow_run_id, store.folder(checkpoint) / "weights", checkpoint["sha"])
-        reports = [load_report(store, outcome.evaluations[iteration]) for iteration in sorted(outcome.evaluations)]
+        version = registry.register(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
+        reports = [
+            read_evaluation(store.folder(outcome.evaluations[iteration])) for iteration in sorted(outcome.evaluations)
+        ]
         returns = problem_returns(reports[-1], HEADLINE, config.reward)
-        parent, mean = started_from(store), reports[-1].summary[HEADLINE]["return"]
+        parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
         card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
         described = folder / "described"
         described.mkdir()
         (described / "README.md").write_text(card, encoding="utf-8")
-        (described / "config.json").write_text(config.resolved(), encoding="utf-8")
+        (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
         facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
         (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         # The list of versions shows the first line of this, so no heading.
@@ -131,8 +134,7 @@ def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
     tree = json.loads(config.model_dump_json(include=sections))
     del tree["eval"]["every"]
     tree["rollout"] = {key: tree["rollout"][key] for key in _SAMPLING}
-    manifest = json.loads((store.folder(problems) / MANIFEST).read_bytes())
-    return digest(tree, manifest["files"]["test.jsonl.gz"]["sha256"])
+    return digest(tree, store.file_digest(problems, split_file("test")))
 
 
 # --------------------------------------------------------------------------------------------------------------- gate
@@ -212,7 +214,7 @@ class _Gate:
         return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'of no problem'}{how}"
 
     def _own_returns(self) -> dict[str, float]:
-        report = load_report(self.store, self.outcome.evaluations[self.config.train.num_iterations])
+        report = read_evaluation(self.store.folder(self.outcome.evaluations[self.config.train.num_iterations]))
         return problem_returns(report, HEADLINE, self.config.reward)
 
     def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
@@ -220,8 +222,8 @@ class _Gate:
         facts = json.loads(self.registry.read(champion, EVALUATION))
         if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
             return facts["returns"], ""
-        folder = fetch(self.store, self.registry, champion)
-        evaluation = challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
+        folder = fetch_version(self.store, self.registry, champion)
+        evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
         return self._evaluated(evaluation), how
 
@@ -235,16 +237,16 @@ class _Gate:
         fresh = asked.model_copy(update={"seed": seed, "num_samples": FRESH_SAMPLES * asked.num_samples})
         config = self.config.model_copy(update={"eval": fresh})
         ours, theirs = version.number, champion.number
-        weights = self.store.folder(self.outcome.checkpoint) / "weights"
-        team = challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
-        folder = fetch(self.store, self.registry, champion)
-        other = challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
+        weights = self.store.folder(self.outcome.checkpoint) / WEIGHTS
+        team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
+        folder = fetch_version(self.store, self.registry, champion)
+        other = create_challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
         lead = lead_over(self._evaluated(team), self._evaluated(other), CONFIRMATION)
         return lead, f", in runs {team.run_id} and {other.run_id}"
 
     def _evaluated(self, run: RunStore) -> dict[str, float]:
         """The return on each problem in a run of no iterations, gone through if it is not done."""
-        report = load_report(run, self.evaluate(run.run_id).evaluations[0])
+        report = read_evaluation(run.folder(self.evaluate(run.run_id).evaluations[0]))
         return problem_returns(report, HEADLINE, self.config.reward)
 
 

@@ -1,6 +1,6 @@
-"""What is heavy in a run, each opened when it is first needed: policy, updater, engine and sandbox.
+"""The heavy parts of a run, each opened when first needed: policy, updater, engine and sandbox.
 
-And which weights they hold: live in the updater, served by the engine. Imports no prefect.
+Also keeps track of the checkpoint that each of them holds. Imports no prefect.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from magrpo.config import BaselineRow, RunConfig
+from magrpo.layout import WEIGHTS
 from magrpo.store import Pointer, RunStore
 
 if TYPE_CHECKING:
@@ -20,16 +21,16 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """Policy, updater, engine and sandbox of one run. ``isolated`` is told the level of a sandbox that opens."""
+    """Policy, updater, engine and sandbox of one run; ``on_sandbox`` takes the isolation level of an opened sandbox."""
 
-    def __init__(self, config: RunConfig, store: RunStore, isolated: Callable[[str], None]) -> None:
+    def __init__(self, config: RunConfig, store: RunStore, on_sandbox: Callable[[str], None]) -> None:
         self._config = config
         self._store = store
-        self._isolated = isolated
+        self._on_sandbox = on_sandbox
         self._open = ExitStack()
         self._live: Pointer | None = None  # the checkpoint the updater holds
         self._served: Pointer | None = None  # the checkpoint the engine holds
-        self._seated = 0  # rows of baselines whose weights the engine has been given
+        self._rows_served = 0  # rows of baselines served so far
 
     @cached_property
     def policy(self) -> Policy:
@@ -52,7 +53,7 @@ class Resources:
         sandbox: Sandbox = self._config.sandbox.open()
         self._open.callback(sandbox.close)
         if sandbox.level:
-            self._isolated(sandbox.level)
+            self._on_sandbox(sandbox.level)
         return sandbox
 
     @cached_property
@@ -67,24 +68,24 @@ class Resources:
         if self._served is not None:
             self._engine.wake()
         if self._served != checkpoint:
-            folder = self._store.folder(checkpoint) / "weights"
+            folder = self._store.folder(checkpoint) / WEIGHTS
             self._engine.load(self.policy.version, {agent.name: folder / agent.name for agent in self._config.agents})
             self._served = checkpoint
         return self._engine
 
-    def seat(self, row: BaselineRow, untrained: Pointer) -> Engine:
-        """The engine with the weights that ``row`` asks for; they are no checkpoint's."""
-        untrained_weights = self._store.folder(untrained) / "weights"
+    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Engine:
+        """The engine with the weights named by ``row``, which match no checkpoint."""
+        untrained_weights = self._store.folder(untrained) / WEIGHTS
         weights = {agent.name: agent.start_from or untrained_weights / agent.name for agent in row.agents}
         self._live = self._served = None
-        self._seated += 1  # no two rows have the same version, so that every engine takes up the weights
-        self._engine.load(self._seated, weights)
+        self._rows_served += 1  # a version of its own for each row, so that every engine loads the weights
+        self._engine.load(self._rows_served, weights)
         return self._engine
 
     def train(self, checkpoint: Pointer) -> Updater:
         """The updater with the weights of ``checkpoint``, for an update; the engine sleeps.
 
-        The weights are nobody's from here on, until :meth:`trained` names them.
+        Until :meth:`mark_trained` is called, the weights match no checkpoint.
         """
         self._resume(checkpoint)
         if self._served is not None:
@@ -92,12 +93,12 @@ class Resources:
         self._live = None
         return self.updater
 
-    def trained(self, checkpoint: Pointer) -> None:
+    def mark_trained(self, checkpoint: Pointer) -> None:
         """The updater's weights are those of ``checkpoint``, just committed."""
         self._live = checkpoint
 
-    def let_go(self) -> None:
-        """Close engine and sandbox, one of which died: another try opens them anew."""
+    def discard_workers(self) -> None:
+        """Close engine and sandbox after one of them died; the next use opens them again."""
         self.close()
         self.__dict__.pop("_engine", None)
         self.__dict__.pop("sandbox", None)

@@ -1,7 +1,7 @@
-"""The stages bound to one run: each method finds its output committed, or computes and commits it.
+"""The stages bound to one run: a step finds its output committed, or computes and commits it.
 
-A method takes and returns pointers to committed outputs. What is heavy (policy, engine, sandbox) is opened when a
-stage first needs it, so a run whose stages are all committed opens nothing. Imports no prefect.
+Inputs and outputs are pointers to committed outputs. Policy, engine and sandbox open when a stage first needs them, so
+a run whose steps are all committed opens nothing. Imports no prefect.
 """
 
 from __future__ import annotations
@@ -9,371 +9,303 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from statistics import fmean
 from time import perf_counter
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from magrpo.config import RunConfig
 from magrpo.engines import EngineError
-from magrpo.interfaces import Reward
-from magrpo.sandboxes import SandboxDied
-from magrpo.seeds import derive_seed
-from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import (
-    HEADLINE,
-    EvalReport,
-    Execution,
-    ExecutionReport,
-    Problem,
-    RolloutGroup,
-    Sample,
-    ScoredTurn,
-    Split,
-    Turn,
+from magrpo.interfaces import Engine, Progress
+from magrpo.layout import (
+    EVALUATION,
+    GROUPS,
+    NOTABLE_EXECUTIONS,
+    OPTIMIZER,
+    TIMED_ANSWERS,
+    TRAJECTORIES,
+    StageName,
+    Step,
+    evaluates_after,
+    read_evaluation,
+    read_held_out,
+    read_problems,
+    read_scored,
+    samples_file,
+    split_file,
 )
+from magrpo.reports.budget import ledger
+from magrpo.sandboxes import SandboxDied
+from magrpo.sandboxes.remarkable import write_remarkable
+from magrpo.seeds import derive_seed
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.baseline import baseline, count_votes, time_answers
+from magrpo.stages.evaluate import evaluate, spread_problems
+from magrpo.stages.prepare import draw_problems, prepare
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
+from magrpo.stages.score import score
+from magrpo.store import Pointer, RunStore, digest, read_records, write_records
+from magrpo.types import HEADLINE, EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, Split, Turn
+from pipelines.progress.state import RunProgress
 from pipelines.training.resources import Resources
 
-if TYPE_CHECKING:
-    from magrpo.interfaces import Engine, Progress
-    from magrpo.stages.backend import Backend, ScoreStats
+Metrics = Mapping[str, float]
 
 _POLICY = ("agents", "model", "lora", "train")
+_SECTIONS: Mapping[StageName, Sequence[str]] = {
+    "prepare": ("problems", "rollout"),
+    "start": (*_POLICY, "optim", "algo"),
+    "rollout": (*_POLICY, "env", "engine", "rollout"),
+    "score": ("reward", "sandbox"),
+    "credit": ("algo", "agents", "env", "rollout"),
+    "update": (*_POLICY, "optim", "algo"),
+    "evaluate": ("eval", "env", "reward", "sandbox", "engine", "rollout"),
+    "baseline": ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout"),
+    "report": ("reward", "agents"),
+    "tables": ("baselines",),
+}
+"""The sections of the configuration that the output of a stage depends on, besides its inputs."""
 
 
-class Console(Protocol):
-    """Shows a run's progress."""
-
-    def begin(self, stage: str, iteration: int, items: int | None = None) -> Progress:
-        """A stage starts; call what is returned with the number of items just finished."""
-        ...
-
-    def end(self, stage: str, iteration: int, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """A stage is committed."""
-        ...
-
-    def say(self, text: str) -> None:
-        """A line that stays."""
-        ...
-
-
-class Session:
-    """Implements :class:`pipelines.training.loop.Stages` for one run directory. ``tag`` records tags of the run."""
+class StageRunner:
+    """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
     def __init__(
-        self, config: RunConfig, store: RunStore, console: Console, tag: Callable[[Mapping[str, str]], None]
+        self, config: RunConfig, store: RunStore, progress: RunProgress, set_tags: Callable[[Mapping[str, str]], None]
     ) -> None:
-        self.config = config
-        self.store = store
-        self.console = console
-        self._tag = tag
-        self._open = Resources(config, store, self._isolated)
+        self._config = config
+        self._store = store
+        self._progress = progress
+        self._set_tags = set_tags
+        self._resources = Resources(config, store, self._announce_isolation)
         self._reports: dict[Execution, ExecutionReport] = {}
         self._problems: dict[Split, list[Problem]] = {}
-        self._progress: Progress | None = None  # of the stage under way
+        self._advance: Progress | None = None
+        """Reports progress within the step under way."""
 
-    def __enter__(self) -> Session:
+    def __enter__(self) -> StageRunner:
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._open.close()
+        self._resources.close()
 
-    # ------------------------------------------------------------------------------------------------------- stages
-    def prepare(self) -> Pointer:
-        """Load and check the problem set."""
-
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.prepare import prepare
-
-            splits = prepare(self.config.problems, self.config.rollout.problems_per_iteration)
-            for split, members in splits.items():
-                write_records(folder / f"{split}.jsonl.gz", members)
-            return {f"problems/{split}": float(len(members)) for split, members in splits.items()}
-
-        return self._stage("prepare", 0, ("problems", "rollout"), [], work)
-
-    def start(self) -> Pointer:
-        """Write the untrained weights: checkpoint 0."""
-
-        def work(folder: Path) -> dict[str, float]:
-            self._open.updater.save(folder)
-            return {"start/gpus": float(self._open.policy.device.type == "cuda")}
-
-        return self._stage("update", 0, (*_POLICY, "optim", "algo"), [], work)
-
-    def rollout(
-        self, iteration: int, turn: int, problems: Pointer, checkpoint: Pointer, parents: Pointer | None
-    ) -> Pointer:
-        """Sample one tree level with the weights of ``checkpoint``."""
-
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.backend import Team
-            from magrpo.stages.prepare import draw_problems
-            from magrpo.stages.rollout import child_nodes, rollout, root_nodes
-
-            config, seed = self.config, derive_seed(self.config.train.seed, "rollout", iteration, turn)
-            if parents is None:
-                train = self._load_problems(problems)["train"]
-                drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
-                nodes = root_nodes(drawn, config.rollout)
-            else:
-                nodes = child_nodes(self._scored(parents), config.rollout, seed)
-            groups: list[RolloutGroup[Turn]] = []
-            if nodes:
-                groups = rollout(
-                    nodes, Team.of(config), self._backend(self._open.serve(checkpoint)), config.rollout, seed
-                )
-            write_records(folder / "groups.jsonl.gz", groups)
-            return _rollout_metrics(groups)
-
-        inputs = [problems, checkpoint, *([parents] if parents else [])]
-        return self._stage(f"rollout.{turn}", iteration, (*_POLICY, "env", "engine", "rollout"), inputs, work)
-
-    def score(self, iteration: int, turn: int, groups: Pointer) -> Pointer:
-        """Run the programs and price every joint action."""
-
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.sandboxes.remarkable import write_remarkable
-            from magrpo.stages.backend import Team
-            from magrpo.stages.score import score
-
-            unscored = read_records(self.store.folder(groups) / "groups.jsonl.gz", RolloutGroup[Turn])
-            scored, stats = score(unscored, Team.of(self.config), self._open.sandbox, self._reports, self._progress)
-            write_records(folder / "groups.jsonl.gz", scored)
-            write_remarkable(folder / "remarkable.json", stats.ran)
-            return stats.metrics()
-
-        return self._stage(f"score.{turn}", iteration, ("reward", "sandbox"), [groups], work)
-
-    def credit(self, iteration: int, scored: Sequence[Pointer]) -> Pointer:
-        """Returns and advantages of every completion."""
-
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.credit import credit
-
-            groups = [group for pointer in scored for group in self._scored(pointer)]
-            config = self.config
-            samples, metrics = credit(
-                groups,
-                config.algo,
-                [agent.name for agent in config.agents],
-                {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None},
-                rollout=config.rollout,
-                num_turns=config.env.num_turns,
-            )
-            for agent, members in samples.items():
-                write_records(folder / f"{agent}.jsonl.gz", members)
-            return metrics
-
-        sections = ("algo", "agents", "env", "rollout")
-        return self._stage("credit", iteration, sections, scored, work)
-
-    def update(self, iteration: int, samples: Pointer, checkpoint: Pointer) -> Pointer:
-        """One MAGRPO update of every agent that trains; the new weights and the optimizer's state."""
-        computed = False
-
-        def work(folder: Path) -> dict[str, float]:
-            nonlocal computed
-            batch = {
-                agent.name: read_records(self.store.folder(samples) / f"{agent.name}.jsonl.gz", Sample)
-                for agent in self.config.agents
-                if agent.trained
-            }
-            updater = self._open.train(checkpoint)
-            metrics = updater.update(batch, self._progress)
-            updater.save(folder)
-            computed = True
-            return metrics
-
-        pointer = self._stage("update", iteration, (*_POLICY, "optim", "algo"), [samples, checkpoint], work)
-        if computed:
-            self._open.trained(pointer)
-        if (iteration - 1) % self.config.eval.every != 0:
-            self.store.prune(checkpoint, "optimizer.pt")
+    def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        """The committed output of ``step``, computed if need be; a :data:`pipelines.training.loop.RunStep`."""
+        key = self._key(step, inputs)
+        pointer = self._store.find(step.folder, key)
+        computed = pointer is None
+        if pointer is None:
+            pointer = self._compute(step, inputs, key)
+        if step.stage == "update":
+            checkpoint = inputs[1]
+            if computed:
+                self._resources.mark_trained(pointer)
+            if not evaluates_after(self._config, step.iteration - 1):
+                self._store.prune(checkpoint, OPTIMIZER)
+        self._progress.finish_step(step, self._store.metrics(pointer), reused=not computed)
         return pointer
 
-    def evaluate(self, iteration: int, problems: Pointer, checkpoint: Pointer) -> Pointer:
-        """The weights of ``checkpoint`` on problems never trained on."""
+    def _key(self, step: Step, inputs: Sequence[Pointer]) -> str:
+        """Digest of everything the output depends on: sections of the configuration, and inputs.
 
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.backend import Team
-            from magrpo.stages.evaluate import evaluate
-
-            config = self.config
-            backend = self._backend(self._open.serve(checkpoint))
-            splits = self._load_problems(problems)
-            report, kept = evaluate(Team.of(config), backend, splits, config.seeded_eval(), config.rollout, iteration)
-            _write_evaluation(folder, report, backend.stats)
-            write_records(folder / "trajectories.jsonl.gz", kept)
-            headline = report.summary[HEADLINE]
-            metrics = {f"eval/{key}": interval.mean for key, interval in headline.items()}
-            metrics["eval/sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
-            for name, summary in report.summary.items():
-                if name != HEADLINE:
-                    metrics[f"eval/{name}/return"] = summary["return"].mean
-            return metrics
-
-        sections = ("eval", "env", "reward", "sandbox", "engine", "rollout")
-        return self._stage("evaluate", iteration, sections, [problems, checkpoint], work)
-
-    def baseline(self, row: str, problems: Pointer, untrained: Pointer, earlier: Mapping[str, Pointer]) -> Pointer:
-        """One row of the table of baselines; ``untrained`` are the weights of agents that start from nothing.
-
-        ``earlier``: the rows made so far, for one that votes at the tokens of the costliest of them.
+        The length of the run is left out unless a learning-rate schedule ends with it.
         """
+        sections = json.loads(self._config.model_dump_json(include=set(_SECTIONS[step.stage])))
+        if "train" in sections and self._config.optim.schedule == "constant":
+            del sections["train"]["num_iterations"]
+        return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
 
-        def work(folder: Path) -> dict[str, float]:
-            from magrpo.stages.baseline import baseline, count_votes, time_answers
-            from magrpo.stages.evaluate import spread_problems
+    def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
+        self._advance = self._progress.start_step(step)
 
-            config = self.config
-            chosen = next(one for one in config.baselines.rows if one.name == row)
-            votes = 1
-            if chosen.votes != "none":
-                votes = count_votes({name: load_report(self.store, made) for name, made in earlier.items()}, "single")
-            backend = self._backend(self._open.seat(chosen, untrained))
-            splits, eval_config = self._load_problems(problems), config.seeded_eval()
-            report = baseline(chosen, backend, splits, eval_config, config.rollout, votes)
-            evaluated = spread_problems(splits["test"], eval_config.max_problems)
-            to_time = spread_problems(evaluated, config.baselines.timed_problems)
-            timed = time_answers(chosen, backend, to_time, eval_config, config.rollout, votes)
-            _write_evaluation(folder, report, backend.stats)
-            write_records(folder / "timed.jsonl.gz", timed)
-            metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
-            metrics["sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
-            metrics["votes"] = float(votes)
-            return {f"baseline/{row}/{key}": value for key, value in metrics.items()}
-
-        sections = ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout")
-        inputs = [problems, untrained, *earlier.values()]
-        return self._stage(f"baseline.{row}", 0, sections, inputs, work)
-
-    def report(self, evaluations: Sequence[Pointer]) -> Pointer:
-        """The closing table and pictures; of a run of baselines their tables."""
-
-        def work(folder: Path) -> dict[str, float]:
-            if self.config.baselines.rows:
-                from magrpo.reports.baselines import measured, write_tables
-
-                rows = measured(self.config, [self.store.folder(pointer) for pointer in evaluations])
-                write_tables(folder, self.config, rows)
-                return {}
-            from magrpo.reports.budget import ledger
-            from magrpo.reports.run import write_report
-
-            reports = [load_report(self.store, pointer) for pointer in evaluations]
-            budgets = ledger(self.store.stage_metrics())
-            write_report(folder, self.store.run_id, self.config, reports, budgets, self._held_out())
-            before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
-            return {"report/return_gain": after - before}
-
-        sections = ("baselines",) if self.config.baselines.rows else ("reward", "agents")
-        return self._stage("report", self.config.train.num_iterations, sections, evaluations, work)
-
-    # ------------------------------------------------------------------------------------------------------ plumbing
-    def _isolated(self, level: str) -> None:
-        self.console.say(f"programs run at isolation level {level}")
-        self._tag({"sandbox.level": level})
-
-    def _stage(
-        self,
-        stage: str,
-        iteration: int,
-        sections: Sequence[str],
-        inputs: Sequence[Pointer],
-        work: Callable[[Path], Mapping[str, float]],
-    ) -> Pointer:
-        """The committed output of a stage, computed if need be.
-
-        Its key covers what its result depends on: the named sections of the configuration and its inputs. The length
-        of the run is left out unless a learning-rate schedule ends with it.
-        """
-        config = json.loads(self.config.model_dump_json(include=set(sections)))
-        if "train" in config and self.config.optim.schedule == "constant":
-            del config["train"]["num_iterations"]
-        key = digest(stage, iteration, config, [pointer["sha"] for pointer in inputs])
-        name = f"{iteration:05d}/{stage}"
-        pointer = self.store.find(name, key)
-        if pointer is not None:
-            self.console.end(stage, iteration, self.store.metrics(pointer), reused=True)
-            return pointer
-        self._progress = self.console.begin(stage, iteration)
-
-        def timed(folder: Path) -> Mapping[str, float]:
+        def write(folder: Path) -> Metrics:
             started = perf_counter()
-            metrics = work(folder)
-            return {**metrics, f"time/{stage.split('.')[0]}_s": perf_counter() - started}
+            metrics = _WRITERS[step.stage](self, step, inputs, folder)
+            return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
 
         try:
-            pointer = self.store.commit(name, key, timed)
+            return self._store.commit(step.folder, key, write)
         except (EngineError, SandboxDied):
-            self._open.let_go()
+            self._resources.discard_workers()
             raise
-        self.console.end(stage, iteration, self.store.metrics(pointer), reused=False)
-        return pointer
+
+    # ------------------------------------------------------------------------------------------------------- stages
+    def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        splits = prepare(self._config.problems, self._config.rollout.problems_per_iteration)
+        for split, problems in splits.items():
+            write_records(folder / split_file(split), problems)
+        return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}
+
+    def _start(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Write checkpoint 0, the untrained weights."""
+        self._resources.updater.save(folder)
+        return {"start/gpus": float(self._resources.policy.device.type == "cuda")}
+
+    def _rollout(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Sample one level of the trees, with the weights of a checkpoint."""
+        config, iteration = self._config, step.iteration
+        problems, checkpoint, *parents = inputs
+        seed = derive_seed(config.train.seed, "rollout", iteration, int(step.part))
+        if parents:
+            nodes = child_nodes(read_scored(self._store.folder(parents[0])), config.rollout, seed)
+        else:
+            train = self._load_problems(problems)["train"]
+            drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
+            nodes = root_nodes(drawn, config.rollout)
+        groups: list[RolloutGroup[Turn]] = []
+        if nodes:
+            backend = self._backend(self._resources.serve(checkpoint))
+            groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
+        write_records(folder / GROUPS, groups)
+        return _rollout_metrics(groups)
+
+    def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Run the programs in the sandbox and price every joint action."""
+        [groups] = inputs
+        unscored = read_records(self._store.folder(groups) / GROUPS, RolloutGroup[Turn])
+        team, sandbox = Team.of(self._config), self._resources.sandbox
+        scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
+        write_records(folder / GROUPS, scored)
+        write_remarkable(folder / NOTABLE_EXECUTIONS, stats.ran)
+        return stats.metrics()
+
+    def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Compute the return and the advantage of every completion."""
+        from magrpo.stages.credit import credit  # torch
+
+        config = self._config
+        samples, metrics = credit(
+            [group for pointer in inputs for group in read_scored(self._store.folder(pointer))],
+            config.algo,
+            [agent.name for agent in config.agents],
+            {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None},
+            rollout=config.rollout,
+            num_turns=config.env.num_turns,
+        )
+        for agent, samples_of_agent in samples.items():
+            write_records(folder / samples_file(agent), samples_of_agent)
+        return metrics
+
+    def _update(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Update every trained agent; write its weights and the optimizer's state."""
+        samples, checkpoint = inputs
+        batch = {
+            agent.name: read_records(self._store.folder(samples) / samples_file(agent.name), Sample)
+            for agent in self._config.agents
+            if agent.trained
+        }
+        updater = self._resources.train(checkpoint)
+        metrics = updater.update(batch, self._advance)
+        updater.save(folder)
+        return metrics
+
+    def _evaluate(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Evaluate a checkpoint on problems never trained on."""
+        config = self._config
+        problems, checkpoint = inputs
+        backend = self._backend(self._resources.serve(checkpoint))
+        splits, eval_config = self._load_problems(problems), config.seeded_eval()
+        report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
+        _write_evaluation(folder, report, backend)
+        write_records(folder / TRAJECTORIES, trajectories)
+        metrics = {f"eval/{key}": interval.mean for key, interval in report.summary[HEADLINE].items()}
+        metrics["eval/sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
+        for name, summary in report.summary.items():
+            if name != HEADLINE:
+                metrics[f"eval/{name}/return"] = summary["return"].mean
+        return metrics
+
+    def _baseline(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Evaluate one row of the table of baselines. A row that votes spends the tokens of the costliest other row."""
+        config = self._config
+        problems, untrained, *earlier = inputs
+        row = next(row for row in config.baselines.rows if row.name == step.part)
+        votes = 1
+        if row.votes != "none":
+            others = {pointer["dir"].partition("baseline.")[2]: pointer for pointer in earlier}
+            reports = {name: read_evaluation(self._store.folder(pointer)) for name, pointer in others.items()}
+            votes = count_votes(reports, "single")
+        backend = self._backend(self._resources.serve_row(row, untrained))
+        splits, eval_config = self._load_problems(problems), config.seeded_eval()
+        report = baseline(row, backend, splits, eval_config, config.rollout, votes)
+        evaluated = spread_problems(splits["test"], eval_config.max_problems)
+        to_time = spread_problems(evaluated, config.baselines.timed_problems)
+        timed = time_answers(row, backend, to_time, eval_config, config.rollout, votes)
+        _write_evaluation(folder, report, backend)
+        write_records(folder / TIMED_ANSWERS, timed)
+        metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
+        metrics["sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
+        metrics["votes"] = float(votes)
+        return {f"baseline/{row.name}/{key}": value for key, value in metrics.items()}
+
+    def _report(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Write the closing tables and pictures."""
+        from magrpo.reports.run import write_report  # matplotlib
+
+        reports = [read_evaluation(self._store.folder(pointer)) for pointer in inputs]
+        budgets = ledger(self._store.stage_metrics())
+        write_report(folder, self._store.run_id, self._config, reports, budgets, read_held_out(self._store))
+        before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
+        return {"report/return_gain": after - before}
+
+    def _tables(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
+        """Write the tables of a run of baselines."""
+        from magrpo.reports.baselines import measured, write_tables  # matplotlib
+
+        rows = measured(self._config, [self._store.folder(pointer) for pointer in inputs])
+        write_tables(folder, self._config, rows)
+        return {}
+
+    # ------------------------------------------------------------------------------------------------------ plumbing
+    def _announce_isolation(self, level: str) -> None:
+        self._progress.say(f"programs run at isolation level {level}")
+        self._set_tags({"sandbox.level": level})
 
     def _backend(self, engine: Engine) -> Backend:
-        from magrpo.stages.backend import Backend
-
         return Backend(
             engine=engine,
-            sandbox=self._open.sandbox,
-            render=self._open.policy.render,
+            sandbox=self._resources.sandbox,
+            render=self._resources.policy.render,
             cache=self._reports,
-            progress=self._progress,
+            progress=self._advance,
         )
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
         if not self._problems:
-            for path in self.store.folder(problems).glob("*.jsonl.gz"):
-                self._problems[path.name.removesuffix(".jsonl.gz")] = read_records(path, Problem)  # type: ignore[index]
+            self._problems = read_problems(self._store.folder(problems))
         return self._problems
 
-    def _held_out(self) -> dict[str, Problem]:
-        """The problems never trained on, by id."""
-        prepared = self.store.find("00000/prepare")
-        assert prepared is not None, "a run that was evaluated has its problems"
-        splits = self._load_problems(prepared)
-        return {
-            problem.task_id: problem for split, members in splits.items() if split != "train" for problem in members
-        }
 
-    def _scored(self, pointer: Pointer) -> list[RolloutGroup[ScoredTurn]]:
-        return read_records(self.store.folder(pointer) / "groups.jsonl.gz", RolloutGroup[ScoredTurn])
-
-
-def _write_evaluation(folder: Path, report: EvalReport, stats: ScoreStats) -> None:
-    from magrpo.sandboxes.remarkable import write_remarkable
-
-    write_remarkable(folder / "remarkable.json", stats.ran)
-    (folder / "report.json").write_bytes(msgspec.json.encode(report))
+_WRITERS: Mapping[StageName, Callable[[StageRunner, Step, Sequence[Pointer], Path], Metrics]] = {
+    "prepare": StageRunner._prepare,
+    "start": StageRunner._start,
+    "rollout": StageRunner._rollout,
+    "score": StageRunner._score,
+    "credit": StageRunner._credit,
+    "update": StageRunner._update,
+    "evaluate": StageRunner._evaluate,
+    "baseline": StageRunner._baseline,
+    "report": StageRunner._report,
+    "tables": StageRunner._tables,
+}
+"""What writes the output of each stage into a folder, and returns its metrics."""
 
 
-def load_report(store: RunStore, pointer: Pointer) -> EvalReport:
-    """Read back a committed evaluation."""
-    return msgspec.json.decode((store.folder(pointer) / "report.json").read_bytes(), type=EvalReport)
+def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> None:
+    write_remarkable(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
+    (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
 
 
-def problem_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """The mean return on each problem of an evaluation, ``key`` as ``test/sampled``; fractions of the maximum."""
-    returns: dict[str, list[float]] = {}
-    for row in report.rows:
-        if f"{row.split}/{row.mode}" == key:
-            returns.setdefault(row.task_id, []).append(reward.fraction(row.returns[-1]))
-    return {task_id: fmean(values) for task_id, values in returns.items()}
-
-
-def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> dict[str, float]:
-    actions = [action for group in groups for members in group.actions.values() for action in members]
+def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> Metrics:
+    actions = [action for group in groups for actions in group.actions.values() for action in actions]
     tokens = sum(len(action.token_ids) for action in actions)
+    cut_off = sum(action.finish_reason == "length" for action in actions)
     return {
         "rollout/groups": float(len(groups)),
         "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
         "rollout/tokens": float(tokens),
         "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
-        "rollout/cut_off_frac": sum(a.finish_reason == "length" for a in actions) / len(actions) if actions else 0.0,
+        "rollout/cut_off_frac": cut_off / len(actions) if actions else 0.0,
     }

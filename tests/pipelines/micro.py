@@ -12,12 +12,21 @@ import os
 import pickle
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
 
+from magrpo.config import RunConfig
 from magrpo.plugins import Plugin
+from magrpo.store import RunStore
+from magrpo.tracking import MemoryTracker
 from pipelines.environment import prepare_environment
+from pipelines.progress.console import RunConsole
+from pipelines.progress.state import RunProgress, RunState
+from pipelines.training.loop import Outcome, run_steps
+from pipelines.training.recorder import RunRecorder
+from pipelines.training.stages import StageRunner
 from tests.fakes import ScriptedSandbox
 from tests.tiny import tiny_base, tiny_config
 
@@ -93,6 +102,25 @@ max_problems = 2
 """
 
 
+def run_locally(config: RunConfig) -> tuple[RunStore, MemoryTracker, Outcome]:
+    """A new run of ``config`` in this process, recorded in memory."""
+    store, tracker = RunStore.create(config), MemoryTracker()
+    with open_stages(config, store, tracker) as stages:
+        outcome = run_steps(config, store, stages.run_step, RunRecorder(config, store, tracker))
+    return store, tracker, outcome
+
+
+@contextmanager
+def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> Iterator[StageRunner]:
+    """The stages of a run, shown on the console."""
+    state = RunState.of(config)
+    with (
+        RunConsole(state) as console,
+        StageRunner(config, store, RunProgress(state, console), tracker.tags) as stages,
+    ):
+        yield stages
+
+
 def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -> Path:
     """Write the base model and ``run.toml`` into ``folder``; runs go to ``folder/runs``.
 
@@ -111,9 +139,7 @@ def write_config(folder: Path, iterations: int = 3, fault: Path | None = None) -
 
 # ----------------------------------------------------------------------------------------------- commands in processes
 _FORKS = multiprocessing.get_context("forkserver")
-_HEAVY = """tests.pipelines.micro pipelines.commands.train magrpo.stages.rollout magrpo.stages.update
-magrpo.stages.evaluate magrpo.engines.transformers peft mlflow pandas matplotlib.pyplot"""
-_FORKS.set_forkserver_preload(_HEAVY.split())
+_FORKS.set_forkserver_preload(["tests.pipelines.micro", "tests.pipelines.libraries"])
 
 
 def magrpo(arguments: list[str]) -> int:

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import Compared, _equal_budget, _spent, difference, load_compared
+from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
-from pipelines.commands.runs import duration, worked
-from pipelines.training.execute import is_held
+from pipelines.commands.runs import worked
 from tests.pipelines.micro import write_config
 
 
@@ -118,7 +119,7 @@ def test_time_at_work_leaves_pauses_out() -> None:
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (273, "4 min 33 s"), (7_500, "2 h 05 min")])
 def test_duration(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 class Sources(HTMLParser):

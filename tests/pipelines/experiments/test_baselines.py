@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+import shutil
 from pathlib import Path
 from statistics import fmean
 
 import pytest
 
 from magrpo.config import BaselineRow, ConfigError, load_config
+from magrpo.layout import read_evaluation
 from magrpo.store import RunStore
 from pipelines.cli import main
-from pipelines.experiments import derive as evaluate
-from pipelines.training.stages import load_report
+from pipelines.experiments.derive import Opponents, Source, create_baselines
 from tests.pipelines.micro import write_config
 
 
@@ -71,7 +72,7 @@ def test_rows_find_what_the_runs_found(root: Path) -> None:
     """The weights in a row are those of the run: its own last evaluation comes out again, to the token."""
 
     def played(run: str, stage: str) -> list[tuple[object, ...]]:
-        report = load_report(RunStore.open(root, run), {"dir": f"stages/{stage}", "sha": ""})
+        report = read_evaluation(RunStore.open(root, run).path / f"stages/{stage}")
         return [(r.task_id, r.mode, r.returns, list(r.texts.values())) for r in report.rows if r.index < 2]
 
     assert played("table", "00000/baseline.naive") == played("a", "00000/evaluate")
@@ -89,7 +90,7 @@ def test_tables(root: Path) -> None:
     report = root / "table" / "stages" / "00000" / "report"
     tree = json.loads((report / "baselines.json").read_text())
     figures = {(f["row"], f["of"], f["quantity"]): f for f in tree["figures"]}
-    row = load_report(RunStore.open(root, "table"), {"dir": "stages/00000/baseline.magrpo", "sha": ""})
+    row = read_evaluation(RunStore.open(root, "table").path / "stages/00000/baseline.magrpo")
     sampled = [r for r in row.rows if (r.split, r.mode) == ("test", "sampled")]
     tasks = sorted({r.task_id for r in sampled})
     by_hand = fmean(fmean(r.returns[-1] / 2 for r in sampled if r.task_id == task) for task in tasks)
@@ -116,8 +117,8 @@ def test_tables(root: Path) -> None:
 def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
     stages = root / "table" / "stages" / "00000"
     before = {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}
-    RunStore.open(root, "table").drop("00000/report")
-    RunStore.open(root, "table").drop("00000/baseline.swap")
+    shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/report")
+    shutil.rmtree(RunStore.open(root, "table").path / "stages/00000/baseline.swap")
     assert main(["train", "--resume", "table", "--root", str(root), "--local"]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in stages.glob("*/_SUCCESS")}.keys() == before.keys()
     assert (stages / "report" / "baselines.html").exists()
@@ -194,9 +195,8 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
 
 def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) -> None:
     overrides = ["env={kind='sequential', prompt='bare'}", "reward.kind=coding", "agents.0.start_from=somewhere"]
-    store = evaluate.prepare_baselines(
-        str(root.parent / "run.toml"), overrides, None, root, None, baselines="all", single_run=None, partners=()
-    )
+    source = Source(str(root.parent / "run.toml"), None, root, overrides)
+    store = create_baselines(source, Opponents("all"), None)
     rows = rows_of(root, store.run_id)
     assert {
         name: (rows[name].env.kind, rows[name].env.num_turns) for name in ("naive", "sequential", "discussion")
@@ -261,7 +261,7 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     played = {
         name: {
             (r.task_id, r.index): r
-            for r in load_report(RunStore.open(root, "stops"), {"dir": f"stages/00000/baseline.{name}", "sha": ""}).rows
+            for r in read_evaluation(RunStore.open(root, "stops").path / f"stages/00000/baseline.{name}").rows
             if r.mode == "sampled"
         }
         for name in rows

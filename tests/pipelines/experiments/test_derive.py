@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import ConfigError, load_config
+from magrpo.layout import read_evaluation
 from magrpo.reports.figures import signed, verdict
 from magrpo.store import RunStore
 from magrpo.types import Interval
 from pipelines.cli import main
-from pipelines.experiments import derive as evaluate
-from pipelines.training.stages import load_report
+from pipelines.experiments.derive import Source, create_evaluation
 from tests.pipelines.micro import write_config
 
 
@@ -27,7 +27,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
 
 
 def _report(store: RunStore, iteration: int) -> object:
-    report = load_report(store, {"dir": f"stages/{iteration:05d}/evaluate", "sha": ""})
+    report = read_evaluation(store.path / f"stages/{iteration:05d}/evaluate")
     return report.rows, report.summary
 
 
@@ -47,7 +47,7 @@ def test_overrides_count_and_names_do_not_clash(trained: RunStore) -> None:
     root = trained.path.parent
     names = []
     for _ in range(2):
-        store = evaluate.prepare("source", ["eval.num_samples=7", "train.num_iterations=9"], 1, root, None)
+        store = create_evaluation(Source("source", 1, root, ["eval.num_samples=7", "train.num_iterations=9"]), None)
         assert (store.config().eval.num_samples, store.config().train.num_iterations) == (7, 0)
         names.append(store.run_id)
     assert len(set(names)) == 2
@@ -55,7 +55,7 @@ def test_overrides_count_and_names_do_not_clash(trained: RunStore) -> None:
 
 def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
     root = trained.path.parent
-    store = evaluate.prepare(str(root.parent / "run.toml"), [], None, root, "untrained")
+    store = create_evaluation(Source(str(root.parent / "run.toml"), None, root), "untrained")
     assert store.path == root / "untrained"
     assert [agent.start_from for agent in store.config().agents] == [None, None]
 
@@ -63,14 +63,14 @@ def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
 def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
     root = trained.path.parent
     with pytest.raises(ConfigError, match="--checkpoint 7: run source has 0 to 1"):
-        evaluate.prepare("source", [], 7, root, None)
+        create_evaluation(Source("source", 7, root), None)
     with pytest.raises(ConfigError, match="no run 'nope'"):
-        evaluate.prepare("nope", [], None, root, None)
+        create_evaluation(Source("nope", None, root), None)
     with pytest.raises(ConfigError, match="untrained"):
-        evaluate.prepare(str(root.parent / "run.toml"), [], 1, root, None)
+        create_evaluation(Source(str(root.parent / "run.toml"), 1, root), None)
     empty = RunStore.create(load_config(root.parent / "run.toml", [f"root={tmp_path}"]), "empty")
     with pytest.raises(ConfigError, match="no checkpoint yet"):
-        evaluate.prepare(empty.run_id, [], None, tmp_path, None)
+        create_evaluation(Source(empty.run_id, None, tmp_path), None)
 
 
 def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(

@@ -29,7 +29,7 @@ from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines.cli import main
-from pipelines.experiments import sweep_grid as sweep
+from pipelines.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
 from tests.pipelines.micro import write_config
 
 ENGINES = ("tests.pipelines.experiments.test_sweep:Moody", "transformers")
@@ -45,8 +45,8 @@ class Moody(Plugin):
         return TransformersEngine(kind="transformers").open(policy)
 
 
-def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> sweep.Sweep:
-    return sweep.plan(write_config(folder), overrides, settings, seeds, "s", None)
+def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> Sweep:
+    return plan_sweep(write_config(folder), overrides, settings, seeds, "s", None)
 
 
 def test_every_combination_with_every_seed(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="s-s0 exists: choose another --name, or --resume s"):
         planned(tmp_path)
     with pytest.raises(ConfigError, match=r"no sweep 's' in .*; there are none"):
-        sweep.load(tmp_path / "runs", "s")
+        load_sweep(tmp_path / "runs", "s")
 
 
 def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from magrpo.layout import Step
 from magrpo.store import Pointer
 from magrpo.tracking.system import PREFIX
 from pipelines.flows.local_server import healthy
@@ -78,18 +79,18 @@ def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:
 
 def use(servers: tuple[str, str], gates: Mapping[int, Path]) -> None:
     """Report to these servers; iteration i does not end before the file ``gates[i]`` is there."""
-    from pipelines.training.stages import Session
+    from pipelines.training.stages import StageRunner
 
     os.environ["PREFECT_API_URL"], os.environ["MLFLOW_TRACKING_URI"] = f"{servers[0]}/api", servers[1]
-    credit = Session.credit
+    run_step = StageRunner.run_step
 
-    @wraps(credit)
-    def wait_first(self: Session, iteration: int, scored: Sequence[Pointer]) -> Pointer:
-        if iteration in gates:
-            wait_for(gates[iteration].exists, 400.0)
-        return credit(self, iteration, scored)
+    @wraps(run_step)
+    def wait_first(self: StageRunner, step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        if step.stage == "credit" and step.iteration in gates:
+            wait_for(gates[step.iteration].exists, 400.0)
+        return run_step(self, step, inputs)
 
-    Session.credit = wait_first  # type: ignore[method-assign]
+    StageRunner.run_step = wait_first  # type: ignore[method-assign]
 
 
 def recorded(uri: str, name: str) -> tuple[str, dict[str, list[tuple[int, float]]], int]:

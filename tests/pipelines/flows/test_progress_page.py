@@ -13,25 +13,26 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 from magrpo.config import load_config
 from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
-from pipelines.flows.progress_page import Artifacts, key_of
-from pipelines.progress.state import Attempt, Standing, observed
+from pipelines.flows.progress_page import ProgressPage, artifact_key
+from pipelines.progress.observers import observe_attempt
+from pipelines.progress.state import Attempt, RunState
 from tests.pipelines.micro import write_config
 
 
 def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(write_config(tmp_path))
-    attempt = Attempt(RunStore.create(config, "run"), config.notify, Standing(3, CodingReward().fraction))
+    attempt = Attempt(RunStore.create(config, "run"), config.notify, RunState(3, CodingReward().fraction))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/api"
-    with temporary_settings({PREFECT_API_URL: nobody}), observed(attempt, [Artifacts("run", uuid4())]):
+    with temporary_settings({PREFECT_API_URL: nobody}), observe_attempt(attempt, [ProgressPage("run", uuid4())]):
         pass
     warnings = [record.getMessage() for record in caplog.records if record.name == "pipelines.flows.progress_page"]
     assert warnings == ["Prefect's page of the run is not up to date: ConnectError"]
 
 
 def test_keys_are_those_that_prefect_allows_and_tell_runs_apart() -> None:
-    assert key_of("nightly") == "magrpo-nightly"
-    keys = {key_of(name) for name in ("seed-1", "seed_1", "Seed-1", "seed.1", "seed-1-")}
+    assert artifact_key("nightly") == "magrpo-nightly"
+    keys = {artifact_key(name) for name in ("seed-1", "seed_1", "Seed-1", "seed.1", "seed-1-")}
     assert len(keys) == 5
     assert all(re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", key) for key in keys)

@@ -20,7 +20,9 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
 from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from magrpo.layout import Step
 from magrpo.plugins import ConfigError
+from magrpo.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
 from tests.pipelines.micro import command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
@@ -42,20 +44,21 @@ STAGES = [
 def fail(stage: str, times: int, error: type[Exception]) -> None:
     """Let the first calls of a stage fail in this process; retries come at once."""
     import pipelines.flows.tasks
-    from pipelines.training.stages import Session
+    from pipelines.training.stages import StageRunner
 
-    method = getattr(Session, stage)
+    run_step = StageRunner.run_step
     left = times
 
-    @wraps(method)  # Prefect reads its signature
-    def fail_first(*arguments: object) -> object:
+    @wraps(run_step)
+    def fail_first(self: StageRunner, step: Step, inputs: Sequence[Pointer]) -> Pointer:
         nonlocal left
-        left -= 1
-        if left >= 0:
-            raise error(f"{stage} is made to fail")
-        return method(*arguments)
+        if step.stage == stage:
+            left -= 1
+            if left >= 0:
+                raise error(f"{stage} is made to fail")
+        return run_step(self, step, inputs)
 
-    setattr(Session, stage, fail_first)
+    StageRunner.run_step = fail_first  # type: ignore[method-assign]
     pipelines.flows.tasks.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import HIDDEN, NotifyConfig, RunConfig, load_config, load_resolved
+from magrpo.config_diff import flatten_config
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices
-from pipelines.progress.notify import Notices, reason_of, send
-from pipelines.progress.state import Attempt, Standing, observed
-from pipelines.training.execute import flatten
+from pipelines.progress.notify import Notices, describe_error, send_notice
+from pipelines.progress.observers import observe_attempt
+from pipelines.progress.state import Attempt, RunState
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config
 from tests.pipelines.receiver import receiving
@@ -63,7 +64,7 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
         assert command(again, log, partial(use_webhook, receiver.url)) == 0
     [recovery] = receiver.posted
     assert recovery["event"] == "recovery"
-    assert recovery["subject"] == "magrpo: run run goes on after a failure"
+    assert recovery["subject"] == "magrpo: run run continues after a failure"
     assert recovery["reason"] == "earlier: ValueError: update is made to fail"
     assert recovery["stage"] == "update, iteration 1 of 1"
     assert re.fullmatch(r"training [\d.]+%, held-out [\d.]+% before", recovery["returns"])
@@ -77,11 +78,11 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
         attempt, observer = (
-            Attempt(RunStore.create(config, "run"), notify, Standing(1, CodingReward().fraction)),
+            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction)),
             Notices(),
         )
-        with observed(attempt, [observer]):
-            observer.promoted("version 2 of team is the champion now")
+        with observe_attempt(attempt, [observer]):
+            observer.team_promoted("version 2 of team is the champion now")
     [notice] = receiver.posted
     assert (notice["event"], notice["subject"]) == ("promotion", "magrpo: run run made a champion")
     assert notice["reason"] == "version 2 of team is the champion now"
@@ -93,11 +94,11 @@ def test_a_webhook_that_refuses_or_hangs_is_one_warning(
     with receiving() as receiver:
         config = NotifyConfig.model_validate({"webhook": receiver.url})
         receiver.status = 403
-        send(config, FIELDS)
+        send_notice(config, FIELDS)
         receiver.status = 204
         monkeypatch.setattr(notices, "PATIENCE_S", 0.2)
         receiver.hold.clear()
-        send(config, FIELDS)
+        send_notice(config, FIELDS)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert lines == [
         "the notice of a failure was not sent by the webhook: 127.0.0.1 answers 403",
@@ -111,12 +112,12 @@ def test_a_block_needs_a_server_that_has_it(
 ) -> None:
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
-    send(NotifyConfig(block="slack-webhook/ops"), FIELDS)
+    send_notice(NotifyConfig(block="slack-webhook/ops"), FIELDS)
     assert "block slack-webhook/ops: it lies on a Prefect server, and none is named" in caplog.text
 
 
 def test_the_address_is_kept_out_of_what_is_shown(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:
-    assert flatten(config)["notify.webhook"] == HIDDEN
+    assert flatten_config(config)["notify.webhook"] == HIDDEN
     assert "s3cret" not in config.resolved() + repr(config)
     show_plan(config, None, None)
     assert "s3cret" not in capsys.readouterr().out
@@ -136,25 +137,26 @@ def test_an_unusable_address_in_the_environment_is_a_warning(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MAGRPO_NOTIFY_WEBHOOK", "s3cret")
-    send(NotifyConfig(), FIELDS)
+    send_notice(NotifyConfig(), FIELDS)
     assert "the webhook: MAGRPO_NOTIFY_WEBHOOK must be an http:// or https:// URL" in caplog.text
     assert "s3cret" not in caplog.text
 
 
 def test_a_reason_is_one_line() -> None:
-    assert reason_of(ValueError("\n first\nsecond")) == "ValueError: first"
-    assert reason_of(TimeoutError()) == "TimeoutError"
+    assert describe_error(ValueError("\n first\nsecond")) == "ValueError: first"
+    assert describe_error(TimeoutError()) == "TimeoutError"
 
 
 def test_where_a_run_stands_is_read_from_its_directory(tmp_path: Path) -> None:
     config = load_config(write_config(tmp_path, iterations=1))
     store = RunStore.create(config, "run")
-    assert Standing.of(store).where == "prepare"
+    assert RunState.read(store).describe_step() == "prepare"
     log = tmp_path / "log"
     again = ["train", "--resume", "run", "--root", str(tmp_path / "runs"), "--local"]
     assert command(again, log, partial(fail, "update", 1, ValueError)) == 1
-    standing = Standing.of(store)
-    assert (standing.where, standing.done, standing.fresh) == ("update, iteration 1 of 1", 0, 0)
-    assert standing.training is not None
-    assert 0 <= standing.training <= 1
-    assert list(standing.held_out) == [0]
+    state = RunState.read(store)
+    assert state.describe_step() == "update, iteration 1 of 1"
+    assert (state.trained_iterations, state.num_computed) == (0, 0)
+    assert state.training_return is not None
+    assert 0 <= state.training_return <= 1
+    assert list(state.held_out_returns) == [0]

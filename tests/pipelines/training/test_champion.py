@@ -17,8 +17,9 @@ from mlflow.artifacts import download_artifacts
 from safetensors.torch import load_file
 
 from magrpo.config import ConfigError, RegistryConfig, load_config
+from magrpo.layout import read_evaluation
 from magrpo.reports.model_card import licence
-from magrpo.store import Pointer, RunStore
+from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
 from pipelines.flows.tasks import in_transaction
@@ -27,7 +28,6 @@ from pipelines.training.champion import RegistryError
 from pipelines.training.execute import Result, execute
 from pipelines.training.gate import FRESH_SAMPLES
 from pipelines.training.promotion import Promotion, Undo, undoing
-from pipelines.training.stages import load_report
 from tests.pipelines.micro import write_config
 from tests.pipelines.receiver import receiving
 
@@ -134,13 +134,13 @@ def test_the_first_team_is_the_champion_and_is_registered_and_told_once(
 def evaluate_champions_as(value: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fresh evaluations of champions give this return on every problem."""
 
-    def load(store: RunStore, pointer: Pointer) -> EvalReport:
-        report = load_report(store, pointer)
-        if not re.search(r"-champion-\d+-against-\d+$", store.run_id):
+    def read(folder: Path) -> EvalReport:
+        report = read_evaluation(folder)
+        if not re.search(r"-champion-\d+-against-\d+/stages/", str(folder)):
             return report
         return replace(report, rows=tuple(replace(row, returns=(value,)) for row in report.rows))
 
-    monkeypatch.setattr("pipelines.training.promotion.load_report", load)
+    monkeypatch.setattr("pipelines.training.promotion.read_evaluation", read)
 
 
 @pytest.mark.parametrize(
@@ -176,7 +176,7 @@ def test_the_gate_opens_for_intervals_above_zero_twice(
     verdict = "promoted" if promoted else "not promoted"
     assert world.tags(model, 2)["verdict"] == verdict
     assert world.tags(model, 2)["reason"] == result.promotion.reason
-    mean = load_report(result.store, result.outcome.evaluations[1]).summary["test/sampled"]["return"].mean
+    mean = read_evaluation(result.store.folder(result.outcome.evaluations[1])).summary["test/sampled"]["return"].mean
     assert f"by {100 * (mean - theirs):+.1f} [" in result.promotion.reason
 
 
@@ -187,7 +187,7 @@ def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World
     assert "evaluated again for this, in run two-champion-1" in promotion.reason
     evaluation, one = (RunStore.open(world.root, name) for name in ("two-champion-1", "one"))
     rows = [
-        load_report(store, {"dir": f"stages/{iteration}/evaluate", "sha": ""}).rows
+        read_evaluation(store.path / f"stages/{iteration}/evaluate").rows
         for store, iteration in ((evaluation, "00000"), (one, "00001"))
     ]
     greedy = [[row for row in report if row.mode == "greedy"] for report in rows]  # samples are drawn as "two" draws

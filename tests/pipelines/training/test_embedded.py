@@ -10,12 +10,12 @@ from statistics import fmean
 
 import pytest
 
+from magrpo.layout import read_evaluation
 from magrpo.problems.notes import facts_of
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
 from pipelines.commands.warm_start import warm_start
-from pipelines.training.stages import load_report
 
 CONFIGS = Path(__file__).parents[3] / "pipelines" / "configs"
 CONFIG, WRITING = (str(CONFIGS / f"{name}.toml") for name in ("embedded", "writing_embedded"))
@@ -28,7 +28,7 @@ def _run(root: Path, name: str, *overrides: str, config: str = CONFIG) -> RunSto
 
 
 def _report(store: RunStore, iteration: int) -> EvalReport:
-    return load_report(store, {"dir": f"stages/{iteration:05d}/evaluate", "sha": ""})
+    return read_evaluation(store.path / f"stages/{iteration:05d}/evaluate")
 
 
 def _texts(store: RunStore, iteration: int, mode: str) -> dict[tuple[str, int], dict[str, str]]:

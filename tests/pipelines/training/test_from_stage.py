@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import load_config
-from magrpo.layout import rerun, steps
+from magrpo.layout import steps, steps_to_repeat
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from tests.pipelines.micro import command
@@ -30,7 +30,7 @@ def resume(runs: Runs, stage: str) -> int:
 
 def names(runs: Runs, stage: str) -> list[str]:
     store = RunStore.open(runs.root, "whole")
-    return [str(step) for step in rerun(store, store.config(), stage)]
+    return [str(step) for step in steps_to_repeat(store, store.config(), stage)]
 
 
 def test_the_order_is_that_of_the_loop(runs: Runs) -> None:
@@ -80,8 +80,8 @@ def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
     config = load_config(path, [*given, f"root={tmp_path}"])
     store = RunStore.create(config, "fresh")
     with pytest.raises(ConfigError, match="has not come that far; it has come to prepare"):
-        rerun(store, config, "update")
-    assert rerun(store, config, "prepare") == []
+        steps_to_repeat(store, config, "update")
+    assert steps_to_repeat(store, config, "prepare") == []
 
 
 @pytest.mark.parametrize("stage", ["update:2", "rollout.0:1", "evaluate:0"])

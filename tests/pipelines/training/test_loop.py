@@ -2,62 +2,48 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import Step
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking import MemoryTracker
-from pipelines.training.loop import run
+from pipelines.training.loop import Outcome, run_steps
+from pipelines.training.recorder import RunRecorder
 from tests import plugins
 
 
 class ScriptedStages:
-    """Commits a file for each stage; a rollout deeper than ``depth`` turns finds no node to act at."""
+    """Commits a file for each step; a rollout deeper than ``depth`` turns finds no node to act at."""
 
     def __init__(self, store: RunStore, depth: int = 99) -> None:
         self.store = store
         self.depth = depth
         self.calls: list[str] = []
 
-    def _commit(self, name: str, metrics: dict[str, float], *inputs: Pointer) -> Pointer:
-        self.calls.append(name)
-        assert all(self.store.folder(pointer).is_dir() for pointer in inputs)
+    def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        self.calls.append(step.title if step.happens_once else f"{step.iteration}/{step.title}")
+        assert [pointer["dir"] for pointer in inputs] == [f"stages/{name}" for name in step.inputs][: len(inputs)]
+        metrics = {
+            "rollout": {"rollout/groups": float(int(step.part or 0) < self.depth), "time/rollout_s": 1.0},
+            "score": {"reward/joint": float(step.part or 0)},
+            "update": {"update/loss": float(step.iteration)},
+            "evaluate": {"eval/return": 0.5},
+            "report": {"report/gain": 1.0},
+        }.get(step.stage, {})
 
         def write(folder: Path) -> dict[str, float]:
-            (folder / "train.jsonl.gz").write_text(name)
+            (folder / "train.jsonl.gz").write_text(step.name)
             return metrics
 
-        return self.store.commit(name, "k", write)
+        return self.store.commit(step.folder, "k", write)
 
-    def prepare(self):
-        return self._commit("prepare", {})
 
-    def start(self):
-        return self._commit("start", {})
-
-    def rollout(self, iteration, turn, problems, checkpoint, parents):
-        assert (parents is None) == (turn == 0)
-        groups = float(turn < self.depth)
-        return self._commit(
-            f"{iteration}/rollout.{turn}", {"rollout/groups": groups, "time/rollout_s": 1.0}, checkpoint
-        )
-
-    def score(self, iteration, turn, groups):
-        return self._commit(f"{iteration}/score.{turn}", {"reward/joint": float(turn)}, groups)
-
-    def credit(self, iteration, scored):
-        return self._commit(f"{iteration}/credit", {}, *scored)
-
-    def update(self, iteration, samples, checkpoint):
-        return self._commit(f"{iteration}/update", {"update/loss": float(iteration)}, samples, checkpoint)
-
-    def evaluate(self, iteration, problems, checkpoint):
-        return self._commit(f"{iteration}/evaluate", {"eval/return": 0.5}, problems, checkpoint)
-
-    def report(self, evaluations):
-        return self._commit("report", {"report/gain": 1.0}, *evaluations)
+def run(config: RunConfig, stages: ScriptedStages, tracker: MemoryTracker) -> Outcome:
+    return run_steps(config, stages.store, stages.run_step, RunRecorder(config, stages.store, tracker))
 
 
 @pytest.fixture
@@ -70,7 +56,7 @@ def config(tmp_path: Path) -> RunConfig:
 def test_every_stage_runs_once_in_order(config: RunConfig) -> None:
     store, tracker = RunStore.create(config), MemoryTracker()
     stages = ScriptedStages(store)
-    outcome = run(config, stages, store, tracker)
+    outcome = run(config, stages, tracker)
     iteration = ["rollout.0", "score.0", "rollout.1", "score.1", "credit", "update"]
     expected = ["prepare", "start", "0/evaluate"]
     expected += [f"1/{stage}" for stage in iteration]
@@ -91,7 +77,7 @@ def test_every_stage_runs_once_in_order(config: RunConfig) -> None:
 def test_an_iteration_ends_early_when_every_node_terminated(config: RunConfig) -> None:
     store = RunStore.create(config)
     stages = ScriptedStages(store, depth=1)
-    run(config, stages, store, MemoryTracker())
+    run(config, stages, MemoryTracker())
     assert [call for call in stages.calls if call.startswith("1/")] == [
         "1/rollout.0",
         "1/score.0",

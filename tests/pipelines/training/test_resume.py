@@ -20,11 +20,12 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Run, RunInfo
 
+from magrpo.config_diff import flatten_config
+from magrpo.layout import Step
 from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking import provenance
 from magrpo.tracking.recorded import newest
 from magrpo.tracking.system import PREFIX
-from pipelines.training.execute import flatten
 from tests.pipelines.micro import command, write_config
 
 TIMED = ("time/", "sandbox/")
@@ -65,28 +66,28 @@ def die_at_work(stage: str) -> None:
     """When ``stage`` of an iteration tells that its first items are done."""
     from pipelines.progress.console import RunConsole
 
-    begin = RunConsole.begin
+    start_step = RunConsole.start_step
 
-    def begin_to_die(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
-        return die if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
+    def start_to_die(self: RunConsole, step: Step) -> Callable[[int], None]:
+        return die if step.name == stage and step.iteration > 0 else start_step(self, step)
 
-    RunConsole.begin = begin_to_die  # type: ignore[method-assign,assignment]
+    RunConsole.start_step = start_to_die  # type: ignore[method-assign,assignment]
 
 
 def wait_at_work(stage: str) -> None:
     """Let ``stage`` of iteration 1 never end."""
     from pipelines.progress.console import RunConsole
 
-    begin = RunConsole.begin
+    start_step = RunConsole.start_step
 
     def wait(_: int) -> None:
         print("waits", flush=True)
         time.sleep(600)
 
-    def begin_to_wait(self: RunConsole, begun: str, iteration: int, items: int | None = None) -> Callable[[int], None]:
-        return wait if begun == stage and iteration > 0 else begin(self, begun, iteration, items)
+    def start_to_wait(self: RunConsole, step: Step) -> Callable[[int], None]:
+        return wait if step.name == stage and step.iteration > 0 else start_step(self, step)
 
-    RunConsole.begin = begin_to_wait  # type: ignore[method-assign,assignment]
+    RunConsole.start_step = start_to_wait  # type: ignore[method-assign,assignment]
 
 
 class Runs:
@@ -191,7 +192,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     store = RunStore.open(runs.root, "whole")
     run, tracked = runs.mlflow_run("whole"), runs.tracked("whole")
     assert tracked["status"] == "FINISHED"
-    assert run.data.params == {key: str(value) for key, value in flatten(store.config()).items()}
+    assert run.data.params == {key: str(value) for key, value in flatten_config(store.config()).items()}
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")

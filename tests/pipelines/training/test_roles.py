@@ -12,11 +12,7 @@ from magrpo.store import RunStore, read_records
 from magrpo.tracking import MemoryTracker
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
 from pipelines.commands.estimate import memory, work_of
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training import loop as chain
-from pipelines.training.stages import Session
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
 
 CONFIGS = Path(__file__).parents[3] / "pipelines" / "configs"
@@ -27,10 +23,7 @@ SMALL += ["sandbox.test_s=5.0", "sandbox.total_s=10.0"]
 
 
 def run(config: RunConfig) -> tuple[RunStore, MemoryTracker]:
-    store, tracker = RunStore.create(config), MemoryTracker()
-    standing = Standing(1, config.reward.fraction)
-    with RunConsole(standing) as console, Session(config, store, console, tracker.tags) as session:
-        chain.run(config, session, store, tracker)
+    store, tracker, _ = run_locally(config)
     return store, tracker
 
 

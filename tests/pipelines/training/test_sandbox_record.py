@@ -13,7 +13,7 @@ from prefect.states import Failed
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.store import RunStore
 from pipelines.cli import main
-from pipelines.flows.tasks import world_at_fault
+from pipelines.flows.tasks import is_transient
 from tests.pipelines.micro import write_config
 
 
@@ -41,5 +41,5 @@ def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(
     error: SandboxError, again: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
     run = TaskRun(name="00001/score.0", task_key="score", dynamic_key="0")
-    assert world_at_fault(None, run, Failed(data=error)) is again
+    assert is_transient(None, run, Failed(data=error)) is again
     assert ("00001/score.0 failed and is tried again: no jail" in caplog.text) is again

@@ -14,17 +14,18 @@ from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
 from magrpo.embedded.demonstrations import revisions
+from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.comparison import Compared
 from magrpo.reports.exhibits import examples, watch_list
+from magrpo.reports.problem_means import problem_returns
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
 from pipelines.commands.warm_start import RECIPES
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training.stages import problem_returns
+from pipelines.progress.state import RunProgress, RunState
 
 CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 SHIFTS = (0.0, -2.0, -4.0)
@@ -60,16 +61,18 @@ def test_examples_and_watch_list(config: RunConfig) -> None:
     assert list(shown.worth.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
 
 
-def test_console_and_standing(config: RunConfig) -> None:
-    standing, out = Standing(2, config.reward.fraction), io.StringIO()
-    with RunConsole(standing, Console(file=out, soft_wrap=True)) as console:
-        console.begin("credit", 1)
-        console.end("credit", 1, {"reward/joint": 3.0 + config.reward.shift, "time/credit_s": 1.0}, reused=False)
-        console.begin("update", 1)
-        console.end("update", 1, {"time/update_s": 1.0}, reused=False)
+def test_console_and_state(config: RunConfig) -> None:
+    state, out = RunState(2, config.reward.fraction), io.StringIO()
+    with RunConsole(state, Console(file=out, soft_wrap=True)) as console:
+        progress = RunProgress(state, console)
+        progress.start_step(Step("score", 1, "0"))
+        metrics = {"reward/joint": 3.0 + config.reward.shift, "time/score_s": 1.0}
+        progress.finish_step(Step("score", 1, "0"), metrics, reused=False)
+        progress.start_step(Step("update", 1))
+        progress.finish_step(Step("update", 1), {"time/update_s": 1.0}, reused=False)
     assert "1/2  joint return 75.0%" in out.getvalue()
-    assert standing.training == 0.75
-    assert standing.returns == "training 75.0%"
+    assert state.training_return == 0.75
+    assert state.describe_returns() == "training 75.0%"
 
 
 @pytest.mark.parametrize("shift", SHIFTS)

@@ -1,4 +1,4 @@
-"""The session: what a stage that failed leaves behind for the next try."""
+"""The stages of a run: what a failed stage leaves behind for the next try."""
 
 from __future__ import annotations
 
@@ -11,16 +11,15 @@ import pytest
 from magrpo.config import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
+from magrpo.layout import Step
 from magrpo.policy import Policy
 from magrpo.store import RunStore
+from magrpo.tracking import MemoryTracker
 from magrpo.types import Action, Request
 from pipelines.cli import main
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training.stages import Session
 from tests import plugins
 from tests.fakes import ScriptedEngine
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import open_stages, write_config
 
 OPENED: list[MortalEngine] = []
 
@@ -53,12 +52,12 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
     OPENED.clear()
     config = load_config(write_config(tmp_path), ["engine.kind=tests.pipelines.training.test_stages:Engine"])
     store = RunStore.create(config)
-    with RunConsole(Standing(1, float)) as console, Session(config, store, console, lambda _: None) as session:
-        problems, checkpoint = session.prepare(), session.start()
+    with open_stages(config, store, MemoryTracker()) as stages:
+        inputs = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         with pytest.raises(EngineError):
-            session.evaluate(0, problems, checkpoint)
+            stages.run_step(Step("evaluate", 0), inputs)
         assert [engine.closed for engine in OPENED] == [True]
-        assert store.metrics(session.evaluate(0, problems, checkpoint))["eval/response_tokens"] > 0
+        assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/response_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
 

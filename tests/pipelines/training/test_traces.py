@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import load_config
-from magrpo.store import RunStore
-from magrpo.tracking import MemoryTracker
+from magrpo.layout import read_evaluation
 from magrpo.types import Action, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training import loop as chain
-from pipelines.training.stages import Session, load_report
-from pipelines.training.traces import first_trajectory, spread
-from tests.pipelines.micro import write_config
+from pipelines.training.recorder import first_trajectory, spread_evenly
+from tests.pipelines.micro import run_locally, write_config
 
 
 def group(task_id: str, path: tuple[int, ...], count: int = 2) -> RolloutGroup[ScoredTurn]:
@@ -46,7 +41,7 @@ def test_a_trajectory_follows_what_was_continued() -> None:
     ("items", "count", "taken"), [(10, 3, [0, 3, 6]), (2, 3, [0, 1]), (0, 3, []), (7, 1, [0]), (5, 5, [0, 1, 2, 3, 4])]
 )
 def test_a_sample_is_spread_over_all(items: int, count: int, taken: list[int]) -> None:
-    assert list(spread(range(items), count)) == taken
+    assert list(spread_evenly(range(items), count)) == taken
 
 
 def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> None:
@@ -58,12 +53,7 @@ def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> 
         "rollout.branching=2",
     ]
     config = load_config(write_config(tmp_path, iterations=3), settings)
-    store, tracker = RunStore.create(config), MemoryTracker()
-    with (
-        RunConsole(Standing(3, config.reward.fraction)) as console,
-        Session(config, store, console, tracker.tags) as session,
-    ):
-        outcome = chain.run(config, session, store, tracker)
+    store, tracker, outcome = run_locally(config)
     expected = [
         (0, "test"),
         (0, "test"),
@@ -75,7 +65,7 @@ def test_evaluations_and_every_second_iteration_leave_traces(tmp_path: Path) -> 
         (3, "test"),
     ]
     assert [(step, trajectory.split) for step, trajectory in tracker.traces] == expected
-    report = load_report(store, outcome.evaluations[3])
+    report = read_evaluation(store.folder(outcome.evaluations[3]))
     rows = {row.task_id: row for row in report.rows if (row.split, row.mode, row.index) == ("test", "sampled", 0)}
     for step, trajectory in tracker.traces[-2:]:
         row = rows[trajectory.problem.task_id]

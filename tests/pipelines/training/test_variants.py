@@ -10,14 +10,8 @@ import pytest
 
 from magrpo.config import load_config
 from magrpo.plugins import Plugin
-from magrpo.store import RunStore
-from magrpo.tracking import MemoryTracker
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import Standing
-from pipelines.training import loop as chain
-from pipelines.training.stages import Session
-from tests.pipelines.micro import write_config
+from tests.pipelines.micro import run_locally, write_config
 
 SHORT = ["train.num_iterations=2", "eval.max_problems=1", "eval.num_samples=1"]
 
@@ -51,12 +45,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def metrics_of(config: Path, *overrides: str) -> dict[str, float]:
     """What the last iteration of a run reports; the run is checked."""
     resolved = load_config(config, [*SHORT, *overrides])
-    store, tracker = RunStore.create(resolved), MemoryTracker()
-    with (
-        RunConsole(Standing(2, resolved.reward.fraction)) as console,
-        Session(resolved, store, console, tracker.tags) as session,
-    ):
-        chain.run(resolved, session, store, tracker)
+    store, tracker, _ = run_locally(resolved)
     assert all(math.isfinite(value) for _, metrics in tracker.history for value in metrics.values())
     for agent in resolved.agents:
         weights = [

@@ -1,0 +1,20 @@
+"""``magrpo sync``: deliver the tracking records of a run that its MLflow server has not received."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from magrpo.store import RunStore
+from magrpo.tracking import MlflowTracker, without_password
+
+
+def sync_run(run_id: str, root: Path) -> int:
+    """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait."""
+    store = RunStore.open(root, run_id)
+    tracker = MlflowTracker(store.config().tracking, root, run_id, run_id, store.path)
+    tracker.flush()
+    if tracker.undelivered:
+        print(f"{tracker.undelivered} records of {run_id} still wait for {without_password(tracker.uri)}")
+    else:
+        print(f"every record of {run_id} is delivered")
+    return int(tracker.undelivered > 0)

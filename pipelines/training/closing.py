@@ -1,0 +1,93 @@
+"""What a finished run prints: what was learned, where its artifacts are, and the next command to type."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rich.console import Console
+
+from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
+from magrpo.reports.baselines import folders_of, measured, tables
+from magrpo.reports.budget import ledger
+from magrpo.reports.figures import closing_table, signed, spent, start_title, verdict
+from magrpo.reports.problem_means import paired_gain, problem_means
+from magrpo.reports.tables import show
+from magrpo.types import HEADLINE
+from pipelines.environment import find_command, shorten_path
+from pipelines.training.execute import Result
+
+
+def print_closing(result: Result, console: Console) -> None:
+    """Print what was learned, where the artifacts are, and what to type next."""
+    config = result.store.config()
+    console.print()
+    if makes_tables(config):
+        _print_baselines(result, console)
+    else:
+        _print_learned(result, console)
+    shares = {
+        **result.timing.stages,
+        "orchestration": result.timing.orchestration + result.timing.loop,
+        "tracking": result.timing.tracking,
+    }
+    wall = result.timing.wall
+    shown = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in shares.items() if seconds > 0)
+    console.print(f"time:    {wall:.0f} s ({shown})")
+    for line in _describe_artifacts(result):
+        console.print(line)
+
+
+def _print_baselines(result: Result, console: Console) -> None:
+    store, config = result.store, result.store.config()
+    if not console.is_terminal:
+        console.width = 160  # a file or a pipe has no width; the table is wide
+    show([next(tables(config, measured(config, folders_of(store, config))))], console)
+    for name, reason in config.baselines.left_out.items():
+        console.print(f"left out: {name}: {reason}")
+
+
+def _print_learned(result: Result, console: Console) -> None:
+    store, config = result.store, result.store.config()
+    evaluations = result.outcome.evaluations
+    reports = [read_evaluation(store.folder(evaluations[iteration])) for iteration in sorted(evaluations)]
+    console.print(closing_table(reports, config.reward.maxima, start_title(config)))
+    first, last = (report.summary[HEADLINE]["return"] for report in (reports[0], reports[-1]))
+    if len(reports) == 1:
+        console.print(
+            f"measured: the joint return on held-out problems is {last.mean:.1%} [{last.low:.1%}, {last.high:.1%}] "
+            "of the maximum"
+        )
+    else:
+        before, after = (
+            problem_means(report, config.reward)[HEADLINE]["return"] for report in (reports[0], reports[-1])
+        )
+        gain = paired_gain(before, after, config.eval.seed)
+        console.print(
+            f"result:  {verdict(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
+            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {signed(gain)} percentage "
+            "points, paired by problem"
+        )
+    budget = ledger(store.stage_metrics())[-1]
+    if budget.updates:
+        console.print(f"budget:  {spent(budget)}")
+
+
+def _describe_artifacts(result: Result) -> Iterator[str]:
+    store, outcome = result.store, result.outcome
+    config = store.config()
+    page = "baselines.html" if makes_tables(config) else "report.html"
+    yield f"report:  {shorten_path(store.folder(outcome.report) / page)}; pictures and tables beside it"
+    if not makes_tables(config):
+        yield f"agents:  {shorten_path(store.folder(outcome.checkpoint) / WEIGHTS)}"
+    magrpo = find_command("magrpo")
+    if result.promotion is not None:
+        yield f"team:    {result.promotion}"
+    elif config.registry.model is not None and config.train.num_iterations:
+        yield f"team:    not registered; to register it: {magrpo} train --resume {store.run_id}"
+    if result.undelivered:
+        yield f"waiting: {result.undelivered} records for MLflow; to deliver them: {magrpo} sync {store.run_id}"
+    command, page = result.mlflow_page
+    if command:
+        yield f"next:    {find_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}"
+    else:
+        yield f"next:    open {page}"

@@ -1,0 +1,128 @@
+"""The Triton kernel against its definition. ``test_triton.py`` says where these tests run.
+
+On a GPU they run compiled, elsewhere in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from magrpo_kernels import (
+    LossOptions,
+    Support,
+    TokenInputs,
+    group_advantages,
+    policy_loss_from_hidden,
+    policy_loss_from_logits,
+)
+from magrpo_kernels.row import row_loss
+from tests.kernels.oracle import case, loss_by_definition, records
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
+VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
+
+
+def on_device(arguments: dict[str, object]) -> dict[str, object]:
+    def move(value: object) -> object:
+        if isinstance(value, Support):
+            return Support(*(values.to(DEVICE) for values in value))
+        return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+    return {name: move(value) for name, value in arguments.items()}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize(("num_tokens", "vocabulary"), [(0, 5), (1, 1), (5, 127), (3, 1000), (2, 9001)])
+def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vocabulary: int) -> None:
+    arguments = on_device(case(num_tokens, vocabulary, 7, **variant))
+    logits = arguments.pop("logits")
+    ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    result = policy_loss_from_logits(ours, *records(temperature=0.8, entropy=True, impl="triton", **arguments))
+    expected, logps = loss_by_definition(truth, temperature=0.8, **arguments)
+    (gradient,) = torch.autograd.grad(result.loss, ours)
+    (wanted,) = torch.autograd.grad(expected, truth)
+    torch.testing.assert_close(result.loss.double(), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(result.logps.double(), logps, atol=2e-6, rtol=1e-6)
+    torch.testing.assert_close(gradient.double(), wanted, atol=1e-5, rtol=1e-4)
+    outside = torch.zeros_like(logits, dtype=torch.bool)
+    if "support" in variant:
+        ids, bounds = arguments["support"]
+        outside |= True
+        outside[torch.arange(num_tokens, device=DEVICE).repeat_interleave(bounds.diff()), ids] = False
+    assert not gradient[outside].any(), "exactly 0"
+    probabilities = (truth / 0.8).masked_fill(outside, -torch.inf).softmax(-1)
+    entropy = torch.special.entr(probabilities).sum(-1)
+    counted = arguments["coefficients"] != 0
+    torch.testing.assert_close(result.entropy.double()[counted], entropy[counted], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_logits_are_read_and_written_once(dtype: torch.dtype) -> None:
+    arguments = on_device(case(6, 700, 2, ratio=True))
+    logits = arguments.pop("logits").to(dtype)
+    ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
+    result = policy_loss_from_logits(ours, *records(impl="triton", **arguments))
+    expected, logps = loss_by_definition(truth, **arguments)
+    (gradient,) = torch.autograd.grad(result.loss, ours)
+    (wanted,) = torch.autograd.grad(expected, truth)
+    torch.testing.assert_close(result.logps.double(), logps, atol=2e-6, rtol=1e-6)
+    size = wanted.abs().amax(1, keepdim=True).clamp(min=1e-12)
+    assert ((gradient.double() - wanted) / size).abs().max() < {torch.bfloat16: 1e-2, torch.float16: 1e-3}[dtype]
+
+
+def test_rows_of_minus_infinity_and_extreme_logits() -> None:
+    logits = torch.tensor([[-1e30, -1e30, -1e30], [-torch.inf, 0.0, -torch.inf], [88.0, 89.0, 0.0]], device=DEVICE)
+    ids = torch.tensor([0, 1, 1], device=DEVICE)
+    logits.requires_grad_()
+    result = policy_loss_from_logits(
+        logits, TokenInputs(ids, torch.ones(3, device=DEVICE)), LossOptions(entropy=True, impl="triton")
+    )
+    (gradient,) = torch.autograd.grad(result.loss, logits)
+    expected = [-torch.tensor(3.0).log().item(), 0.0, -torch.tensor(1 + 2.718281828**-1).log().item()]
+    assert result.logps.tolist() == pytest.approx(expected, abs=1e-6)
+    assert gradient.isfinite().all()
+    assert result.entropy.isfinite().all()
+
+
+def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
+    storage = torch.randn(4, 2, 50, device=DEVICE)
+    untouched = storage[:, 1].clone()
+    inputs = TokenInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
+    plain = storage[:, 0].clone()
+    losses, _, _ = row_loss(storage[:, 0], inputs, LossOptions(impl="triton"), storage[:, 0])
+    expected, _, _ = row_loss(plain, inputs, LossOptions(impl="torch"), plain)
+    torch.testing.assert_close(losses, expected)
+    torch.testing.assert_close(storage[:, 0], plain)
+    assert torch.equal(storage[:, 1], untouched)
+
+
+@pytest.mark.parametrize("support", [False, True])
+def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(9, 8, generator=generator), torch.randn(60, 8, generator=generator)
+    arguments = on_device(case(9, 60, 5, kl=True, support=support))
+    del arguments["logits"]
+    gradients = []
+    for impl in ("triton", "torch"):
+        leaves = [tensor.clone().to(DEVICE).requires_grad_() for tensor in (hidden, weight)]
+        loss = policy_loss_from_hidden(*leaves, *records(impl=impl, **arguments)).loss
+        gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
+    torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("normalize", ["none", "std"])
+@pytest.mark.parametrize("estimator", ["magrpo", "marloo", "maremax", "mareinforce"])
+@pytest.mark.parametrize("sizes", [[], [1], [4, 0, 3, 1, 5], [130, 2]])
+def test_advantages_are_those_of_torch(sizes: list[int], estimator: str, normalize: str) -> None:
+    returns = torch.randn(sum(sizes), dtype=torch.float64, generator=torch.Generator().manual_seed(5))
+    if len(sizes) > 2:
+        returns[4:7] = 0.3  # the third group: degenerate
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    arguments = (returns.to(DEVICE), offsets.to(DEVICE), estimator, normalize)
+    ours = group_advantages(*arguments, impl="triton")
+    torch.testing.assert_close(ours, group_advantages(*arguments, impl="torch"))
+    if len(sizes) > 2:
+        keeps = estimator == "mareinforce" and normalize == "none"
+        assert ours[4:7].tolist() == [0.3 if keeps else 0.0] * 3

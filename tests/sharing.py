@@ -1,0 +1,77 @@
+"""How the tests are shared among the workers of ``pytest -n``: in units, each on one worker, the longest first.
+
+A unit is a module, so that fixtures of a module are made once; a few modules are split, a few belong together.
+"""
+
+from __future__ import annotations
+
+import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
+
+TOGETHER = {
+    # Both look at the machine's System V objects; one of them makes some.
+    "tests/sandbox/test_hostile.py": "hostile",
+    "tests/sandbox/test_ladder.py": "hostile",
+}
+"""Modules that must not run side by side, and the name of their unit."""
+
+SPLIT = ("tests/stages/test_exact_game.py", "tests/tracking/test_mlflow.py", "tests/kernels/test_offline_compile.py")
+"""Modules whose tests have nothing expensive in common: each test is a unit."""
+
+SECONDS = {
+    "tests/pipelines/flows/test_train.py": 174,
+    "tests/engines/test_vllm.py": 138,
+    "tests/pipelines/training/test_resume.py": 126,
+    "tests/pipelines/training/test_variants.py": 60,
+    "tests/contracts/test_engines.py": 54,
+    "hostile": 55,
+    "tests/pipelines/training/test_from_stage.py": 40,
+    "tests/pipelines/commands/test_dry_run.py": 35,
+    "tests/pipelines/flows/test_proxies.py": 31,
+    "tests/tracking/test_traces.py": 31,
+    "tests/pipelines/progress/test_notify.py": 30,
+    "tests/pipelines/flows/test_kills.py": 28,
+    "tests/stages/test_evaluate.py": 26,
+    "tests/problems/test_coopcode.py": 24,
+    "tests/engines/test_restart.py": 23,
+    "tests/pipelines/experiments/test_baselines.py": 21,
+    "tests/pipelines/training/test_roles.py": 20,
+    "tests/pipelines/commands/test_sync.py": 20,
+    "tests/pipelines/training/test_champion.py": 20,
+    "tests/sandbox/test_pool.py": 19,
+    "tests/stages/test_exact_game.py": 17,
+    "tests/tracking/test_system.py": 17,
+    "tests/test_docs.py": 17,
+    "tests/pipelines/experiments/test_sweep.py": 17,
+    "tests/pipelines/training/test_stages.py": 14,
+    "tests/stages/test_update.py": 14,
+    "tests/tracking/test_mlflow.py": 12,
+    "tests/pipelines/commands/test_compare.py": 12,
+    "tests/kernels/test_triton.py": 11,
+    "tests/sandbox/test_honest.py": 10,
+    "tests/contracts/test_sandboxes.py": 10,
+}
+"""About how long units take, or each test of a module that is split. A wrong figure costs time, nothing else."""
+
+
+def unit_of(nodeid: str) -> str:
+    """The unit of a test."""
+    module = nodeid.partition("::")[0]
+    return nodeid if module in SPLIT else TOGETHER.get(module, module)
+
+
+def sort_items(items: list[pytest.Item]) -> None:
+    """Put the longest units first; the order inside a unit stays."""
+
+    def seconds(item: pytest.Item) -> int:
+        unit = unit_of(item.nodeid)
+        return -SECONDS.get(unit.partition("::")[0], 0)
+
+    items.sort(key=seconds)
+
+
+class Units(LoadScopeScheduling):
+    """Gives units to workers, in the order of the collection."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return unit_of(nodeid)
