@@ -24,7 +24,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from magrpo.assets import locate
+from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, holders
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.seeds import derive_seed
@@ -74,7 +74,7 @@ class Policy:
         shared: dict[str, PeftModel] = {}
         holder_of = holders(agents)
         for named in agents:
-            config = named.model_copy(update={"model": locate(named.model)})
+            config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             if config.weights == "full":
                 causal = _load_model(config, torch.float32, device)
