@@ -4,6 +4,8 @@ PYTHON_BIN := .venv/bin/python
 CONFIG ?= pipelines/configs/embedded.toml
 ARGS ?=
 WORKERS ?= auto
+# Set-up leaves compiling to the first import: it must be allowed to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
 .PHONY: help setup run test test-slow check format docs bench clean distclean
