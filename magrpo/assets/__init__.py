@@ -7,7 +7,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
-def locate(model: str) -> str:
+def locate_model(model: str) -> str:
     """The folder of a model that ships with the project; any other name unchanged."""
     shipped = FOLDER / model
     return str(shipped) if model.isprintable() and "/" not in model and (shipped / "config.json").is_file() else model

@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 
-from magrpo.problems.coopcode import Composition, composition_of
-from magrpo.problems.operations import OPERATIONS, Step
+from magrpo.problems.coopcode import Composition, parse_composition
+from magrpo.problems.operations import OPERATIONS, BoundOperation
 from magrpo.types import Problem
 
 AUX = "aux"
@@ -36,30 +36,32 @@ class Divisions:
         return WEIGHTS[role]
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the agent in ``role``: see :func:`write`."""
-        return write(composition_of(problem), role, convention)
+        """The completion of the agent in ``role``: see :func:`write_completion`."""
+        return write_completion(parse_composition(problem), role, convention)
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """The completion with another step in place of one of its own, or cut off in its last line."""
-        composition = composition_of(problem)
+        composition = parse_composition(problem)
         if rng.random() < 0.3:
-            text = write(composition, role, convention)
+            text = write_completion(composition, role, convention)
             return text[: rng.randrange(text.rindex("return") + len("return"), len(text))]
         steps = list(composition.steps)
         i = rng.randrange(len(steps))
         wrong = rng.choice(
             [
-                Step(other, constant)
+                BoundOperation(other, constant)
                 for other in OPERATIONS.values()
                 if (other.takes, other.gives) == (steps[i].operation.takes, steps[i].operation.gives)
                 for constant in other.constants or ("",)
             ]
         )
         other = Composition((*steps[:i], wrong, *steps[i + 1 :]))
-        return write(other, role, convention).replace(f"def {other.entry_point}(", f"def {composition.entry_point}(")
+        return write_completion(other, role, convention).replace(
+            f"def {other.entry_point}(", f"def {composition.entry_point}("
+        )
 
 
-def write(composition: Composition, role: str, convention: str) -> str:
+def write_completion(composition: Composition, role: str, convention: str) -> str:
     """The completion of the agent in ``role``: ``convention`` is the part it takes to be the helper's work.
 
     ``first`` and ``last``: that step; ``all``: the whole, so that the main function only passes its argument on;
@@ -69,12 +71,12 @@ def write(composition: Composition, role: str, convention: str) -> str:
     if role == "helper":
         part = {"first": steps[:1], "last": steps[-1:], "all": steps, "nothing": ()}[convention]
         if not part:
-            name = composition.variables()[0]
+            name = composition.name_variables()[0]
             return f"def {AUX}({name}):\n    return {name}"
-        return Composition(part).define(AUX)
+        return Composition(part).write_function(AUX)
     name = composition.entry_point
     if convention == "all":
-        argument = composition.variables()[0]
+        argument = composition.name_variables()[0]
         return f"def {name}({argument}):\n    return {AUX}({argument})"
     calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
-    return composition.define(name, calls)
+    return composition.write_function(name, calls)

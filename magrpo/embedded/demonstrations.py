@@ -39,7 +39,7 @@ class Example:
     completion: str
 
 
-def first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
+def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
     """For every problem one example of each role, in a convention drawn for it alone."""
     rng, conventions = random.Random(seed), recipe.conventions
     return [
@@ -49,7 +49,7 @@ def first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[
     ]
 
 
-def all_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
+def collect_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
     """Every first-turn prompt, completions in all conventions, lines of feedback: what the vocabulary must cover."""
     yield from recipe.lines
     for problem in problems:
@@ -59,7 +59,7 @@ def all_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
                 yield recipe.conventions.write(problem, role, convention)
 
 
-def revisions(
+def make_revisions(
     problems: Sequence[Problem],
     recipe: Recipe,
     sandbox: Sandbox,
@@ -90,17 +90,17 @@ def revisions(
                 convention = conventions.draw(rng, role)
             is_good = reward.fraction(result.reward.total) >= recipe.good_frac
             better = attempt.texts[role] if is_good else conventions.write(problem, role, convention)
-            examples.append(Example(plain_text(recipe.env.observe(problem, role, [past], role)), better))
+            examples.append(Example(render_plain_text(recipe.env.observe(problem, role, [past], role)), better))
     return examples
 
 
-def plain_text(observation: Observation) -> str:
+def render_plain_text(observation: Observation) -> str:
     """An observation as text, the way a policy without a chat template renders it."""
     return "".join(f"{message.content}\n" for message in observation.messages)
 
 
 def _first(problem: Problem, recipe: Recipe, role: str) -> str:
-    return plain_text(recipe.env.observe(problem, role, [], role))
+    return render_plain_text(recipe.env.observe(problem, role, [], role))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from magrpo.problems.notes import Fact, facts_of, sentence
+from magrpo.problems.notes import Fact, format_sentence, parse_facts
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem
 
@@ -59,12 +59,14 @@ class Voices:
         """The completion of the author in ``role``."""
         length, manner, _ = convention.split()
         rng = random.Random(derive_seed(problem.task_id, role, convention))
-        facts = facts_of(problem)
+        facts = parse_facts(problem)
         chosen = sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))
         if not chosen:
             return problem.prompt.partition("\n")[0]
         told = [facts[i] for i in chosen]
-        return " ".join(map(sentence, _linked(told, rng) if manner == "linked" else [fact.words for fact in told]))
+        return " ".join(
+            map(format_sentence, _linked(told, rng) if manner == "linked" else [fact.words for fact in told])
+        )
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """A text that breaks off within a few words."""

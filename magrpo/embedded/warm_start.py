@@ -18,7 +18,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from magrpo.embedded.demonstrations import Example, Recipe, all_texts, first_turns
+from magrpo.embedded.demonstrations import Example, Recipe, collect_texts, make_first_turns
 from magrpo.interfaces import Progress
 from magrpo.plugins import Section
 from magrpo.seeds import derive_seed
@@ -85,7 +85,7 @@ def warm_start(
     progress: Progress | None = None,
 ) -> WarmStart:
     """Train a base model on first turns of ``problems``, in conventions drawn anew every epoch, and on second turns."""
-    texts = [*all_texts(problems, recipe), *(text for e in second_turns for text in (e.prompt, e.completion))]
+    texts = [*collect_texts(problems, recipe), *(text for e in second_turns for text in (e.prompt, e.completion))]
     tokenizer = build_tokenizer(texts)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(derive_seed(config.seed, "init"))
@@ -189,7 +189,7 @@ def _batches(
     while True:
         seed = derive_seed(config.seed, "epoch", epoch)
         rng = random.Random(seed)
-        examples = [*first_turns(problems, recipe, seed), *second_turns]
+        examples = [*make_first_turns(problems, recipe, seed), *second_turns]
         rng.shuffle(examples)
         for start in range(0, len(examples), config.batch_size * _BUCKET):
             rows = [_tokens(tokenizer, e) for e in examples[start : start + config.batch_size * _BUCKET]]

@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.contests import Contest, loaded, prints, returns, starting
+from magrpo.problems.contests import Contest, parse_json, parse_starter_code, write_call_test, write_stdin_test
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -29,31 +29,31 @@ class Apps(Contest):
 
     def parse(self, row: Row) -> Problem | None:
         """The problem; None if its difficulty is another, no test is short enough, or a function has no signature."""
-        if self.difficulty and row.text("difficulty") not in self.difficulty:
+        if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        text = row.text("input_output")
-        values = loaded(row, "input_output", text) if text.strip() else {"inputs": [], "outputs": []}
+        text = row.read_text("input_output")
+        values = parse_json(row, "input_output", text) if text.strip() else {"inputs": [], "outputs": []}
         try:
             pairs = zip(values["inputs"], values["outputs"], strict=True)
             name = values.get("fn_name")
-            tests = [_call(*pair) if name else prints(*map(_text, pair)) for pair in pairs]
+            tests = [_call(*pair) if name else write_stdin_test(*map(_text, pair)) for pair in pairs]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ConfigError(f"{row.where}: field 'input_output' has no inputs and outputs of one length") from None
         tests = [test for test in tests if len(test) <= self.max_test_chars]
         shown, hidden = tests[: self.shown_tests], tests[self.shown_tests :]
         number = row.values.get("problem_id", row.values.get("id", row.where))
-        task_id, statement = f"APPS/{number}", row.text("question")
+        task_id, statement = f"APPS/{number}", row.read_text("question")
         if not name:
-            return self.stdin_problem(task_id, statement, shown, hidden)
-        if not row.text("starter_code").strip():
+            return self.make_stdin_problem(task_id, statement, shown, hidden)
+        if not row.read_text("starter_code").strip():
             return None
-        return self.call_problem(task_id, statement, starting(row, name), shown, hidden)
+        return self.make_call_problem(task_id, statement, parse_starter_code(row, name), shown, hidden)
 
 
 def _call(arguments: list[Any], expected: Any) -> str:
     """Some rows have the result in a list of its own, and which ones do is not said."""
     wrapped = isinstance(expected, list) and len(expected) == 1
-    return returns(arguments, expected, expected[0]) if wrapped else returns(arguments, expected)
+    return write_call_test(arguments, expected, expected[0]) if wrapped else write_call_test(arguments, expected)
 
 
 def _text(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.contests import Contest, prints
+from magrpo.problems.contests import Contest, write_stdin_test
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -27,12 +27,16 @@ class CodeContests(Contest):
         """The problem; None if no public test is short enough."""
         shown = _tests(row, "public_tests")
         hidden = _tests(row, "private_tests") + _tests(row, "generated_tests")
-        return self.stdin_problem(f"CodeContests/{row.text('name')}", row.text("description"), shown, hidden)
+        return self.make_stdin_problem(
+            f"CodeContests/{row.read_text('name')}", row.read_text("description"), shown, hidden
+        )
 
 
 def _tests(row: Row, field: str) -> list[str]:
     values = row.values.get(field) or {"input": [], "output": []}
     try:
-        return [prints(given, expected) for given, expected in zip(values["input"], values["output"], strict=True)]
+        return [
+            write_stdin_test(given, expected) for given, expected in zip(values["input"], values["output"], strict=True)
+        ]
     except (KeyError, TypeError, ValueError):
         raise ConfigError(f"{row.where}: field {field!r} has no lists input and output of one length") from None

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.files import FileProblems, docstring, head, indent
+from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -54,16 +54,16 @@ class Contest(FileProblems):
     max_test_chars: int = Field(4000, ge=1)
     """Longer tests, input and output together, are left out; so are problems with no other tests to show."""
 
-    def stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
-        """A problem whose tests are those of :func:`prints`."""
-        prompt = _STDIN + indent(docstring(f"{statement.strip()}\n\n{_NOTE}"))
+    def make_stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
+        """A problem whose tests are those of :func:`write_stdin_test`."""
+        prompt = _STDIN + indent_body(format_docstring(f"{statement.strip()}\n\n{_NOTE}"))
         return self._problem(task_id, prompt, "solve", shown, hidden, _PRINTED)
 
-    def call_problem(
+    def make_call_problem(
         self, task_id: str, statement: str, function: ast.FunctionDef, shown: list[str], hidden: list[str]
     ) -> Problem | None:
         """A problem whose tests are calls of ``function``."""
-        prompt = f"{_TYPES}{head(function)}\n{indent(docstring(statement))}"
+        prompt = f"{_TYPES}{format_signature(function)}\n{indent_body(format_docstring(statement))}"
         return self._problem(task_id, prompt, function.name, shown, hidden, "")
 
     def _problem(
@@ -79,24 +79,24 @@ class Contest(FileProblems):
         return [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
 
 
-def prints(given: str, expected: str) -> str:
+def write_stdin_test(given: str, expected: str) -> str:
     """The test that ``solve`` returns the expected output, white space and the form of numbers aside."""
     return f"assert printed(candidate({given!r})) == printed({expected!r})"
 
 
-def returns(arguments: Sequence[Any], *expected: Any) -> str:
+def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
     """The test that a call with plain values returns what is expected, or one of several."""
     call = f"candidate({', '.join(map(repr, arguments))})"
     return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
 
 
-def starting(row: Row, name: str) -> ast.FunctionDef:
+def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
     """The function ``name`` of the field ``starter_code``, without ``self`` if it is a method.
 
     Raises:
         ConfigError: the code is not Python, or does not define the function.
     """
-    code = row.text("starter_code").rstrip()
+    code = row.read_text("starter_code").rstrip()
     last = code.split("\n")[-1]
     begun = f"{last[: len(last) - len(last.lstrip())]}    pass" if last.endswith(":") else ""
     try:
@@ -110,7 +110,7 @@ def starting(row: Row, name: str) -> ast.FunctionDef:
     raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {name!r}")
 
 
-def loaded(row: Row, field: str, text: str) -> Any:
+def parse_json(row: Row, field: str, text: str) -> Any:
     """The JSON in a field, whose numbers must be finite.
 
     Raises:

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
+from magrpo.problems.operations import OPERATIONS, BoundOperation, Kind, Operation, parse_operation
 from magrpo.problems.seen_functions import SeenFunctions
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
@@ -43,7 +43,7 @@ _SEPARATORS = {2: (", then ",), 3: (", ", ", then ")}
 class Composition:
     """Steps applied one after the other, the first one to the argument."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BoundOperation, ...]
 
     @property
     def key(self) -> str:
@@ -72,22 +72,22 @@ class Composition:
         return value
 
     @property
-    def takes(self) -> Kind:
+    def argument_kind(self) -> Kind:
         """The kind of its argument."""
         return self.steps[0].operation.takes
 
-    def computed(self, value: Any) -> Any:
+    def compute_bounded(self, value: Any) -> Any:
         """The result; None where it is not defined or too large to be computed on the way."""
         return _apply(self, value, _LARGEST_PROBED, _LONGEST_PROBED)
 
-    def variables(self) -> tuple[str, ...]:
+    def name_variables(self) -> tuple[str, ...]:
         """Names for the argument and every intermediate value, by their kinds."""
         kinds = [self.steps[0].operation.takes, *(step.operation.gives for step in self.steps[:-1])]
         return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
 
-    def define(self, name: str, calls: Mapping[int, str] | None = None) -> str:
+    def write_function(self, name: str, calls: Mapping[int, str] | None = None) -> str:
         """A function ``name`` with one statement a step; step ``i`` is a call of ``calls[i]`` where that is given."""
-        names = self.variables()
+        names = self.name_variables()
         lines = [f"def {name}({names[0]}):"]
         for i, step in enumerate(self.steps):
             value = f"{calls[i]}({names[i]})" if calls and i in calls else step.expression(names[i])
@@ -96,9 +96,9 @@ class Composition:
         return "\n".join(lines)
 
 
-def composition_of(problem: Problem) -> Composition:
+def parse_composition(problem: Problem) -> Composition:
     """The composition that a ``coopcode`` problem was made from."""
-    return Composition(tuple(parse_step(key) for key in problem.tags["steps"].split()))
+    return Composition(tuple(parse_operation(key) for key in problem.tags["steps"].split()))
 
 
 class CoopCode(Plugin):
@@ -134,7 +134,7 @@ class CoopCode(Plugin):
             trained = [family for family in families if not _is_ood(family)]
             train += self._take("train", i, self.num_train, _instances(trained, "train"))
             # Compositions that training meets come first: with a training split much larger than this, only those.
-            met = {composition_of(problem).family for problem in train}
+            met = {parse_composition(problem).family for problem in train}
             trained.sort(key=lambda family: _family_name(family) not in met)
             held_out.append((trained, [family for family in families if _is_ood(family)]))
         seen = _seen_functions(train)
@@ -163,10 +163,10 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
     if tests is None:
         return None
     text = "".join(
-        separator + step.phrase(rng.randrange(2))
+        separator + step.format_phrase(rng.randrange(2))
         for separator, step in zip(("", *_SEPARATORS[len(composition.steps)]), composition.steps, strict=True)
     )
-    signature, *body = composition.define(composition.entry_point).splitlines(keepends=True)
+    signature, *body = composition.write_function(composition.entry_point).splitlines(keepends=True)
     asserts = "".join(f"    assert candidate({given!r}) == {expected!r}\n" for given, expected in tests)
     return Problem(
         task_id=f"coopcode/{composition.key.replace(' ', '/')}",
@@ -227,7 +227,7 @@ def _constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composit
     sets = list(itertools.product(*(operation.constants or ("",) for operation in family)))
     random.Random(derive_seed("coopcode", "constants", *(operation.name for operation in family))).shuffle(sets)
     for constants in sets:
-        composition = Composition(tuple(Step(*pair) for pair in zip(family, constants, strict=True)))
+        composition = Composition(tuple(BoundOperation(*pair) for pair in zip(family, constants, strict=True)))
         held_out = len(sets) > 1 and _percentile("test", composition.key) < _TEST_PERCENT
         if split == "ood" or held_out == (split == "test"):
             yield composition
@@ -236,19 +236,19 @@ def _constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composit
 def _seen_functions(train: Sequence[Problem]) -> SeenFunctions:
     """What ``train`` and the problems that the embedded base model was made with compute."""
     steps = {problem.tags["steps"] for problem in train}
-    compositions = [composition_of(problem) for problem in train]
+    compositions = [parse_composition(problem) for problem in train]
     for level, number in _WARM_START.items():
         trained = [family for family in _families(level) if not _is_ood(family)]
         warm_start = itertools.islice(_instances(trained, "train"), number)
         compositions += [composition for composition in warm_start if composition.key not in steps]
     seen = SeenFunctions(_probes())
     for composition in compositions:
-        seen.add(composition.takes, composition.computed)
+        seen.add_function(composition.argument_kind, composition.compute_bounded)
     return seen
 
 
 def _unseen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
-    return (one for one in compositions if not seen.has_equal(one.takes, one.computed))
+    return (one for one in compositions if not seen.has_equal(one.argument_kind, one.compute_bounded))
 
 
 @functools.cache

@@ -67,7 +67,7 @@ def _part(row: Row, chosen: slice) -> str:
     A call of ``check`` goes, as some versions have it at the end: the sandbox calls it.
     """
     try:
-        tree = ast.parse(row.text("test"))
+        tree = ast.parse(row.read_text("test"))
     except SyntaxError as error:
         raise ConfigError(f"{row.where}: field 'test' is not Python: {error.msg} (line {error.lineno})") from None
     found: dict[str, ast.List] = {}

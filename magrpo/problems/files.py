@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, halves, one_line, read_rows
+from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)
@@ -61,7 +61,7 @@ class FileProblems(Plugin):
                 len(rows),
             )
         problems = _distinct(problems)
-        splits = halves(problems, self.test_frac, self.source)
+        splits = split_by_hash(problems, self.test_frac, self.source)
         if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
             log.warning(
                 "the train split holds %d problems of the public test split of %s: results on %s itself, or of any "
@@ -88,19 +88,19 @@ def _content(problem: Problem) -> tuple[str, ...]:
     return tuple(one_line(text) for text in (problem.prompt, problem.test, problem.hidden_test))
 
 
-def head(function: ast.FunctionDef) -> str:
+def format_signature(function: ast.FunctionDef) -> str:
     """The lines of a function above its body."""
     decorators = "".join(f"@{ast.unparse(node)}\n" for node in function.decorator_list)
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"{decorators}def {function.name}({ast.unparse(function.args)}){returns}:"
 
 
-def docstring(text: str) -> str:
+def format_docstring(text: str) -> str:
     """A text as the source of a docstring."""
     text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
 
 
-def indent(text: str) -> str:
+def indent_body(text: str) -> str:
     """A text as the body of a function."""
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())

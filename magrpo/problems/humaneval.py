@@ -46,11 +46,13 @@ def parse_problem(row: Row) -> Problem:
         ConfigError: a field is missing or unusable; the message names row, field and remedy.
     """
     problem = Problem(
-        task_id=str(row.values["task_id"]) if "task_id" in row.values else row.text("task_id"),
-        prompt=row.text("prompt"),
-        entry_point=row.text("entry_point"),
-        test=row.text("test"),
-        canonical_solution=row.text("canonical_solution") if row.values.get("canonical_solution") is not None else "",
+        task_id=str(row.values["task_id"]) if "task_id" in row.values else row.read_text("task_id"),
+        prompt=row.read_text("prompt"),
+        entry_point=row.read_text("entry_point"),
+        test=row.read_text("test"),
+        canonical_solution=row.read_text("canonical_solution")
+        if row.values.get("canonical_solution") is not None
+        else "",
     )
     if not problem.entry_point.isidentifier():
         raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")

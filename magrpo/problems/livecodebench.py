@@ -8,7 +8,7 @@ import zlib
 from typing import ClassVar, Literal
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.contests import Contest, loaded, prints, returns, starting
+from magrpo.problems.contests import Contest, parse_json, parse_starter_code, write_call_test, write_stdin_test
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -33,22 +33,22 @@ class LiveCodeBench(Contest):
 
     def parse(self, row: Row) -> Problem | None:
         """The problem; None for another difficulty or if no public test is short enough."""
-        if self.difficulty and row.text("difficulty") not in self.difficulty:
+        if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        public = row.text("public_test_cases")
+        public = row.read_text("public_test_cases")
         shown = _tests(row, "public_test_cases", public)
         hidden = _tests(row, "private_test_cases", _unpacked(row, "private_test_cases"))
-        task_id, statement = f"LiveCodeBench/{row.text('question_id')}", row.text("question_content")
-        if not row.text("starter_code").strip():
-            return self.stdin_problem(task_id, statement, shown, hidden)
-        metadata = loaded(row, "metadata", row.text("metadata"))
+        task_id, statement = f"LiveCodeBench/{row.read_text('question_id')}", row.read_text("question_content")
+        if not row.read_text("starter_code").strip():
+            return self.make_stdin_problem(task_id, statement, shown, hidden)
+        metadata = parse_json(row, "metadata", row.read_text("metadata"))
         if not isinstance(metadata, dict) or "func_name" not in metadata:
             raise ConfigError(f"{row.where}: field 'metadata' has no func_name, but there is starter_code")
-        return self.call_problem(task_id, statement, starting(row, metadata["func_name"]), shown, hidden)
+        return self.make_call_problem(task_id, statement, parse_starter_code(row, metadata["func_name"]), shown, hidden)
 
 
 def _tests(row: Row, field: str, text: str) -> list[str]:
-    tests = loaded(row, field, text)
+    tests = parse_json(row, field, text)
     try:
         return [_test(row, field, test["testtype"], test["input"], test["output"]) for test in tests]
     except (KeyError, TypeError, AttributeError):
@@ -58,9 +58,9 @@ def _tests(row: Row, field: str, text: str) -> list[str]:
 def _test(row: Row, field: str, kind: str, given: str, expected: str) -> str:
     """One argument a line if a function is tested."""
     if kind == "functional":
-        arguments = [loaded(row, field, line) for line in given.split("\n") if line]
-        return returns(arguments, loaded(row, field, expected))
-    return prints(given, expected)
+        arguments = [parse_json(row, field, line) for line in given.split("\n") if line]
+        return write_call_test(arguments, parse_json(row, field, expected))
+    return write_stdin_test(given, expected)
 
 
 def _unpacked(row: Row, field: str) -> str:
@@ -68,7 +68,7 @@ def _unpacked(row: Row, field: str) -> str:
 
     The pickle is never loaded: its opcodes are read, and nothing but a single text is accepted.
     """
-    text = row.text(field)
+    text = row.read_text(field)
     if text.lstrip().startswith("["):
         return text
     try:

@@ -6,7 +6,7 @@ import ast
 from typing import ClassVar
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.files import FileProblems, docstring, head, indent
+from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -35,8 +35,8 @@ def parse_problem(row: Row) -> Problem:
     Raises:
         ConfigError: solution or tests are not Python, or no test calls a function of the solution.
     """
-    code = _parse(row, "code", row.text("code"))
-    tests = [node for text in row.texts("test_list") for node in _parse(row, "test_list", text).body]
+    code = _parse(row, "code", row.read_text("code"))
+    tests = [node for text in row.read_texts("test_list") for node in _parse(row, "test_list", text).body]
     entry = _entry_point(row, code, tests)
     tested = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
     above: list[str] = []
@@ -53,10 +53,10 @@ def parse_problem(row: Row) -> Problem:
         task_id=f"MBPP/{row.values.get('task_id', row.where)}",
         prompt="".join(f"{text}\n" for text in above)
         + ("\n\n" if above else "")
-        + f"{head(entry)}\n{indent(docstring(row.text('prompt', 'text')))}",
+        + f"{format_signature(entry)}\n{indent_body(format_docstring(row.read_text('prompt', 'text')))}",
         entry_point=entry.name,
         test=_check(row, entry.name, tests),
-        canonical_solution=indent(body) + "".join(f"\n\n{text}\n" for text in below),
+        canonical_solution=indent_body(body) + "".join(f"\n\n{text}\n" for text in below),
     )
 
 
@@ -83,6 +83,6 @@ def _entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.Funct
 
 
 def _check(row: Row, name: str, tests: list[ast.stmt]) -> str:
-    imports = [*row.texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
+    imports = [*row.read_texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
     lines = [f"{name} = candidate", *(ast.unparse(test) for test in tests)]
-    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + indent("\n".join(lines))
+    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + indent_body("\n".join(lines))

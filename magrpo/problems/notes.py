@@ -57,14 +57,14 @@ class Notes(Plugin):
         }
 
 
-def facts_of(problem: Problem) -> list[Fact]:
+def parse_facts(problem: Problem) -> list[Fact]:
     """The sentences of a note, in order."""
     text = problem.prompt.partition("\n")[2]
     sentences = text.removesuffix(".").split(". ")
     return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), map(_lower, sentences), strict=True)]
 
 
-def sentence(words: str) -> str:
+def format_sentence(words: str) -> str:
     """Words as a sentence."""
     return f"{words[0].upper()}{words[1:]}."
 
@@ -97,7 +97,7 @@ def _note(topic: str, rng: random.Random) -> tuple[Problem, str]:
     slots = {name: rng.choice(values) for name, values in _corpus()["slots"].items()}
     told = [kind for kind in KINDS if kind in _ALWAYS or rng.random() < 0.6]
     chosen = {kind: rng.randrange(len(sentences[kind])) for kind in KINDS}
-    body = " ".join(sentence(sentences[kind][chosen[kind]].format(**slots)) for kind in told)
+    body = " ".join(format_sentence(sentences[kind][chosen[kind]].format(**slots)) for kind in told)
     prompt = f"{rng.choice(sentences['titles'])}\n{body}"
     story = " ".join([topic, *(str(chosen[kind]) for kind in sorted(_ALWAYS))])
     task_id = f"notes/{topic}/{derive_seed(prompt):016x}"

@@ -31,7 +31,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class BoundOperation:
     """An operation with its constant filled in."""
 
     operation: Operation
@@ -39,10 +39,10 @@ class Step:
 
     @property
     def key(self) -> str:
-        """``name`` or ``name:constant``; :func:`parse_step` reads it back."""
+        """``name`` or ``name:constant``; :func:`parse_operation` reads it back."""
         return f"{self.operation.name}:{self.constant}" if self.constant else self.operation.name
 
-    def phrase(self, variant: int) -> str:
+    def format_phrase(self, variant: int) -> str:
         return self.operation.phrases[variant].format(k=self.constant)
 
     def expression(self, variable: str) -> str:
@@ -53,10 +53,10 @@ class Step:
         return _compiled(self.expression("v"))(value)
 
 
-def parse_step(key: str) -> Step:
-    """The step that :attr:`Step.key` names."""
+def parse_operation(key: str) -> BoundOperation:
+    """The step that :attr:`BoundOperation.key` names."""
     name, _, constant = key.partition(":")
-    return Step(OPERATIONS[name], constant)
+    return BoundOperation(OPERATIONS[name], constant)
 
 
 @functools.cache

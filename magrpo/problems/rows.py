@@ -25,7 +25,7 @@ class Row:
     where: str
     values: dict[str, Any]
 
-    def text(self, *names: str) -> str:
+    def read_text(self, *names: str) -> str:
         """The value of the first of ``names`` that the row has.
 
         Raises:
@@ -39,7 +39,7 @@ class Row:
         wanted = " or ".join(repr(name) for name in names)
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
 
-    def texts(self, name: str) -> list[str]:
+    def read_texts(self, name: str) -> list[str]:
         """A field that holds a list of texts; an absent one is empty.
 
         Raises:
@@ -78,7 +78,7 @@ def one_line(text: str) -> str:
     return " ".join(text.split())
 
 
-def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
+def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
     """``train`` and ``test``, the order kept: by a hash of their content, ``test_frac`` of the problems are held out.
 
     The content is the prompt, white space aside: problems that ask the same are in one split whatever their ids, their

@@ -24,7 +24,7 @@ class SeenFunctions:
         self._inputs = inputs
         self._seen: dict[Hashable, list[Function]] = defaultdict(list)
 
-    def add(self, kind: str, function: Function) -> None:
+    def add_function(self, kind: str, function: Function) -> None:
         """Take in a function of an argument of ``kind``."""
         self._seen[self._key(kind, function)].append(function)
 

@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, halves, one_line, read_rows
+from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -54,8 +54,8 @@ class Texts(Plugin):
                 it and the remedy.
         """
         problems = self._problems(self.hub_split)
-        if Path(self.where).expanduser().is_file() or not self.hub_test_split:
-            splits = halves(problems, self.test_frac, self.source)
+        if Path(self.resolved_source).expanduser().is_file() or not self.hub_test_split:
+            splits = split_by_hash(problems, self.test_frac, self.source)
         else:
             held_out = self._problems(self.hub_test_split)
             known = {one_line(problem.prompt) for problem in held_out}
@@ -64,14 +64,14 @@ class Texts(Plugin):
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
     @property
-    def where(self) -> str:
+    def resolved_source(self) -> str:
         """The file or hub id that ``source`` stands for."""
         return self.source
 
     def _problems(self, split: str) -> list[Problem]:
         """The texts of allowed length, the first of equal ones."""
         problems: dict[str, Problem] = {}
-        for row in read_rows(self.where, split):
+        for row in read_rows(self.resolved_source, split):
             problem = self._parse(row)
             if self.min_words <= len(problem.prompt.split()) <= self.max_words:
                 problems.setdefault(one_line(problem.prompt), problem)
@@ -83,10 +83,10 @@ class Texts(Plugin):
         return list(problems.values())
 
     def _parse(self, row: Row) -> Problem:
-        text, tags = self.parts(row.text(*self.fields).replace("\r\n", "\n").strip())
+        text, tags = self.split_text(row.read_text(*self.fields).replace("\r\n", "\n").strip())
         return Problem(str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}"), text, tags=tags)
 
-    def parts(self, text: str) -> tuple[str, dict[str, str]]:
+    def split_text(self, text: str) -> tuple[str, dict[str, str]]:
         """What authors see of a row's text, and tags of the problem."""
         return text, {}
 
@@ -103,7 +103,7 @@ class Tldr(Texts):
     source: str = "trl-lib/tldr"
     """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
-    def parts(self, text: str) -> tuple[str, dict[str, str]]:
+    def split_text(self, text: str) -> tuple[str, dict[str, str]]:
         """Title and post, a blank line between them; a text of another form unchanged but for a final ``TL;DR:``."""
         text = _TLDR.sub("", text)
         match = _POST.fullmatch(text)
@@ -125,6 +125,6 @@ class Arxiv(Texts):
     """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
 
     @property
-    def where(self) -> str:
+    def resolved_source(self) -> str:
         """The file or hub id that ``source`` stands for."""
         return str(_ABSTRACTS) if self.source == "embedded" else self.source

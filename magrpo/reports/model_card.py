@@ -10,7 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, try_to_load_from_cache
 
-from magrpo.assets import locate
+from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.vllm import MAX_RANKS
@@ -89,7 +89,7 @@ def body(card: str) -> str:
 
 def licence(base: str) -> str | None:
     """The licence that the model card of a base names: a folder, a name that ships, or a hub id in the local cache."""
-    folder = Path(locate(base))
+    folder = Path(locate_model(base))
     card: object = folder / "README.md" if folder.is_dir() else None
     if card is None and base.count("/") <= 1:
         card = try_to_load_from_cache(base, "README.md")
@@ -155,9 +155,14 @@ def _use(config: RunConfig, version: int) -> list[str]:
     for base, agents in _bases(config):
         adapted = [agent for agent in agents if agent.weights != "full"]
         if adapted:
-            lines += ["", f"{_names(adapted)} with peft, on one base in memory:", "", *_peft(locate(base), adapted)]
+            lines += [
+                "",
+                f"{_names(adapted)} with peft, on one base in memory:",
+                "",
+                *_peft(locate_model(base), adapted),
+            ]
             lines += ["", "The same behind one vLLM server, each a model by its name:", ""]
-            lines += ["```sh", _serve(locate(base), adapted, config.lora.rank), "```"]
+            lines += ["```sh", _serve(locate_model(base), adapted, config.lora.rank), "```"]
         for agent in agents:
             if agent.weights == "full":
                 lines += ["", f"`{agent.name}` is a model of its own:", "", *_transformers(agent.name)]

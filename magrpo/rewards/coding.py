@@ -9,10 +9,18 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.rewards.common import ProgramReward, executions_of, whole
-from magrpo.rewards.program import Module, assemble, compiles, extract, preamble, returns_value, signature
+from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report
+from magrpo.rewards.program import (
+    Module,
+    can_compile,
+    extract_module,
+    extract_preamble,
+    join_modules,
+    read_signature,
+    returns_value,
+)
 from magrpo.rewards.stand_ins import first_argument, first_result, module_of, unpacker
-from magrpo.rewards.usage import carrying_call, does_nothing, only_forwards, packs_lists, use_of
+from magrpo.rewards.usage import carrying_call, classify_use, does_nothing, only_forwards, packs_lists
 from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"
@@ -23,7 +31,7 @@ MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "c
 
 
 @dataclass(frozen=True, slots=True)
-class Program:
+class JointProgram:
     """What the completions of one joint action make together, before anything runs."""
 
     source: str
@@ -62,36 +70,36 @@ class CodingReward(ProgramReward):
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
         """The combined program; then, if it passed a test and used ``aux``, its variants, all at once."""
-        program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
+        program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not (program.has_entry and program.compiles):
             return {}
         if "program" not in reports:
-            return executions_of(problem, "program", program.source, watch=HELPER)
-        passed = self._num_passed(whole(reports, "program"))
+            return make_executions(problem, "program", program.source, watch=HELPER)
+        passed = self._num_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._use(program, reports["program"]) != "used":
             return {}
         wanted: dict[str, Execution] = {}
         for name, source in program.variants.items():
             if name not in reports and (name != "constant" or _tells_a_constant(reports)):
-                wanted |= executions_of(problem, name, source)
+                wanted |= make_executions(problem, name, source)
         return wanted
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
-        program = combine(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
+        program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         parts = dict.fromkeys(MAXIMA, 0.0)
         own = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
         parts["structure"] = own["helper"] + own["main"]
         if program.has_entry and program.compiles:
             parts["syntax"] = 0.5
-            parts["tests"] = self._share_passed(whole(reports, "program"))
+            parts["tests"] = self._share_passed(merge_hidden_report(reports, "program"))
             parts["cooperation"] = self._cooperation(program, reports)
         weight = self.scale * self.local_weight
         local = {role: weight * value for role, value in own.items()} if self.local_weight else {}
         return JointReward(self._total(parts), parts, local)
 
-    def _use(self, program: Program, report: ExecutionReport) -> str:
+    def _use(self, program: JointProgram, report: ExecutionReport) -> str:
         """How main really treated ``aux``: none, discarded, used, or unknown.
 
         The run's claim that a result was used counts only where the syntax tree agrees. Its claim that none was used
@@ -103,30 +111,30 @@ class CodingReward(ProgramReward):
             return "discarded" if all(case.status in ("pass", "wrong") for case in report.cases) else "unknown"
         return program.use
 
-    def _cooperation(self, program: Program, reports: Mapping[str, ExecutionReport]) -> float:
+    def _cooperation(self, program: JointProgram, reports: Mapping[str, ExecutionReport]) -> float:
         use = self._use(program, reports["program"])
         if use == "discarded":
             return -0.5
-        if use != "used" or self._num_passed(whole(reports, "program")) == 0:
+        if use != "used" or self._num_passed(merge_hidden_report(reports, "program")) == 0:
             return 0.0
         thin = program.is_thin or any(_does_as_well(name, reports) for name in program.variants if name in reports)
         return 0.5 if thin else 1.5
 
 
 @lru_cache(maxsize=4096)
-def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
+def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -> JointProgram:
     """The problem's preamble, the helper's module and main's module as one program, and what its syntax tree tells."""
-    main_module = extract(main, entry_point, prompt=prompt, drop=HELPER)
-    modules = [preamble(prompt, entry_point), extract(helper, HELPER), main_module]
-    source = assemble(modules)
+    main_module = extract_module(main, entry_point, prompt=prompt, drop=HELPER)
+    modules = [extract_preamble(prompt, entry_point), extract_module(helper, HELPER), main_module]
+    source = join_modules(modules)
     has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
-    return Program(
+    return JointProgram(
         source=source,
         variants=_variants(modules, entry_point) if has_helper and has_entry else {},
         has_helper=has_helper,
         has_entry=has_entry,
-        compiles=compiles(source),
-        use=use_of(main_module.source, HELPER),
+        compiles=can_compile(source),
+        use=classify_use(main_module.source, HELPER),
         is_thin=(has_entry and only_forwards(main_module.source, entry_point, HELPER))
         or (has_helper and does_nothing(modules[1].source, HELPER)),
     )
@@ -135,14 +143,14 @@ def combine(prompt: str, entry_point: str, helper: str, main: str) -> Program:
 def _variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:
     """The program in which main only calls ``aux`` and unpacks the result, and those with a stand-in for ``aux``."""
     above, helper, main = modules
-    head, arguments = signature(main.source, entry_point)
+    head, arguments = read_signature(main.source, entry_point)
     call = carrying_call(main.source, entry_point, HELPER) or f"{HELPER}({arguments})"
     unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
-    variants = {"wrapper": assemble([*modules, module_of(unpacker, unpack), forward])}
+    variants = {"wrapper": join_modules([*modules, module_of(unpacker, unpack), forward])}
     for name, stand_in in (("identity", first_argument), ("constant", first_result)):
         replace = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
-        variants[name] = assemble([above, helper, replace, main])
+        variants[name] = join_modules([above, helper, replace, main])
     assert tuple(variants) == VARIANTS
     return variants
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import Plugin
-from magrpo.rewards.program import Module, assemble, preamble
+from magrpo.rewards.program import Module, extract_preamble, join_modules
 from magrpo.types import Execution, ExecutionReport, Problem
 
 
@@ -50,7 +50,7 @@ class ProgramReward(ScaledReward):
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         """Whether the program ran and passed every test."""
-        report = whole(reports, "program") if "program" in reports else None
+        report = merge_hidden_report(reports, "program") if "program" in reports else None
         return report is not None and 0 < report.tests_total == self._num_passed(report)
 
     def _num_passed(self, report: ExecutionReport) -> int:
@@ -63,17 +63,17 @@ class ProgramReward(ScaledReward):
         return self._num_passed(report) / report.tests_total if report.tests_total else 0.0
 
 
-def executions_of(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
+def make_executions(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
     """A program against the problem's tests and, as ``<name>_hidden``, against its hidden tests if it has any."""
     prompt, entry_point = problem.prompt, problem.entry_point
-    wanted = {name: Execution(source, entry_point, trusted_test(prompt, entry_point, problem.test), watch)}
+    wanted = {name: Execution(source, entry_point, make_trusted_test(prompt, entry_point, problem.test), watch)}
     if problem.hidden_test:
-        hidden = trusted_test(prompt, entry_point, problem.hidden_test)
+        hidden = make_trusted_test(prompt, entry_point, problem.hidden_test)
         wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden)
     return wanted
 
 
-def whole(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
+def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
     """The report ``name`` with the cases of the hidden tests after its own."""
     report, hidden = reports[name], reports.get(f"{name}_hidden")
     if hidden is None:
@@ -90,7 +90,7 @@ def whole(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
 
 
 @lru_cache(maxsize=1024)
-def trusted_test(prompt: str, entry_point: str, test: str) -> str:
+def make_trusted_test(prompt: str, entry_point: str, test: str) -> str:
     """The test with the prompt's preamble before it: some tests call the helpers that the prompt defines."""
-    above = preamble(prompt, entry_point)
-    return assemble([above, Module((), test)]) if above.source or above.futures else test
+    above = extract_preamble(prompt, entry_point)
+    return join_modules([above, Module((), test)]) if above.source or above.futures else test

@@ -33,7 +33,7 @@ class Module:
     source: str
 
 
-def parse(source: str) -> ast.Module:
+def parse_source(source: str) -> ast.Module:
     """The syntax tree of ``source``.
 
     Raises:
@@ -51,7 +51,7 @@ def parse(source: str) -> ast.Module:
 
 
 @lru_cache(maxsize=4096)
-def compiles(source: str) -> bool:
+def can_compile(source: str) -> bool:
     """Whether Python accepts ``source``. Compiles, executes nothing; constant folding is bounded by the compiler."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -63,7 +63,7 @@ def compiles(source: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def extract(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
+def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
     """The program in a completion that should define the function ``defines``.
 
     A text that parses is taken whole. Else the fenced blocks are taken; else prose is cut off line by line until what
@@ -88,17 +88,17 @@ def extract(text: str, defines: str, prompt: str = "", drop: str = "") -> Module
 
 
 @lru_cache(maxsize=1024)
-def preamble(prompt: str, entry_point: str) -> Module:
+def extract_preamble(prompt: str, entry_point: str) -> Module:
     """What stands above the entry point in a problem's prompt: imports, constants, helper definitions."""
     prompt = _clean(prompt)
     try:
-        parse(prompt)
+        parse_source(prompt)
     except _UNPARSABLE:
         prompt = f"{prompt.rstrip()}\n    pass\n"
     return _module([item for item in _statements(prompt) if not _is_demonstration(item[0])], drop=entry_point)
 
 
-def assemble(modules: Sequence[Module]) -> str:
+def join_modules(modules: Sequence[Module]) -> str:
     """One program: the modules one after the other, later definitions winning, ``from __future__`` imports first."""
     futures = dict.fromkeys(line for module in modules for line in module.futures)
     return "\n\n\n".join(part for part in ("\n".join(futures), *(module.source for module in modules)) if part) + "\n"
@@ -107,7 +107,7 @@ def assemble(modules: Sequence[Module]) -> str:
 @lru_cache(maxsize=4096)
 def returns_value(source: str, name: str) -> bool:
     """Whether the module defines a function ``name`` at top level that returns (or yields) a value."""
-    function = top_level_function(parse(source), name)
+    function = top_level_function(parse_source(source), name)
     if function is None:
         return False
     return any(
@@ -117,9 +117,9 @@ def returns_value(source: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def signature(source: str, name: str) -> tuple[str, str]:
+def read_signature(source: str, name: str) -> tuple[str, str]:
     """The head of the function ``name`` with decorators and colon, and the arguments that pass its parameters on."""
-    function = top_level_function(parse(source), name)
+    function = top_level_function(parse_source(source), name)
     assert function is not None, name
     arguments = function.args
     call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
@@ -156,7 +156,7 @@ def _clean(text: str) -> str:
 def _statements(text: str) -> list[tuple[ast.stmt, str]]:
     """Top-level statements with their source: of the whole text, else of its fenced blocks, else of its islands."""
     try:
-        return list(_sources(text, parse(text)))
+        return list(_sources(text, parse_source(text)))
     except _UNPARSABLE:
         pass
     blocks = [dedent(body) for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
@@ -175,7 +175,7 @@ def _islands(text: str) -> Iterator[tuple[ast.stmt, str]]:
             source = "\n".join(lines[start:stop])
             budget -= len(source)
             try:
-                tree = parse(source)
+                tree = parse_source(source)
             except SyntaxError as error:  # no prefix that reaches the error's line can parse
                 stop = min(stop - 1, start + max(0, (error.lineno or 1) - 1))
             except _UNPARSABLE:

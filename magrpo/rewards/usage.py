@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from magrpo.rewards.program import own_scope, parse, top_level_function
+from magrpo.rewards.program import own_scope, parse_source, top_level_function
 
 Use = Literal["none", "discarded", "used"]
 
@@ -44,13 +44,13 @@ _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
 
 @lru_cache(maxsize=4096)
-def use_of(source: str, name: str) -> Use:
+def classify_use(source: str, name: str) -> Use:
     """How the module treats ``name``, which it must not bind itself.
 
     ``none``: never mentioned in code that can run, or bound by the module (so that it is not the partner's);
     ``discarded``: every result is dropped; ``used``: a result can matter.
     """
-    parents = _reachable(parse(source))
+    parents = _reachable(parse_source(source))
     if any(_binds(node, name) for node in parents):
         return "none"
     if not any(load.id == name for load in _loads(parents)):
@@ -64,7 +64,7 @@ def only_forwards(source: str, name: str, to: str) -> bool:
 
     Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
     """
-    tree = parse(source)
+    tree = parse_source(source)
     function = top_level_function(tree, name)
     assert function is not None, name
     live = _live(_reachable(tree))
@@ -89,7 +89,7 @@ def does_nothing(source: str, name: str) -> bool:
     """Whether the function ``name`` has no operation, or reads none of its parameters: it returns what it was given or
     a constant, as it is or packed in a container. Generators and functions that make functions count as reading.
     """
-    function = top_level_function(parse(source), name)
+    function = top_level_function(parse_source(source), name)
     assert function is not None, name
     nodes = [node for statement in function.body for node in ast.walk(statement)]
     if all(isinstance(node, _CARRYING) for node in nodes):
@@ -103,7 +103,7 @@ def does_nothing(source: str, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def packs_lists(source: str, name: str) -> bool:
     """Whether the function ``name`` returns nothing but lists that are written out, as ``[answer, 0]``."""
-    function = top_level_function(parse(source), name)
+    function = top_level_function(parse_source(source), name)
     assert function is not None, name
     returned = [node.value for node in own_scope(function) if isinstance(node, ast.Return)]
     return all(isinstance(value, ast.List) for value in returned)
@@ -112,7 +112,7 @@ def packs_lists(source: str, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def carrying_call(source: str, name: str, to: str) -> str:
     """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
-    function = top_level_function(parse(source), name)
+    function = top_level_function(parse_source(source), name)
     assert function is not None, name
     parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     for node in ast.walk(function):

@@ -52,7 +52,7 @@ def _pattern(listing: str) -> re.Pattern[str]:
 _PATTERNS = {category: _pattern(listing) for category, listing in TRANSITIONS.items()}
 
 
-def num_transition_categories(text: str) -> int:
+def count_transition_categories(text: str) -> int:
     """How many of the twelve categories occur in ``text``, as whole words, whatever their case."""
     text = text.lower()
     return sum(pattern.search(text) is not None for pattern in _PATTERNS.values())

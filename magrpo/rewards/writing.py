@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from magrpo.rewards.common import ScaledReward
-from magrpo.rewards.words import STOP_WORDS, num_transition_categories
+from magrpo.rewards.words import STOP_WORDS, count_transition_categories
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 MAXIMA: Mapping[str, float] = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
@@ -96,10 +96,10 @@ class WritingReward(ScaledReward):
         first, second = (" ".join(texts[role].split()) for role in form.roles)
         parts = dict.fromkeys(MAXIMA, 0.0)
         for name, level in (
-            ("structure", structure),
-            ("length_ratio", length_ratio),
-            ("unique_words", unique_words),
-            ("style", style),
+            ("structure", score_structure),
+            ("length_ratio", score_length_ratio),
+            ("unique_words", score_unique_words),
+            ("style", score_style),
         ):
             parts[name] = MAXIMA[name] * level(form, first, second)
             if parts[name] == 0:
@@ -107,26 +107,26 @@ class WritingReward(ScaledReward):
         return JointReward(self._total(parts), parts)
 
 
-def structure(form: Form, first: str, second: str) -> float:
+def score_structure(form: Form, first: str, second: str) -> float:
     """1 if both texts have an allowed number of words (split at white space), else 0."""
     fewest, most = form.words
     return float(all(fewest <= len(text.split()) <= most for text in (first, second)))
 
 
-def length_ratio(form: Form, first: str, second: str) -> float:
+def score_length_ratio(form: Form, first: str, second: str) -> float:
     """How well the second text's length fits the first's, in characters; runs of white space count as one."""
     return form.length_ratio(len(second) / len(first)) if first else 0.0
 
 
-def unique_words(form: Form, first: str, second: str) -> float:
+def score_unique_words(form: Form, first: str, second: str) -> float:
     """How well the second text's number of different words fits the first's."""
     words = len(set(_words(first)))
     return form.unique_words(len(set(_words(second))) / words) if words else 0.0
 
 
-def style(form: Form, first: str, second: str) -> float:
+def score_style(form: Form, first: str, second: str) -> float:
     """0.4 times the variety of transition words plus 0.6 times the overlap of vocabularies, each at most 1."""
-    count = num_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
+    count = count_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
     transitions = min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
     one, two = (set(_words(text)) - STOP_WORDS for text in (first, second))
     jaccard = len(one & two) / len(one | two) if one | two else 0.0

@@ -111,10 +111,10 @@ def _model(agent: AgentConfig, config: RunConfig) -> _Model:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from magrpo.assets import locate
+    from magrpo.assets import locate_model
 
     try:
-        described = AutoConfig.from_pretrained(locate(agent.model))
+        described = AutoConfig.from_pretrained(locate_model(agent.model))
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from magrpo.embedded.conventions import Divisions
-from magrpo.embedded.demonstrations import Example, Recipe, revisions
+from magrpo.embedded.demonstrations import Example, Recipe, make_revisions
 from magrpo.embedded.voices import Voices
 from magrpo.embedded.warm_start import WarmStartConfig
 from magrpo.embedded.warm_start import warm_start as train
@@ -143,7 +143,7 @@ def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
     recipe, plugin = RECIPES[config.problems]
     sandbox = plugin.open()
     try:
-        examples = revisions(chosen, recipe, sandbox, config.seed)
+        examples = make_revisions(chosen, recipe, sandbox, config.seed)
     finally:
         sandbox.close()
     write_records(folder / "second_turns.jsonl.gz", examples)

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.embedded import warm_start as recipe
-from magrpo.embedded.demonstrations import Example, first_turns, plain_text
+from magrpo.embedded.demonstrations import Example, make_first_turns, render_plain_text
 from magrpo.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, warm_start
 from magrpo.policy import Policy
 from magrpo.problems.coopcode import CoopCode
@@ -39,7 +39,7 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="module")
 def second_turns(problems: list[Problem]) -> list[Example]:
-    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in first_turns(problems[:8], RECIPE, 0)]
+    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in make_first_turns(problems[:8], RECIPE, 0)]
 
 
 @pytest.fixture(scope="module")
@@ -130,5 +130,6 @@ def test_what_is_saved_loads_as_a_policy_that_renders_the_same_prompts(
     for problem in problems[:4]:
         seen = RECIPE.env.observe(problem, "helper", [], "helper")
         assert (
-            list(policy.render("helper", seen)) == recipe._tokens(trained.tokenizer, Example(plain_text(seen), ""))[0]
+            list(policy.render("helper", seen))
+            == recipe._tokens(trained.tokenizer, Example(render_plain_text(seen), ""))[0]
         )

@@ -81,4 +81,4 @@ def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
     gain = Interval(**tree["gains"]["test/sampled"]["return"])
     assert line.startswith(f"result:  {verdict(gain)}: the joint return on held-out problems went from ")
-    assert line.endswith(f"{signed(gain)} points of percent paired by problem")
+    assert line.endswith(f"{signed(gain)} percentage points, paired by problem")

@@ -11,7 +11,7 @@ from statistics import fmean
 import pytest
 
 from magrpo.layout import read_evaluation
-from magrpo.problems.notes import facts_of
+from magrpo.problems.notes import parse_facts
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
@@ -56,7 +56,7 @@ def test_two_authors_learn_to_summarise_a_note_together(tmp_path: Path) -> None:
     returns = [report.summary["test/sampled"]["return"] for report in (before, after)]
     assert returns[0].high < 0.5
     assert returns[1].low > 0.7
-    notes = {note.task_id: facts_of(note) for note in store.config().problems.load()["test"]}
+    notes = {note.task_id: parse_facts(note) for note in store.config().problems.load()["test"]}
     for role in ("summary", "elaboration"):
         told = [
             any(fact.words.lower() in row.texts[role].lower() for fact in notes[row.task_id])
