@@ -28,15 +28,13 @@ from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
 from magrpo.interfaces import Progress
+from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden, policy_loss_from_logits
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-
-OPTIMIZER = "optimizer.pt"
-WEIGHTS = "weights"
 
 
 class NonFiniteLoss(RuntimeError):

@@ -173,7 +173,7 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     ("changes", "message"),
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
-        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' is not a text but 3"),
+        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a text, not 3"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: test is not Python: .*line 1 of the test"),
