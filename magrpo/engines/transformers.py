@@ -36,7 +36,7 @@ class LocalEngine:
         self._max_batch = max_batch
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        from magrpo.engines.decoding import decode_batch, decoding_model
+        from magrpo.engines.decoding import decode_batch, decoding_model  # defers torch and transformers
 
         check_prompts(self._policy, requests)
         actions: dict[int, Action] = {}

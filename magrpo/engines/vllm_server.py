@@ -113,7 +113,7 @@ class Server:
     """One vLLM engine and the adapters it serves."""
 
     def __init__(self, start: Start) -> None:
-        from vllm import LLM
+        from vllm import LLM  # defers vllm, which is optional
 
         self._llm: vllm.LLM = LLM(**start.engine)
         self._llm.collective_rpc("watch_truncation")
@@ -138,7 +138,7 @@ class Server:
                 raise AssertionError("already started")
 
     def _load_adapters(self, version: int, folders: dict[str, str]) -> None:
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # defers vllm
 
         for agent, folder in folders.items():
             if agent in self._adapters:
@@ -149,7 +149,7 @@ class Server:
                 raise RuntimeError(f"vLLM refused the adapter {folder}")
 
     def _generate(self, items: dict[int, Item], channel: Connection) -> None:
-        from vllm import RequestOutput, TokensPrompt
+        from vllm import RequestOutput, TokensPrompt  # defers vllm
         from vllm.logprobs import FlatLogprobs
 
         engine = self._llm.llm_engine
@@ -186,7 +186,7 @@ class Server:
 
 def _sampling_params(item: Item) -> vllm.SamplingParams:
     """vLLM's parameters; every one that a model's own generation config might set is set here."""
-    from vllm import SamplingParams as VllmSamplingParams
+    from vllm import SamplingParams as VllmSamplingParams  # defers vllm
     from vllm.sampling_params import RequestOutputKind
 
     return VllmSamplingParams(
