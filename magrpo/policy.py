@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig, holders
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.seeds import derive_seed
 from magrpo.types import Observation
@@ -72,7 +72,7 @@ class Policy:
         dtype = dtype_of(model, device)
         policy = cls(device, dtype, model.chat_template)
         shared: dict[str, PeftModel] = {}
-        holder_of = holders(agents)
+        holder_of = weight_holders(agents)
         for named in agents:
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)

@@ -1,4 +1,4 @@
-"""Models that ship with the project, each a folder here: a configuration names one by its folder's name."""
+"""Models that ship with the project: one folder each, named in a configuration by the folder's name."""
 
 from __future__ import annotations
 

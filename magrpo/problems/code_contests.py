@@ -13,15 +13,15 @@ from magrpo.types import Problem
 class CodeContests(Contest):
     """CodeContests: ``name, description, public_tests, private_tests, generated_tests``.
 
-    The entry point is ``solve(stdin)``. Public tests may be shown.
+    The entry point is ``solve(stdin)``. Feedback may show public tests.
     """
 
     benchmark: ClassVar[str] = "CodeContests"
 
     source: str = "deepmind/code_contests"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or a file of one: ``owner/name:file``."""
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
     hub_split: str = "valid+test"
-    """Split to read of a hub id."""
+    """Split to read if ``source`` is a hub id."""
 
     def parse(self, row: Row) -> Problem | None:
         """The problem; None if no public test is short enough."""
@@ -39,4 +39,4 @@ def _tests(row: Row, field: str) -> list[str]:
             write_stdin_test(given, expected) for given, expected in zip(values["input"], values["output"], strict=True)
         ]
     except (KeyError, TypeError, ValueError):
-        raise ConfigError(f"{row.where}: field {field!r} has no lists input and output of one length") from None
+        raise ConfigError(f"{row.where}: field {field!r} needs lists 'input' and 'output' of equal length") from None

@@ -1,4 +1,4 @@
-"""The reward of one programmer who writes the whole program: structure, syntax, tests."""
+"""The solo reward, for one programmer who writes the whole program: structure, syntax, tests."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 class SoloReward(ProgramReward):
     """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
 
-    The parts are those of the reward ``coding`` without cooperation; the report is named ``program`` too.
+    The parts and the report ``program`` are those of the reward ``coding``, without cooperation.
     """
 
     max_executions: ClassVar[int] = 1
-    """Programs of one joint action that run at most; the plan of a run counts with it."""
+    """See :class:`magrpo.interfaces.HasMaxExecutions`."""
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
 
@@ -44,12 +44,12 @@ class SoloReward(ProgramReward):
             parts["structure"] = 1.0
         if has_entry and can_compile(source):
             parts["syntax"] = 0.5
-            parts["tests"] = self._share_passed(merge_hidden_report(reports, "program"))
-        return JointReward(self._total(parts), parts)
+            parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
+        return JointReward(self._scale_parts(parts), parts)
 
 
 @lru_cache(maxsize=4096)
 def make_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
-    """The problem's preamble and the completion as one program, and whether it defines the entry point."""
+    """Join the problem's preamble and the completion into one program; say whether it defines the entry point."""
     module = extract_module(text, entry_point, prompt=prompt)
     return join_modules([extract_preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.config import AgentConfig, RunConfig, holders
+from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
@@ -78,7 +78,7 @@ def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[s
         ConfigError: the configuration of a base model cannot be read.
     """
     models = {agent.model: _model(agent, config) for agent in config.agents}
-    holder = holders(config.agents)
+    holder = weight_holders(config.agents)
     apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
     lora = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]

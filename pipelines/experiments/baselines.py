@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
+from magrpo.reports.baselines import REFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,8 +135,6 @@ class Baseline:
 
 CODING = ("coding", "solo", "team")
 SOLO = {"kind": "solo", "num_turns": 1}
-REFERENCE = "naive"
-"""The row every other row is tested against."""
 BASELINES: dict[str, Baseline] = {
     "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
     "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from magrpo.algo.stats import bootstrap_interval
-from magrpo.reports.figures import signed
+from magrpo.reports.figures import format_difference
 from magrpo.types import Interval
 
 _SEED = 0
@@ -55,7 +55,7 @@ class Lead:
         lies = "above" if self.passes else "not above"
         interval = "an interval" if self.bar == FIRST else f"a {self.bar.coverage} interval"
         return (
-            f"by {signed(self.difference)} percentage points on {self.num_problems} held-out problems, "
+            f"by {format_difference(self.difference)} percentage points on {self.num_problems} held-out problems, "
             f"{interval} {lies} 0"
         )
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from magrpo.config import RunConfig
 from magrpo.layout import WEIGHTS, read_evaluation, split_file
 from magrpo.plugins import ConfigError
-from magrpo.reports.problem_means import problem_returns
+from magrpo.reports.problem_means import mean_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import CONFIG, Pointer, RunStore, digest
 from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
@@ -100,16 +100,16 @@ def _register(
     checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
 
     def write(folder: Path) -> Mapping[str, float]:
-        from magrpo.reports.model_card import body, model_card  # huggingface_hub
+        from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
 
         version = registry.register(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
         reports = [
             read_evaluation(store.folder(outcome.evaluations[iteration])) for iteration in sorted(outcome.evaluations)
         ]
-        returns = problem_returns(reports[-1], HEADLINE, config.reward)
+        returns = mean_returns(reports[-1], HEADLINE, config.reward)
         parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-        card = model_card(store, config, version.number, parent, reports, outcome.problems, provenance())
+        card = render_model_card(store, version.number, parent, reports, outcome.problems, provenance())
         described = folder / "described"
         described.mkdir()
         (described / "README.md").write_text(card, encoding="utf-8")
@@ -117,7 +117,7 @@ def _register(
         facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
         (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         # The list of versions shows the first line of this, so no heading.
-        text = f"Return on held-out problems: {shown} of the maximum.\n{body(card)}"
+        text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
         tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
         registry.describe(version, described, text, tags)
         (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
@@ -215,7 +215,7 @@ class _Gate:
 
     def _own_returns(self) -> dict[str, float]:
         report = read_evaluation(self.store.folder(self.outcome.evaluations[self.config.train.num_iterations]))
-        return problem_returns(report, HEADLINE, self.config.reward)
+        return mean_returns(report, HEADLINE, self.config.reward)
 
     def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
@@ -247,7 +247,7 @@ class _Gate:
     def _evaluated(self, run: RunStore) -> dict[str, float]:
         """The return on each problem in a run of no iterations, which is executed unless it is finished."""
         report = read_evaluation(run.folder(self.evaluate(run.run_id).evaluations[0]))
-        return problem_returns(report, HEADLINE, self.config.reward)
+        return mean_returns(report, HEADLINE, self.config.reward)
 
 
 def _verdict(promotion: Promotion) -> dict[str, str]:

@@ -34,7 +34,7 @@ from magrpo.layout import (
     samples_file,
     split_file,
 )
-from magrpo.reports.budget import ledger
+from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
@@ -242,20 +242,21 @@ class StageRunner:
 
     def _report(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Write the closing tables and pictures."""
-        from magrpo.reports.run import write_report  # matplotlib
+        from magrpo.reports.run import RunReport  # matplotlib
 
         reports = [read_evaluation(self._store.folder(pointer)) for pointer in inputs]
-        budgets = ledger(self._store.stage_metrics())
-        write_report(folder, self._store.run_id, self._config, reports, budgets, read_held_out(self._store))
+        budgets = build_ledger(self._store.stage_metrics())
+        report = RunReport(self._config, reports, budgets, read_held_out(self._store))
+        report.write_files(folder, self._store.run_id)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
 
     def _tables(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Write the tables of a run of baselines."""
-        from magrpo.reports.baselines import measured, write_tables  # matplotlib
+        from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
 
-        rows = measured(self._config, [self._store.folder(pointer) for pointer in inputs])
-        write_tables(folder, self._config, rows)
+        rows = read_baselines(self._config, [self._store.folder(pointer) for pointer in inputs])
+        BaselineTable(self._config, rows).write_files(folder)
         return {}
 
     # ------------------------------------------------------------------------------------------------------ plumbing

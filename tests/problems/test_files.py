@@ -71,7 +71,7 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.json", b'{"task_id": 1}', r"a\.json: is not a JSON array of objects; .* \.jsonl"),
         ("a.json", b"[\n{]", r"a\.json:2: is not JSON"),
         ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: cannot be read"),
-        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50)[:-20], r"a\.jsonl\.gz: cannot be read"),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-20], r"a\.jsonl\.gz: cannot be read"),
         ("a.parquet", b"plain", r"a\.parquet: cannot be read as Parquet"),
     ],
 )
@@ -173,7 +173,7 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     ("changes", "message"),
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
-        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' is not a text but 3"),
+        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a text, not 3"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: test is not Python: .*line 1 of the test"),

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.rewards.program import extract_module
-from magrpo.rewards.usage import carrying_call, classify_use, does_nothing, only_forwards, packs_lists
+from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
 
 
 def f(body: str) -> str:
@@ -192,7 +192,7 @@ def test_does_something(body: str) -> None:
     ],
 )
 def test_the_call_that_carries_the_parameters(body: str, call: str) -> None:
-    assert carrying_call(f(body), "f", "aux") == call
+    assert find_forwarding_call(f(body), "f", "aux") == call
 
 
 @pytest.mark.parametrize(

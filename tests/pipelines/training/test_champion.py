@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 
 from magrpo.config import ConfigError, RegistryConfig, load_config
 from magrpo.layout import read_evaluation
-from magrpo.reports.model_card import licence
+from magrpo.reports.model_card import find_licence
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
@@ -338,10 +338,10 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
 
 
 def test_the_licence_of_a_base_is_that_of_its_card(tmp_path: Path) -> None:
-    assert licence("coopcode-base") == "apache-2.0"
-    assert licence("Qwen/not-in-the-cache") is None
-    assert licence(str(tmp_path)) is None
+    assert find_licence("coopcode-base") == "apache-2.0"
+    assert find_licence("Qwen/not-in-the-cache") is None
+    assert find_licence(str(tmp_path)) is None
     (tmp_path / "README.md").write_text("no front matter\n")
-    assert licence(str(tmp_path)) is None
+    assert find_licence(str(tmp_path)) is None
     (tmp_path / "README.md").write_text("---\nlicense: mit\n---\n# base\n")
-    assert licence(str(tmp_path)) == "mit"
+    assert find_licence(str(tmp_path)) == "mit"
