@@ -8,19 +8,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from magrpo.config import RunConfig, load_config
     from magrpo.library import (
-        ConfigError,
         Run,
-        RunConfig,
         Sampler,
         build_config,
-        load_config,
         open_engine,
         open_run,
         price_joint_action,
         run_iteration,
         train_run,
     )
+    from magrpo.plugins import ConfigError
 
 __version__ = "0.1.0"
 __all__ = [

@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config import RunConfig, load_config  # noqa: F401  # a name of the package, too
 from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.sandboxes.none import NoSandbox
@@ -30,20 +30,6 @@ if TYPE_CHECKING:
     from magrpo.interfaces import Engine
     from magrpo.policy import Policy
     from pipelines.examples.one_iteration import Iteration
-
-__all__ = [
-    "ConfigError",
-    "Run",
-    "RunConfig",
-    "Sampler",
-    "build_config",
-    "load_config",
-    "open_engine",
-    "open_run",
-    "price_joint_action",
-    "run_iteration",
-    "train_run",
-]
 
 
 def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
