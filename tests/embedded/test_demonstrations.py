@@ -7,11 +7,11 @@ import pytest
 
 from magrpo.embedded.conventions import WEIGHTS, write
 from magrpo.embedded.demonstrations import Example, all_texts, first_turns, revisions
+from magrpo.embedded.recipes import RECIPES
 from magrpo.envs.diagnosis import BARE_LINES
 from magrpo.problems.coopcode import CoopCode, composition_of
 from magrpo.problems.notes import Notes
 from magrpo.types import Problem
-from pipelines.commands.warm_start import RECIPES
 from tests.fakes import ScriptedSandbox
 
 RECIPE, SANDBOX = RECIPES["coopcode"]
