@@ -7,7 +7,6 @@ shows it.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -130,22 +129,22 @@ def show_source(path: str) -> str:
     if full.is_dir():
         names = sorted(child.name + "/" * child.is_dir() for child in full.iterdir() if child.name[0] not in "._")
         return f"# {path}/\n\n" + "".join(f"- `{name}`\n" for name in names)
-    language = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".json": "json"}.get(full.suffix, "text")
+    language = {".py": "python", ".toml": "toml", ".sh": "sh", ".yaml": "yaml", ".json": "json"}.get(
+        full.suffix, "text"
+    )
     return f"# {path}\n\n``````{language}\n{full.read_text(encoding='utf-8')}``````\n"
 
 
 class PlainRoles(Extension):
-    """Sphinx roles in docstrings (``:class:`~magrpo.types.Turn```) as Markdown."""
+    """Sphinx roles (``:class:`~magrpo.types.Turn```) and ``::`` in docstrings, as Markdown."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r":\w+:`(~?)([\w.]+)`", shorten_role, obj.docstring.value)
+            text = re.sub(r":\w+:`(~?)([\w.]+)`", shorten_role, obj.docstring.value)
+            obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
 
 
 def shorten_role(match: re.Match[str]) -> str:
     """The text of a role: the last part of the name after ``~``, else the name."""
     return f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`"
-
-
-os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")

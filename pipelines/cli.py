@@ -293,7 +293,7 @@ def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) ->
     output
         Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
     """
-    from magrpo.reports.comparison import compare
+    from pipelines.commands.compare import compare
 
     return compare(run, root, output)
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from statistics import fmean
 
 from magrpo.embedded.conventions import Divisions
-from magrpo.embedded.demonstrations import Example, Recipe, revisions
+from magrpo.embedded.demonstrations import Example, Recipe, make_revisions
 from magrpo.embedded.voices import Voices
-from magrpo.embedded.warm_start import WarmStartConfig, warm_start
+from magrpo.embedded.warm_start import WarmStartConfig, train_base_model
 from magrpo.envs import diagnosis, writing
 from magrpo.envs.coding import CodingEnv
 from magrpo.interfaces import Problems, Progress, SandboxPlugin
@@ -44,17 +44,17 @@ def demonstrate_second_turns(folder: Path, config: WarmStartConfig) -> None:
     chosen = problems[:: max(1, len(problems) // number)][:number] if number else []
     recipe, plugin = RECIPES[config.problems]
     with closing(plugin.open()) as sandbox:
-        examples = revisions(chosen, recipe, sandbox, config.seed)
+        examples = make_revisions(chosen, recipe, sandbox, config.seed)
     write_records(folder / _SECOND_TURNS, examples)
 
 
-def train_base(folder: Path, config: WarmStartConfig, progress: Progress) -> float:
+def train_on_demonstrations(folder: Path, config: WarmStartConfig, progress: Progress) -> float:
     """Train a base model on the examples in ``folder`` and save it, with its recipe, in ``folder/model``.
 
     Returns the mean loss of the last steps, in nats per completion token.
     """
     second_turns = read_records(folder / _SECOND_TURNS, Example)
-    trained = warm_start(_load_problems(config), second_turns, RECIPES[config.problems][0], config, progress)
+    trained = train_base_model(_load_problems(config), second_turns, RECIPES[config.problems][0], config, progress)
     loss = fmean(trained.losses[-_NUM_RECENT_LOSSES:])
     trained.save(folder / "model")
     facts = {**config.model_dump(), "loss": round(loss, 4), "parameters": trained.model.num_parameters()}

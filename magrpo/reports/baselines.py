@@ -10,59 +10,70 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-import msgspec
-
 from magrpo.config import BaselineRow, RunConfig
-from magrpo.reports.figures import NO_DIFFERENCE, SPLIT_TITLES, cell, column_title, difference_cell
+from magrpo.layout import TIMED_ANSWERS, read_evaluation, run_of_weights, steps
+from magrpo.reports.figures import (
+    NO_DIFFERENCE,
+    format_interval,
+    format_tested_difference,
+    quantity_title,
+    sort_summary_keys,
+    summary_title,
+)
 from magrpo.reports.page import write_page
-from magrpo.reports.paper import QUANTITIES, beside_the_paper, trained_row
+from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.reports.problem_means import (
     Means,
     common_parts,
     common_share,
+    compute_problem_means,
     interval_over_seeds,
-    problem_means,
-    subtracted,
+    subtract_means,
 )
-from magrpo.reports.tables import Section
+from magrpo.reports.tables import ReportTable
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
-from pipelines.experiments.baselines import BASELINES, REFERENCE
 
+REFERENCE = "naive"
+"""Name of the row that all others are compared with."""
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 UNDEFINED = "-"
 TITLE = "Agents and baselines"
 
 
 @dataclass
-class Measured:
-    """A row as it was measured."""
+class BaselineResult:
+    """The measurements of one row of the table."""
 
     row: BaselineRow
     report: EvalReport
     timed: Sequence[TimedAnswer]
     common: Mapping[str, float]
-    """The parts that all rows have, with their maxima."""
-    whole: bool
+    """The parts that the rewards of all rows have, with their maxima."""
+    comparable: bool
     """Whether its reward has the parts of the run's, so that returns compare."""
-    others: Sequence[Measured] = ()
+    other_runs: Sequence[BaselineResult] = ()
     """The same row of runs with other seeds."""
 
+    @property
+    def name(self) -> str:
+        return self.row.name
+
     def values(self, key: str, quantity: str) -> list[Mapping[str, float]]:
-        """The mean of each problem, of this run and of the others; empty where the quantity is not defined."""
-        found = [one.means.get(key, {}).get(quantity, {}) for one in (self, *self.others)]
+        """The problem means of this run and of the other runs; empty if one of them lacks the quantity."""
+        found = [result.means.get(key, {}).get(quantity, {}) for result in (self, *self.other_runs)]
         return found if all(found) else []
 
     @cached_property
     def means(self) -> dict[str, Means]:
-        """By split and mode. ``common`` is what the parts that all rows have come to, as a share of their maximum."""
+        """Problem means by split and mode. ``common``: the common parts together as a share of their maximum."""
         found: dict[str, Means] = {}
-        for key, means in problem_means(self.report, self.row.reward).items():
+        for key, means in compute_problem_means(self.report, self.row.reward).items():
             means["common"] = {
                 task_id: common_share({part: means[part][task_id] for part in self.common}, self.common)
                 for task_id in means["return"]
             }
-            if not self.whole:
+            if not self.comparable:
                 del means["return"]
             found[key] = means
         timed = {one.task_id: one for one in self.timed}
@@ -74,15 +85,15 @@ class Measured:
         return found
 
 
-def measured(config: RunConfig, folders: Sequence[Path]) -> list[Measured]:
-    """Read back what the stages of the rows committed, in their order."""
+def read_baselines(config: RunConfig, folders: Sequence[Path]) -> list[BaselineResult]:
+    """Read the rows of a run, committed in ``folders``, in their order."""
     rows = config.baselines.rows
     common = common_parts([row.reward.maxima for row in rows])
     return [
-        Measured(
+        BaselineResult(
             row,
-            msgspec.json.decode((folder / "report.json").read_bytes(), type=EvalReport),
-            read_records(folder / "timed.jsonl.gz", TimedAnswer),
+            read_evaluation(folder),
+            read_records(folder / TIMED_ANSWERS, TimedAnswer),
             common,
             dict(row.reward.maxima) == dict(config.reward.maxima),
         )
@@ -90,232 +101,233 @@ def measured(config: RunConfig, folders: Sequence[Path]) -> list[Measured]:
     ]
 
 
-def pooled(runs: Sequence[Sequence[Measured]]) -> list[Measured]:
-    """The rows that all runs have, each with what all of them measured; the order is that of the first run."""
-    by_name = [{one.row.name: one for one in rows} for rows in runs]
-    found = []
+def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str, str]) -> list[BaselineResult]:
+    """The rows that all runs have, each with the measurements of every run, in the order of the first run.
+
+    ``titles``: by name of the row, used where its title differs between runs.
+    """
+    by_name = [{result.name: result for result in results} for results in runs]
+    pooled = []
     for name, first in by_name[0].items():
-        others = [rows[name] for rows in by_name[1:] if name in rows]
+        others = [results[name] for results in by_name[1:] if name in results]
         if len(others) == len(runs) - 1:
-            same = all(one.row.title == first.row.title for one in others)
-            title = first.row.title if same else BASELINES[name].title
-            found.append(replace(first, row=first.row.model_copy(update={"title": title}), others=others))
-    return found
+            same = all(other.row.title == first.row.title for other in others)
+            title = first.row.title if same else titles.get(name, first.row.title)
+            pooled.append(replace(first, row=first.row.model_copy(update={"title": title}), other_runs=others))
+    return pooled
 
 
-def folders_of(store: RunStore, config: RunConfig) -> list[Path]:
-    """Where the stages of the rows lie."""
-    return [store.path / "stages" / "00000" / f"baseline.{row.name}" for row in config.baselines.rows]
+def baseline_folders(store: RunStore, config: RunConfig) -> list[Path]:
+    """The folders of the rows in the run directory."""
+    return [store.path / "stages" / step.folder for step in steps(config) if step.stage == "baseline"]
 
 
-def write_tables(folder: Path, config: RunConfig, rows: Sequence[Measured], title: str = TITLE) -> None:
-    """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
-    sections = list(tables(config, rows))
-    write_page(folder / "baselines", title, sections, width="90rem")
-    figures = list(_figures(config, rows))
-    with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        columns = ("mean", "low", "high")
-        writer.writerow(["row", "split", "mode", "quantity", *columns, *(f"less_{REFERENCE}_{c}" for c in columns)])
-        for row, key, quantity, value, less in figures:
-            writer.writerow([row, *key.split("/"), quantity, *_flat(value), *_flat(less)])
-    tree = {
-        "rows": [json.loads(row.row.model_dump_json()) for row in rows],
-        "left_out": config.baselines.left_out,
-        "figures": [
-            {"row": row, "of": key, "quantity": name, "value": _dict(value), f"less_{REFERENCE}": _dict(less)}
-            for row, key, name, value, less in figures
-        ],
-    }
-    (folder / "baselines.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+@dataclass(frozen=True)
+class BaselineTable:
+    """Agents beside baselines: the configuration of the run, and the measurements of its rows."""
 
+    config: RunConfig
+    rows: Sequence[BaselineResult]
 
-def tables(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
-    """Every table, the one that says most first."""
-    seed = config.eval.seed
-    part_of = "" if all(row.whole for row in rows) else f" Common: {', '.join(rows[0].common)} together."
-    yield _short(rows, seed, part_of)
-    order = list(SPLIT_TITLES)
-    keys = sorted(rows[0].means, key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
-    for key in keys:
-        yield _section(rows, key, _quality(rows, key), seed, part_of)
-        yield _section(rows, key, _quality(rows, key), seed, part_of, paired=True)
-    yield _cost(rows, seed)
-    if any(row.row.name.startswith("partners_") for row in rows):
-        yield _matrix(rows, seed)
-    yield from _beside_the_paper(config, rows)
-    yield _how(rows)
-    if config.baselines.left_out:
-        columns = ("row", "why")
-        yield Section("Left out", columns, list(config.baselines.left_out.items()), text=True)
+    def write_files(self, folder: Path, title: str = TITLE) -> None:
+        """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
+        write_page(folder / "baselines", title, list(self.list_tables()), width="90rem")
+        figures = list(self._figures())
+        with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            columns = ("mean", "low", "high")
+            writer.writerow(["row", "split", "mode", "quantity", *columns, *(f"less_{REFERENCE}_{c}" for c in columns)])
+            for row, key, quantity, value, less in figures:
+                writer.writerow([row, *key.split("/"), quantity, *_csv_cells(value), *_csv_cells(less)])
+        tree = {
+            "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
+            "left_out": self.config.baselines.left_out,
+            "figures": [
+                {
+                    "row": row,
+                    "of": key,
+                    "quantity": name,
+                    "value": asdict(value),
+                    f"less_{REFERENCE}": None if less is None else asdict(less),
+                }
+                for row, key, name, value, less in figures
+            ],
+        }
+        (folder / "baselines.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
 
+    def list_tables(self) -> Iterator[ReportTable]:
+        """Every table, the summary first."""
+        yield self.summary_table()
+        for key in sort_summary_keys(self.rows[0].means):
+            yield self._quality_table(key)
+            yield self._difference_table(key)
+        yield self._cost_table()
+        if any(result.name.startswith("partners_") for result in self.rows):
+            yield self._cross_play_table()
+        yield from self._paper_tables()
+        yield self._settings_table()
+        if self.config.baselines.left_out:
+            yield ReportTable("Left out", ("row", "why"), list(self.config.baselines.left_out.items()), text=True)
 
-def _short(rows: Sequence[Measured], seed: int, part_of: str) -> Section:
-    lines = []
-    shared = [] if all(row.whole for row in rows) else ["common"]
-    solved = ["pass_at_1"] if any("pass_at_1" in row.means[HEADLINE] for row in rows) else []
-    for row in rows:
-        cells = [row.row.title]
-        for quantity in ["return", *shared]:
-            cells += [_cell(row, HEADLINE, quantity, seed), _less(rows, row, HEADLINE, quantity, seed)]
-        cells += [
-            *(_cell(row, HEADLINE, name, seed) for name in solved),
-            _mean(row, "generated_tokens"),
-            _mean(row, "seconds"),
+    def summary_table(self) -> ReportTable:
+        """Held-out problems, sampled: return, pass@1 and cost of each row, and differences to the reference."""
+        returns = ["return", *self._common]
+        solved = ["pass_at_1"] if any("pass_at_1" in result.means[HEADLINE] for result in self.rows) else []
+        lines = []
+        for result in self.rows:
+            cells = [result.row.title]
+            for quantity in returns:
+                cells += [
+                    self._format_value(result, HEADLINE, quantity),
+                    self._format_less(result, HEADLINE, quantity),
+                ]
+            cells += [self._format_value(result, HEADLINE, name) for name in solved]
+            cells += [_format_mean(result, "generated_tokens"), _format_mean(result, "seconds")]
+            lines.append(cells)
+        heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
+        num_runs = len(self.rows[0].other_runs) + 1
+        over = "over problems" if num_runs == 1 else f"for new seeds on new problems, from {num_runs} runs"
+        note = (
+            f"Percent of the maximum; differences in percentage points, paired by problem; 95 % intervals {over}. "
+            f"{NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
+            f"{self._common_note} A dash: not defined for this row."
+        )
+        columns = ("", *heads, *map(quantity_title, solved), "tokens", "seconds")
+        return ReportTable("Held-out problems, sampled, in short", columns, lines, note)
+
+    @property
+    def _common(self) -> list[str]:
+        """``common`` as a quantity, if returns do not compare between all rows."""
+        return [] if all(result.comparable for result in self.rows) else ["common"]
+
+    @property
+    def _common_note(self) -> str:
+        return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
+
+    def _quality_table(self, key: str) -> ReportTable:
+        names = self._quality_quantities(key)
+        lines = [
+            [result.row.title, *(self._format_value(result, key, name) for name in names)]
+            for result in self.rows
+            if key in result.means
         ]
-        lines.append(cells)
-    heads = [head for name in ["return", *shared] for head in (name, f"\u2212 {REFERENCE}")]
-    note = (
-        "Percent of the maximum; differences in points, problem by problem; 95 % intervals "
-        f"{_over(rows)}. {NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked "
-        f"alone.{part_of} A dash: not defined for this row."
-    )
-    return Section(
-        "Held-out problems, sampled, in short",
-        ("", *heads, *map(column_title, solved), "tokens", "seconds"),
-        lines,
-        note,
-    )
+        note = f"Percent of the maximum.{self._common_note}"
+        return ReportTable(summary_title(key), ("", *map(quantity_title, names)), lines, note)
 
-
-def _section(
-    rows: Sequence[Measured], key: str, names: Sequence[str], seed: int, part_of: str, paired: bool = False
-) -> Section:
-    split, mode = key.split("/")
-    title = f"{SPLIT_TITLES[split]}, {mode}{f', less {REFERENCE}' if paired else ''}"
-    here = [row for row in rows if key in row.means]
-    lines = [
-        [
-            row.row.title,
-            *(_less(rows, row, key, name, seed) if paired else _cell(row, key, name, seed) for name in names),
+    def _difference_table(self, key: str) -> ReportTable:
+        names = self._quality_quantities(key)
+        lines = [
+            [result.row.title, *(self._format_less(result, key, name) for name in names)]
+            for result in self.rows
+            if key in result.means
         ]
-        for row in here
-    ]
-    note = f"Percent of the maximum.{part_of}" if not paired else f"Points, paired by problem. {NO_DIFFERENCE}"
-    return Section(title[0].upper() + title[1:], ("", *map(column_title, names)), lines, note)
+        note = f"Percentage points, paired by problem. {NO_DIFFERENCE}"
+        title = f"{summary_title(key)}, less {REFERENCE}"
+        return ReportTable(title, ("", *map(quantity_title, names)), lines, note)
 
+    def _quality_quantities(self, key: str) -> list[str]:
+        """The quantities of a split and mode without costs, in display order."""
+        found = dict.fromkeys(name for result in self.rows for name in result.means.get(key, {}))
+        parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
+        most = max((result.row.reward.maxima for result in self.rows), key=len)
+        passes = sorted((name for name in found if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
+        return [*most, *(part for part in parts if part not in most), "return", *self._common, *passes]
 
-def _quality(rows: Sequence[Measured], key: str) -> list[str]:
-    """The quantities of a split and mode but for what answers cost, in the order in which they are shown."""
-    found = dict.fromkeys(name for row in rows for name in row.means.get(key, {}))
-    shared = [] if all(row.whole for row in rows) else ["common"]
-    parts = dict.fromkeys(part for row in rows for part in row.row.reward.maxima)
-    wanted = max((dict(row.row.reward.maxima) for row in rows), key=len)
-    passes = sorted((name for name in found if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
-    return [*wanted, *(part for part in parts if part not in wanted), "return", *shared, *passes]
-
-
-def _cost(rows: Sequence[Measured], seed: int) -> Section:
-    lines = [[row.row.title, *(_cell(row, HEADLINE, name, seed) for name in COST)] for row in rows]
-    note = (
-        f"Seconds and tokens a second: {len(rows[0].timed)} held-out problems, asked one at a time; sampling only, all "
-        "turns and all samples of a vote, without the sandbox. Tokens: those of all held-out problems, sampled."
-    )
-    return Section("What an answer costs", ("", "response time, s", "tokens/s", "tokens"), lines, note)
-
-
-def _matrix(rows: Sequence[Measured], seed: int) -> Section:
-    """Returns of the first role's agent of one run with the others of another."""
-    played = {_who(row): row for row in rows if row.row.name == "magrpo" or row.row.name.startswith("partners_")}
-    runs = list(dict.fromkeys(first for first, _ in played))
-    lines = [
-        [
-            first,
-            *(
-                _cell(played[first, rest], HEADLINE, "return", seed) if (first, rest) in played else UNDEFINED
-                for rest in runs
-            ),
+    def _cost_table(self) -> ReportTable:
+        lines = [
+            [result.row.title, *(self._format_value(result, HEADLINE, name) for name in COST)] for result in self.rows
         ]
-        for first in runs
-    ]
-    role = next(iter(played.values())).row.env.roles()[0]
-    title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
-    return Section(title, ("", *runs), lines, "Held-out problems, sampled.")
+        note = (
+            f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, asked one at a time; "
+            "sampling only, all turns and all samples of a vote, without the sandbox. Tokens: all held-out problems, "
+            "sampled."
+        )
+        return ReportTable("What an answer costs", ("", "response time, s", "tokens/s", "tokens"), lines, note)
+
+    def _cross_play_table(self) -> ReportTable:
+        """Returns of the first role's agent of one run with the other agents of another."""
+        pairs = {
+            _runs_of(result.row): result
+            for result in self.rows
+            if result.name == "magrpo" or result.name.startswith("partners_")
+        }
+        runs = list(dict.fromkeys(first for first, _ in pairs))
+
+        def cell(first: str, rest: str) -> str:
+            return self._format_value(pairs[first, rest], HEADLINE, "return") if (first, rest) in pairs else UNDEFINED
+
+        lines = [[first, *(cell(first, rest) for rest in runs)] for first in runs]
+        role = next(iter(pairs.values())).row.env.roles()[0]
+        title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
+        return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
+
+    def _paper_tables(self) -> Iterator[ReportTable]:
+        ours = []
+        for result in self.rows:
+            name = trained_row_name(result.row.env.num_turns) if result.name == "magrpo" else result.name
+            cells = {quantity: _format_mean(result, quantity) for quantity in QUANTITIES}
+            ours.append((result.row.title, name, {name: cell for name, cell in cells.items() if cell != UNDEFINED}))
+        yield from paper_tables(self.config, ours)
+
+    def _settings_table(self) -> ReportTable:
+        lines = []
+        for row in (result.row for result in self.rows):
+            env = ", ".join(f"{key} {value}" for key, value in row.env.model_dump().items() if value is not None)
+            agents = "; ".join(f"{agent.role}: {agent.start_from or 'untrained'}" for agent in row.agents)
+            votes = "" if row.votes == "none" else f"; one of several by {row.votes}"
+            stop = "" if row.stop_above is None else f"; oracle: stops above a reward of {row.stop_above:g}"
+            tries = "" if row.max_tries == 1 else f", at most {row.max_tries} tries"
+            lines.append((row.name, row.title, env, agents + votes + stop + tries, str(row.max_new_tokens)))
+        columns = ("name", "row", "environment", "agents", "most tokens of a completion")
+        return ReportTable("How the rows are made", columns, lines, text=True)
+
+    def _figures(self) -> Iterator[tuple[str, str, str, Interval, Interval | None]]:
+        """Every quantity of every row in long form, and its paired difference to the reference."""
+        for result in self.rows:
+            for key, means in result.means.items():
+                for quantity in means:
+                    value = self._interval(result, key, quantity)
+                    if value is not None:
+                        yield result.name, key, quantity, value, self._less_reference(result, key, quantity)
+
+    def _interval(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
+        return interval_over_seeds(result.values(key, quantity), self.config.eval.seed)
+
+    def _less_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
+        """The difference to the reference, paired by problem; None if one of the two is not defined."""
+        reference = next((other for other in self.rows if other.name == REFERENCE), None)
+        if reference is None or result is reference:
+            return None
+        pairs = zip(result.values(key, quantity), reference.values(key, quantity), strict=False)
+        return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
+
+    def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
+        value = self._interval(result, key, quantity)
+        if value is None:
+            return UNDEFINED
+        if quantity in ("seconds", "tokens_per_s"):
+            digits = 3 if quantity == "seconds" else 0
+            return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
+        return format_interval(quantity, value)
+
+    def _format_less(self, result: BaselineResult, key: str, quantity: str) -> str:
+        value = self._less_reference(result, key, quantity)
+        return UNDEFINED if value is None else format_tested_difference(value)
 
 
-def _who(row: Measured) -> tuple[str, str]:
-    """The runs that the first agent and the others come from: folders of weights lie four below their run's."""
-    runs = [agent.start_from.parents[4].name for agent in row.row.agents if agent.start_from is not None]
+def _runs_of(row: BaselineRow) -> tuple[str, str]:
+    """The runs that trained the first agent and the last."""
+    runs = [run_of_weights(agent.start_from) for agent in row.agents if agent.start_from is not None]
     return runs[0], runs[-1]
 
 
-def _beside_the_paper(config: RunConfig, rows: Sequence[Measured]) -> Iterator[Section]:
-    ours = []
-    for row in rows:
-        name = trained_row(row.row.env.num_turns) if row.row.name == "magrpo" else row.row.name
-        cells = {quantity: _mean(row, quantity) for quantity in QUANTITIES}
-        ours.append((row.row.title, name, {name: cell for name, cell in cells.items() if cell != UNDEFINED}))
-    yield from beside_the_paper(config, ours)
-
-
-def _how(rows: Sequence[Measured]) -> Section:
-    lines = []
-    for row in rows:
-        env = ", ".join(f"{key} {value}" for key, value in row.row.env.model_dump().items() if value is not None)
-        agents = "; ".join(f"{agent.role}: {agent.start_from or 'untrained'}" for agent in row.row.agents)
-        votes = "" if row.row.votes == "none" else f"; one of several by {row.row.votes}"
-        stop = "" if row.row.stop_above is None else f"; oracle: stops above a reward of {row.row.stop_above:g}"
-        tries = "" if row.row.max_tries == 1 else f", at most {row.row.max_tries} tries"
-        lines.append((row.row.name, row.row.title, env, agents + votes + stop + tries, str(row.row.max_new_tokens)))
-    columns = ("name", "row", "environment", "agents", "most tokens of a completion")
-    return Section("How the rows are made", columns, lines, text=True)
-
-
-def _over(rows: Sequence[Measured]) -> str:
-    """What intervals are over."""
-    return f"for new seeds on new problems, from {len(rows[0].others) + 1} runs" if rows[0].others else "over problems"
-
-
-def _interval(row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
-    return interval_over_seeds(row.values(key, quantity), seed)
-
-
-def _difference(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed: int) -> Interval | None:
-    """The row's mean less that of the reference, problem by problem; None where one of the two is not defined."""
-    reference = next((one for one in rows if one.row.name == REFERENCE), None)
-    if reference is None or row is reference:
-        return None
-    pairs = zip(row.values(key, quantity), reference.values(key, quantity), strict=False)
-    return interval_over_seeds([subtracted(ours, theirs) for ours, theirs in pairs], seed)
-
-
-def _cell(row: Measured, key: str, quantity: str, seed: int) -> str:
-    value = _interval(row, key, quantity, seed)
-    if value is None:
-        return UNDEFINED
-    if quantity in ("seconds", "tokens_per_s"):
-        digits = 3 if quantity == "seconds" else 0
-        return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-    return cell(quantity, value)
-
-
-def _less(rows: Sequence[Measured], row: Measured, key: str, quantity: str, seed: int) -> str:
-    value = _difference(rows, row, key, quantity, seed)
-    return UNDEFINED if value is None else difference_cell(value)
-
-
-def _mean(row: Measured, quantity: str) -> str:
-    values = row.values(HEADLINE, quantity)
+def _format_mean(result: BaselineResult, quantity: str) -> str:
+    values = result.values(HEADLINE, quantity)
     if not values:
         return UNDEFINED
     mean = fmean(fmean(one.values()) for one in values)
     return f"{mean:.2f}" if quantity == "seconds" else f"{mean * (1.0 if 'tokens' in quantity else 100.0):.1f}"
 
 
-def _figures(config: RunConfig, rows: Sequence[Measured]) -> Iterator[tuple[str, str, str, Interval, Interval | None]]:
-    """Every quantity of every row in long form, and its paired difference."""
-    seed = config.eval.seed
-    for row in rows:
-        for key, means in row.means.items():
-            for quantity in means:
-                value = _interval(row, key, quantity, seed)
-                if value is not None:
-                    yield row.row.name, key, quantity, value, _difference(rows, row, key, quantity, seed)
-
-
-def _flat(value: Interval | None) -> Sequence[float | str]:
+def _csv_cells(value: Interval | None) -> Sequence[float | str]:
     return ("", "", "") if value is None else (value.mean, value.low, value.high)
-
-
-def _dict(value: Interval | None) -> dict[str, float] | None:
-    return None if value is None else asdict(value)

@@ -1,4 +1,4 @@
-"""The budget of a run: what its training took, iteration by iteration, so that runs are compared at equal cost."""
+"""The budget of a run: the cost of its training by iteration, for comparing runs at equal cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ UNITS = {
     "executions": "programs run",
     "updates": "updates",
 }
-"""What is counted, and how it is called in tables."""
+"""The counts of a budget and their titles in tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What training took from its start to the end of an iteration; evaluations are not in it.
+    """Cost of training up to and including ``iteration``, without evaluations.
 
-    ``executions`` counts programs that were really run: those known already, and those of tries that were interrupted,
-    are left out. ``seconds`` is time inside the stages.
+    ``executions`` counts programs actually run: neither cached results nor the attempts of interrupted stages.
+    ``seconds`` is time inside stages.
     """
 
     iteration: int = 0
@@ -30,32 +30,38 @@ class Budget:
     updates: int = 0
     seconds: float = 0.0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """The counts by name, in the order of :data:`UNITS`."""
+        return {unit: getattr(self, unit) for unit in UNITS}
 
-def ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
-    """The budget after every iteration that has an update, from 0, which took nothing.
 
-    ``stage_metrics`` are iteration, stage and metrics of what is committed, in any order: see
-    :meth:`magrpo.store.RunStore.stage_metrics`.
+def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
+    """The budget after every iteration with an update, preceded by the empty budget of iteration 0.
+
+    Args:
+        stage_metrics: iteration, stage and metrics of each committed stage, in any order
+            (:meth:`magrpo.store.RunStore.stage_metrics`).
     """
-    spent: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+    costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:
         name = stage.partition(".")[0]
         if iteration == 0 or name not in ("rollout", "score", "credit", "update"):
             continue
-        of = spent[iteration]
-        of["tokens"] += metrics.get("rollout/tokens", 0.0)
-        of["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
-        of["executions"] += metrics.get("sandbox/executions", 0.0)
-        of["updates"] += name == "update"
-        of["seconds"] += metrics.get(f"time/{name}_s", 0.0)
+        cost = costs[iteration]
+        cost["tokens"] += metrics.get("rollout/tokens", 0.0)
+        cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
+        cost["executions"] += metrics.get("sandbox/executions", 0.0)
+        cost["updates"] += name == "update"
+        cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)
     budgets = [Budget()]
-    for iteration in sorted(i for i, of in spent.items() if of["updates"]):
-        last, of = budgets[-1], spent[iteration]
-        counts = {name: getattr(last, name) + round(of[name]) for name in UNITS}
-        budgets.append(Budget(iteration, **counts, seconds=last.seconds + of["seconds"]))
+    for iteration in sorted(i for i, cost in costs.items() if cost["updates"]):
+        last, cost = budgets[-1], costs[iteration]
+        counts = {unit: count + round(cost[unit]) for unit, count in last.counts.items()}
+        budgets.append(Budget(iteration, **counts, seconds=last.seconds + cost["seconds"]))
     return budgets
 
 
-def at(budgets: Iterable[Budget], iteration: int) -> Budget:
+def budget_at(budgets: Iterable[Budget], iteration: int) -> Budget:
     """The budget at the end of ``iteration``."""
     return next(budget for budget in budgets if budget.iteration == iteration)

@@ -1,10 +1,8 @@
-"""The pictures of a training run: learning curves and turn against turn, after the figures of arXiv 2508.04652, and
-every return as a cloud.
+"""Pictures of training runs: learning curves, first turn against last turn, and the cloud of returns.
 
-A picture is made of panels. Files (PNG, SVG) have them side by side; a page of HTML has each by itself.
-
-Drawn without pyplot, so importing this changes no global state and needs no display. The colours are those of Okabe and
-Ito, which stay apart under every common colour blindness; marker shapes say the same again.
+The first two follow the figures of arXiv 2508.04652. A picture is made of panels: files (PNG, SVG) show them side by
+side, HTML pages one by one. Drawn without pyplot, so importing this module changes no global state and needs no
+display. The colours are Okabe and Ito's, which common colour blindnesses keep apart; marker shapes differ, too.
 """
 
 from __future__ import annotations
@@ -28,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
+from magrpo.reports.figures import SPLIT_TITLES, quantity_title
 from magrpo.types import EvalReport, Interval
 
 INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
@@ -53,31 +52,31 @@ STYLE: dict[Any, Any] = {
 }
 _METADATA = ("Creator", "Date", "Format", "Type")
 MODE = "sampled"
-TITLES = {"train": "Training problems", "test": "Held-out problems", "ood": "New compositions (ood)"}
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
 CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
 _BIN = 2.0
-"""Returns of the cloud that lie this near, in percent, are side by side."""
+"""Height in percent of the bins within which points of the cloud stand side by side."""
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
 
 
 @dataclass(frozen=True, slots=True)
 class Panel:
-    """One pair of axes under its title, in a figure with others or alone."""
+    """One pair of axes under its title."""
 
     title: str
     draw: Callable[[Axes], None]
     height: float = 3.9
-    """In inches, where it is alone and 6 inches wide."""
+    """In inches, when drawn alone, 6 inches wide."""
 
 
-def svg(panel: Panel, name: str) -> str:
-    """The panel alone, without its title, as an ``<svg>`` element for a page of HTML; equal arguments, equal text.
+def render_svg(panel: Panel, name: str) -> str:
+    """The panel without its title as an ``<svg>`` element; equal arguments give equal text.
 
-    ``name`` is its own in the page: no identifier in the element is one of another name's.
+    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on.
 
-    Ink, grid and series have the page's colours: the custom properties ``--ink``, ``--line``, ``--series-0`` and so on.
+    Args:
+        name: unique in the page; makes the identifiers in the element unique.
     """
     text = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -98,8 +97,8 @@ def svg(panel: Panel, name: str) -> str:
     )
 
 
-def save(figure: Figure, stem: Path) -> list[Path]:
-    """Write ``stem.png`` (1800 pixels wide, meant to be shown at 900) and ``stem.svg``; equal figures, equal bytes."""
+def save_figure(figure: Figure, stem: Path) -> list[Path]:
+    """Write ``stem.png`` (1800 pixels wide, for display at 900) and ``stem.svg``; equal figures give equal bytes."""
     paths = [stem.with_suffix(".png"), stem.with_suffix(".svg")]
     with mpl.rc_context(STYLE):
         figure.savefig(paths[0], dpi=200, metadata={"Software": None})
@@ -109,9 +108,9 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 
 # -------------------------------------------------------------------------------------------------- learning curves
 def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
-    """Normalised return (left, every split) and its parts (right, held-out problems) over the training iterations.
+    """Normalised return of every split (left) and its parts on held-out problems (right) over training iterations.
 
-    Every marker is an evaluation of sampled completions, every band its bootstrap 95 % interval over problems.
+    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems.
     """
     return _compose(learning_panels(reports, maxima)[:2], 4.4, OVER_PROBLEMS)
 
@@ -123,7 +122,7 @@ def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) 
 
     def parts_of(split: str) -> Panel:
         parts = {part.replace("_", " "): (f"{split}/{MODE}", part) for part in maxima}
-        title = f"Parts of the return, {TITLES[split][0].lower()}{TITLES[split][1:]}"
+        title = f"Parts of the return, {SPLIT_TITLES[split]}"
         return Panel(title, lambda axes: _draw_learning(axes, _curves(reports, parts), COLOURS))
 
     first = Panel("Joint return", lambda axes: _draw_learning(axes, _curves(reports, returns), (INK, GREY)))
@@ -131,8 +130,8 @@ def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) 
 
 
 def _splits(reports: Sequence[EvalReport]) -> list[str]:
-    """The splits evaluated, in the order of their titles."""
-    return [split for split in TITLES if f"{split}/{MODE}" in reports[-1].summary]
+    """The evaluated splits in display order."""
+    return [split for split in SPLIT_TITLES if f"{split}/{MODE}" in reports[-1].summary]
 
 
 def _draw_learning(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
@@ -150,7 +149,7 @@ def _curves(reports: Sequence[EvalReport], quantities: Mapping[str, tuple[str, s
 
 
 def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
-    """One line and band for each label, the label written at the line's end."""
+    """A line and a band for each label; the label stands at the end of the line."""
     ends = {}
     for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
         iterations = [iteration for iteration, _ in curve]
@@ -172,7 +171,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]
 
 
 def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
-    """Heights at least ``gap`` apart and at most ``top``, in the same order, pushed down from the highest."""
+    """The heights pushed down, from the highest on, to be at most ``top`` and at least ``gap`` apart."""
     placed: dict[str, float] = {}
     ceiling = top
     for label in sorted(heights, key=heights.__getitem__, reverse=True):
@@ -190,10 +189,7 @@ def comparison_picture(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> Figure:
-    """The panels of :func:`comparison_panels` side by side; those over tokens are a second row.
-
-    ``note`` says below them what the bands are.
-    """
+    """The panels of :func:`comparison_panels` side by side, those over tokens in a second row, above ``note``."""
     panels = comparison_panels(runs, tokens, quantities)
     rows = 1 if tokens is None else 2
     return _compose(panels, 4.4 * rows, note, rows)
@@ -204,50 +200,53 @@ def comparison_panels(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> list[Panel]:
-    """``quantities``, by split and name, of several runs over their training iterations: those that all runs have.
+    """A panel for each quantity that all runs have, over training iterations.
 
-    ``runs`` holds the evaluations of each run by a short label; as many as there are colours. Each value is a fraction
-    of its own run's maximum. ``tokens``: those generated for training up to each iteration that was evaluated; as many
-    panels more have them in place of the iterations.
+    Args:
+        runs: evaluations of each run by a short label, at most as many as there are colours. Values are fractions of
+            the run's own maximum.
+        tokens: tokens generated in training by each evaluated iteration of each run; given, each quantity gets a second
+            panel over tokens.
+        quantities: split and name.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
     shown = [(split, name) for split, name in quantities if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
 
-    def panel(split: str, name: str, of: Mapping[str, Mapping[int, float]] | None) -> Panel:
+    def make_panel(split: str, name: str, over: Mapping[str, Mapping[int, float]] | None) -> Panel:
         curves = {label: _curves(reports, {"": (f"{split}/{MODE}", name)})[""] for label, reports in runs.items()}
-        if of is not None:
-            curves = {label: [(of[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
+        if over is not None:
+            curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
 
         def draw(axes: Axes) -> None:
             _draw_learning(axes, curves, COLOURS)
-            if of is not None:
+            if over is not None:
                 axes.set_xlabel("thousands of tokens generated in training")
 
-        title = "Joint return" if name == "return" else name.replace("pass_at_", "pass@").replace("_", " ")
-        return Panel(f"{title[0].upper()}{title[1:]}, {TITLES[split].lower()}", draw)
+        title = "joint return" if name == "return" else quantity_title(name)
+        return Panel(f"{title.capitalize()}, {SPLIT_TITLES[split]}", draw)
 
-    return [panel(split, name, of) for of in ([None] if tokens is None else [None, tokens]) for split, name in shown]
+    axes_kinds = [None] if tokens is None else [None, tokens]
+    return [make_panel(split, name, over) for over in axes_kinds for split, name in shown]
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
 def turns_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
-    """Joint return of the first turn against the last one's, for every sampled trajectory, before and after training.
+    """Joint return of the first turn against the last turn for every sampled trajectory, before and after training.
 
-    Where trajectories have one turn there is nothing to set it against: then each problem's mean return before training
-    is set against that after training, and the picture says so. Points that coincide are drawn as one, its area the
-    number of them. A trajectory that ended early keeps the return it ended with, on the diagonal.
+    With trajectories of one turn: each problem's mean return before training against after it. The area of a point is
+    the number of points that coincide in it. Trajectories that ended early count their last turn.
     """
     panels = turn_panels(reports, maxima)
-    one = num_turns(reports) == 1
+    one = longest_episode(reports) == 1
     note = "Trajectories have one turn here, so each problem is drawn before training against after it."
     return _compose(panels, 5.0 + 0.3 * one, note if one else "")
 
 
 def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """As :func:`turns_picture` says, a panel for each split. One evaluation by itself is drawn if it has turns."""
+    """The panels of :func:`turns_picture`, one for each split; a single evaluation is drawn if it has turns."""
     before, after = reports[0], reports[-1]
-    last = num_turns(reports)
+    last = longest_episode(reports)
 
     def turns(axes: Axes, split: str) -> None:
         if len(reports) > 1:
@@ -262,11 +261,11 @@ def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> l
         _finish_scatter(axes, "before training", "after training")
 
     draw = turns if last > 1 else problems
-    return [Panel(TITLES[split], partial(draw, split=split), 5.0) for split in _splits(reports)]
+    return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 5.0) for split in _splits(reports)]
 
 
-def num_turns(reports: Sequence[EvalReport]) -> int:
-    """The turns that the longest trajectory before or after training took."""
+def longest_episode(reports: Sequence[EvalReport]) -> int:
+    """The turns of the longest trajectory before or after training."""
     return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
 
 
@@ -313,17 +312,17 @@ def cloud_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) ->
 
 
 def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """The joint return of every sampled trajectory of every evaluation, and the mean; a panel for each split."""
+    """The joint return of every sampled trajectory in every evaluation, and the mean; a panel for each split."""
     return [
         Panel(
-            f"Joint returns, {TITLES[split].lower()}", partial(_draw_cloud, reports=reports, split=split, maxima=maxima)
+            f"Joint returns, {SPLIT_TITLES[split]}", partial(_draw_cloud, reports=reports, split=split, maxima=maxima)
         )
         for split in _splits(reports)
     ]
 
 
 def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: Mapping[str, float]) -> None:
-    """A column of points for each evaluation, as wide at a height as there are returns near it."""
+    """A column of points for each evaluation; its width at each height is the number of returns there."""
     versions = [report.policy_version for report in reports]
     room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
     returns = [

@@ -1,4 +1,4 @@
-"""What training takes to bring settings to one bar, the same quantity for all of them."""
+"""The cost of training until settings reach one bar, the same quantity for all of them."""
 
 from __future__ import annotations
 
@@ -6,51 +6,59 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from magrpo.algo.stats import seed_interval
-from magrpo.reports.budget import UNITS, Budget, at
-from magrpo.reports.comparison import Compared
-from magrpo.reports.figures import NO_DIFFERENCE, column_title, difference_cell
+from magrpo.reports.budget import UNITS, Budget
+from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.figures import NO_DIFFERENCE, format_tested_difference, quantity_title
 from magrpo.reports.problem_means import common_parts, common_share
-from magrpo.reports.tables import Section
+from magrpo.reports.tables import ReportTable
 from magrpo.types import HEADLINE, EvalReport
 
 BARS = {"pass_at_1": 0.70, "common": 0.85}
-"""Fractions that held-out problems, sampled, are to reach; ``common`` are the parts that all rewards have, together."""
+"""Fractions to reach on held-out problems, sampled; ``common``: the parts that all rewards have, together."""
 _COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 
+Crossing = Mapping[str, float]
+"""The cost of training (``iteration``, ``tokens`` and so on) when a bar was reached."""
+Crossings = Mapping[str, Mapping[str, Sequence[Crossing | None]]]
+"""By bar and setting: a crossing for each run, None if it never reached the bar."""
 
-def reached_bars(done: Mapping[str, Sequence[Compared]]) -> Iterator[Section]:
-    """What each setting's runs took to reach each bar, and how many tokens more or less than the first setting's."""
-    common = common_parts([run.config.reward.maxima for runs in done.values() for run in runs])
-    reached: dict[str, dict[str, list[dict[str, float] | None]]] = {}
-    for bar, value in BARS.items():
-        if all(_has(report, bar, common) for runs in done.values() for run in runs for report in run.reports):
-            reached[bar] = {title: [crossing(run, bar, value, common) for run in runs] for title, runs in done.items()}
-    if not reached:
+
+def equal_bar_tables(settings: Mapping[str, Sequence[EvaluatedRun]]) -> Iterator[ReportTable]:
+    """The cost for each setting's runs to reach each bar, and the tokens less those of the first setting."""
+    every = [run for runs in settings.values() for run in runs]
+    common = common_parts([run.config.reward.maxima for run in every])
+    crossings: Crossings = {
+        bar: {title: [find_crossing(run, bar, value, common) for run in runs] for title, runs in settings.items()}
+        for bar, value in BARS.items()
+        if all(_has_quantity(report, bar, common) for run in every for report in run.reports)
+    }
+    if not crossings:
         return
     rows = [
-        (_bar_title(bar), title, *_means(crossings))
-        for bar, crossings_of in reached.items()
-        for title, crossings in crossings_of.items()
+        (_bar_title(bar), title, *_mean_crossing(of_runs))
+        for bar, by_setting in crossings.items()
+        for title, of_runs in by_setting.items()
     ]
     units = (title for unit, title in UNITS.items() if unit != "updates")
     note = (
         "Where held-out problems, sampled, first reach the bar, interpolated linearly between the evaluations on both "
-        "sides of it; means over the seeds, if all of them get there."
+        "sides of it; means over the seeds, if all of them reach it."
     )
-    if "common" in reached:
+    if "common" in crossings:
         note += f" Common: {', '.join(common)} together, in percent of their maxima."
-    yield Section("Reaching an equal bar", ("bar", "", "reached by", "iterations", *units), rows, note)
-    yield from _less_first(done, reached)
+    yield ReportTable("Reaching an equal bar", ("bar", "", "reached by", "iterations", *units), rows, note)
+    yield from _token_differences(settings, crossings)
 
 
-def crossing(run: Compared, quantity: str, bar: float, common: Mapping[str, float]) -> dict[str, float] | None:
-    """What training had taken (``iteration``, ``tokens`` and so on) where ``quantity`` came to ``bar``; None: never.
+def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:
+    """The cost of training when ``quantity`` first reached ``bar``; None if it never did.
 
-    Linear between the first evaluation at the bar or above it and the one before. A run that starts there took 0.
+    Interpolated linearly between the first evaluation at or above the bar and the one before it. If the run's first
+    evaluation is at the bar, its cost counts.
     """
     before: tuple[float, Budget] | None = None
-    for report in run.reports:
-        value, budget = _mean(report, quantity, common), at(run.budgets, report.policy_version)
+    for index, report in enumerate(run.reports):
+        value, budget = _headline_mean(report, quantity, common), run.budget_of(index)
         if value >= bar:
             low, start = before or (bar, budget)
             share = (bar - low) / (value - low) if value > low else 0.0
@@ -61,11 +69,11 @@ def crossing(run: Compared, quantity: str, bar: float, common: Mapping[str, floa
     return None
 
 
-def _has(report: EvalReport, quantity: str, common: Mapping[str, float]) -> bool:
+def _has_quantity(report: EvalReport, quantity: str, common: Mapping[str, float]) -> bool:
     return bool(common) if quantity == "common" else quantity in report.summary[HEADLINE]
 
 
-def _mean(report: EvalReport, quantity: str, common: Mapping[str, float]) -> float:
+def _headline_mean(report: EvalReport, quantity: str, common: Mapping[str, float]) -> float:
     summary = report.summary[HEADLINE]
     if quantity == "common":
         return common_share({part: summary[part].mean for part in common}, common)
@@ -73,43 +81,40 @@ def _mean(report: EvalReport, quantity: str, common: Mapping[str, float]) -> flo
 
 
 def _bar_title(bar: str) -> str:
-    return f"{column_title(bar)} of {BARS[bar]:.0%}"
+    return f"{quantity_title(bar)} of {BARS[bar]:.0%}"
 
 
-def _means(crossings: Sequence[Mapping[str, float] | None]) -> list[str]:
-    """How many seeds get there, and the mean of each count; no means where some do not."""
-    there = [found for found in crossings if found is not None]
-    number = f"{len(there)} of {len(crossings)} seeds" if there else "not reached"
-    if len(there) < len(crossings):
+def _mean_crossing(crossings: Sequence[Crossing | None]) -> list[str]:
+    """How many seeds reach the bar, and the mean of each count; no means unless all do."""
+    reached = [crossing for crossing in crossings if crossing is not None]
+    number = f"{len(reached)} of {len(crossings)} seeds" if reached else "not reached"
+    if len(reached) < len(crossings):
         return [number, *("" for _ in _COUNTS)]
-    return [number, *(f"{fmean(found[name] for found in there):,.0f}" for name in _COUNTS)]
+    return [number, *(f"{fmean(crossing[name] for crossing in reached):,.0f}" for name in _COUNTS)]
 
 
-def _less_first(
-    done: Mapping[str, Sequence[Compared]],
-    reached: Mapping[str, Mapping[str, Sequence[Mapping[str, float] | None]]],
-) -> Iterator[Section]:
+def _token_differences(settings: Mapping[str, Sequence[EvaluatedRun]], crossings: Crossings) -> Iterator[ReportTable]:
     """Tokens to each bar less those of the first setting, seed by seed."""
-    first, *others = done
+    first, *others = settings
     rows = []
-    for bar, crossings_of in reached.items():
+    for bar, by_setting in crossings.items():
         tokens = {
             title: {
-                run.config.train.seed: None if found is None else found["tokens"]
-                for run, found in zip(done[title], crossings, strict=True)
+                run.config.train.seed: None if crossing is None else crossing["tokens"]
+                for run, crossing in zip(settings[title], of_runs, strict=True)
             }
-            for title, crossings in crossings_of.items()
+            for title, of_runs in by_setting.items()
         }
         for title in others:
             pairs = [(tokens[title][seed], tokens[first][seed]) for seed in tokens[title] if seed in tokens[first]]
-            known = [mine - theirs for mine, theirs in pairs if mine is not None and theirs is not None]
+            reached = [ours - theirs for ours, theirs in pairs if ours is not None and theirs is not None]
             if len(pairs) > 1:
-                whole = len(known) == len(pairs)
-                text = difference_cell(seed_interval(known), 1.0) if whole else "not reached by all"
+                complete = len(reached) == len(pairs)
+                text = format_tested_difference(seed_interval(reached), 1.0) if complete else "not reached by all"
                 rows.append((_bar_title(bar), title, text, str(len(pairs))))
     if rows:
         note = (
-            "Tokens generated in training, the same seeds subtracted from each other; 95 % intervals for new seeds on "
-            f"these problems (Student's t). {NO_DIFFERENCE}"
+            "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
+            f"(Student's t). {NO_DIFFERENCE}"
         )
-        yield Section(f"Tokens to an equal bar, less {first}", ("bar", "", "difference", "seeds"), rows, note)
+        yield ReportTable(f"Tokens to an equal bar, less {first}", ("bar", "", "difference", "seeds"), rows, note)

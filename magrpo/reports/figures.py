@@ -1,14 +1,14 @@
-"""The figures that a run ends with: what they are called, how they are written, the closing table, the CSV files.
+"""Figures as text: titles of quantities, formats of intervals and durations, the closing table, the CSV files.
 
-Fractions of the maximum are shown in percent, with their bootstrap 95 % intervals. The untrained agents are the paper's
-baseline "naive concatenation": both write blind, and nothing has taught them to fit together.
+Fractions of the maximum are shown in percent, with bootstrap 95 % intervals. Untrained agents that act side by side are
+the paper's baseline "naive concatenation".
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from rich import box
 from rich.table import Table
@@ -36,96 +36,108 @@ def evaluation_csv(reports: Sequence[EvalReport]) -> str:
 
 
 def budget_csv(budgets: Sequence[Budget]) -> str:
-    """A run's ledger, one line for each iteration: what it had taken by then. Programs run depend on interruptions."""
+    """The cumulative budget, one line for each iteration. ``executions`` depends on interruptions of the run."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["iteration", *UNITS, "seconds"])
     for budget in budgets:
-        writer.writerow([budget.iteration, *(getattr(budget, unit) for unit in UNITS), f"{budget.seconds:.3f}"])
+        writer.writerow([budget.iteration, *budget.counts.values(), f"{budget.seconds:.3f}"])
     return text.getvalue()
 
 
-def spent(budget: Budget) -> str:
+def format_budget(budget: Budget) -> str:
     """``1,234 tokens generated, 40 joint actions scored, 12 programs run, 2 updates``."""
-    return ", ".join(f"{getattr(budget, unit):,} {title}" for unit, title in UNITS.items())
+    return ", ".join(f"{count:,} {UNITS[unit]}" for unit, count in budget.counts.items())
 
 
 def closing_table(
     reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, mode: str = "sampled"
 ) -> Table:
-    """What a run prints at its end: a section for each split, a line for each quantity; fits 80 columns."""
-    rows = compared(reports, start)
+    """The table printed at the end of a run: a section for each split, a line for each quantity; fits 80 columns."""
+    columns = first_and_last(reports, start)
     table = Table(box=box.SIMPLE_HEAD, title=f"{mode}; percent of the maximum, 95 % interval over problems")
     table.add_column("")
-    for name, _ in rows:
-        table.add_column(name.replace(" (", "\n("), justify="right")
-    for split, key_mode, key in keys_of(rows[-1][1]):
-        summary = rows[-1][1].summary[key]
+    for title in columns:
+        table.add_column(title.replace(" (", "\n("), justify="right")
+    last = reports[-1].summary
+    for key in sort_summary_keys(last):
+        split, key_mode = key.split("/")
         if key_mode == mode:
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
-            for column in columns_of(summary, maxima):
-                cells = (cell(column, report.summary[key][column]) for _, report in rows)
-                table.add_row(f"  {column_title(column)}", *cells, style="bold" if column == "return" else None)
+            for name in shown_quantities(last[key], maxima):
+                cells = (format_interval(name, report.summary[key][name]) for report in columns.values())
+                table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
 
 
 def start_title(config: RunConfig) -> str:
-    """What to call the agents of a run before training: a naive concatenation only where several act side by side."""
+    """Title of the agents of a run before training."""
     if any(agent.start_from is not None for agent in config.agents):
         return LOADED
     return UNTRAINED if len(config.env.acting(0)) == len(config.agents) > 1 else "untrained"
 
 
-def keys_of(report: EvalReport) -> list[tuple[str, str, str]]:
-    """Split, mode and key of the summaries, in the order in which they are shown."""
+def sort_summary_keys(keys: Iterable[str]) -> list[str]:
+    """Keys of summaries (``test/sampled``) in display order: by split, sampled before greedy."""
     order = list(SPLIT_TITLES)
-    keys = sorted(report.summary, key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
-    return [(*key.split("/"), key) for key in keys]  # type: ignore[misc]
+    return sorted(keys, key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy")))
 
 
-def compared(reports: Sequence[EvalReport], start: str) -> list[tuple[str, EvalReport]]:
-    """The agents before training and the last ones, by name; only what there is."""
+def summary_title(key: str) -> str:
+    """``Held-out problems, sampled`` for ``test/sampled``."""
+    split, mode = key.split("/")
+    return f"{SPLIT_TITLES[split][0].upper()}{SPLIT_TITLES[split][1:]}, {mode}"
+
+
+def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalReport]:
+    """The evaluations before training (titled ``start``) and after it, by title; only those that exist."""
     first, last = reports[0], reports[-1]
-    before = [(start, first)] if first.policy_version == 0 else []
-    after = [(f"MAGRPO, {last.policy_version} iterations", last)] if last.policy_version else []
-    return before + after
+    before = {start: first} if first.policy_version == 0 else {}
+    after = {f"MAGRPO, {last.policy_version} iterations": last} if last.policy_version else {}
+    return before | after
 
 
-def columns_of(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
-    """The quantities of a summary that are shown, in the order in which they are."""
+def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
+    """The quantities of a summary that tables show, in display order."""
     pass_at = sorted((name for name in summary if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
     return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "response_tokens"]
 
 
-def column_title(column: str) -> str:
-    """What a quantity is called in a table."""
-    return column.replace("pass_at_", "pass@").replace("_", " ")
+def quantity_title(name: str) -> str:
+    """``pass@1`` for ``pass_at_1``, ``response tokens`` for ``response_tokens``."""
+    return name.replace("pass_at_", "pass@").replace("_", " ")
 
 
-def cell(column: str, value: Interval) -> str:
-    """``mean [low, high]`` in percent, tokens as a count."""
-    scale = 1.0 if column.endswith("_tokens") else 100.0
+def format_interval(name: str, value: Interval) -> str:
+    """``mean [low, high]``, in percent unless the quantity ``name`` counts tokens."""
+    scale = quantity_scale(name)
     return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
 
 
-def difference_cell(difference: Interval, scale: float = 100.0) -> str:
-    """:func:`signed`, behind a ``~`` where the interval holds 0: see ``NO_DIFFERENCE``."""
+def quantity_scale(name: str) -> float:
+    """Factor from a stored value to the value in tables: 1 for tokens, 100 for fractions."""
+    return 1.0 if name.endswith("_tokens") else 100.0
+
+
+def format_difference(difference: Interval, scale: float = 100.0) -> str:
+    """``+3.2 [+1.0, +5.4]``: a difference of fractions in percentage points, or of counts if ``scale`` is 1."""
+    values = (difference.mean, difference.low, difference.high)
+    mean, low, high = (round(scale * value, 1) + 0.0 for value in values)  # + 0.0 turns -0.0 into 0.0
+    return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"
+
+
+def format_tested_difference(difference: Interval, scale: float = 100.0) -> str:
+    """:func:`format_difference`, preceded by ``~`` if the interval holds 0 (:data:`NO_DIFFERENCE`)."""
     mark = "~ " if difference.low <= 0 <= difference.high else ""
-    return mark + signed(difference, scale)
+    return mark + format_difference(difference, scale)
 
 
-def verdict(gain: Interval) -> str:
-    """What a paired interval of a change says of it: ``improved``, ``worse`` or ``no reliable change``."""
+def judge_gain(gain: Interval) -> str:
+    """``improved``, ``worse`` or ``no reliable change``, by the paired interval of a change."""
     if gain.low > 0:
         return "improved"
     return "worse" if gain.high < 0 else "no reliable change"
-
-
-def signed(difference: Interval, scale: float = 100.0) -> str:
-    """``+3.2 [+1.0, +5.4]``, a difference of fractions in percent, or of counts with a ``scale`` of 1."""
-    mean, low, high = (round(scale * value, 1) + 0.0 for value in (difference.mean, difference.low, difference.high))
-    return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"  # adding 0 takes the sign off a negative zero
 
 
 def format_duration(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The model card of a registered team: what it is, what it was made from, how good it is, and how to use it."""
+"""The model card of a registered team: its origin, its evaluation, and how to use it."""
 
 from __future__ import annotations
 
@@ -10,39 +10,40 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, try_to_load_from_cache
 
-from magrpo.assets import locate
+from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.vllm import MAX_RANKS
-from magrpo.reports.run import evaluation_sections
+from magrpo.reports.run import RunReport
 from magrpo.store import MANIFEST, Pointer, RunStore
 from magrpo.types import EvalReport
 
 NOT_STATED = "not stated by its model card"
 
 
-def model_card(
+def render_model_card(
     store: RunStore,
-    config: RunConfig,
     version: int,
     parent: str,
     reports: Sequence[EvalReport],
     problems: Pointer,
     code: Mapping[str, str],
 ) -> str:
-    """Markdown, headed by the front matter that hubs read.
+    """The card in Markdown, after the front matter that hubs read.
 
     Args:
-        parent: what the team continued from, in words.
+        parent: the weights that training started from, in words.
         reports: the evaluations of the run in their order.
-        code: tags as of :func:`magrpo.tracking.provenance`.
+        code: the tags of :func:`magrpo.tracking.collect_provenance`.
     """
+    config = store.config()
     assert config.registry.model is not None
+    agents = ", ".join(f"`{agent.name}` (role {agent.role})" for agent in config.agents)
     lines = [
         *_front_matter(config),
         f"# {config.registry.model}, version {version}",
         "",
-        f"{_listed(config)}, trained together with MAGRPO ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652)). They "
+        f"{agents}, trained together with MAGRPO ([arXiv 2508.04652](https://arxiv.org/abs/2508.04652)). They "
         "answer as a team: each learned to work with the others of this version, so versions should not be mixed.",
         "",
         "| | |",
@@ -50,18 +51,18 @@ def model_card(
         f"| run | `{store.run_id}`, {config.train.num_iterations} iterations, seed {config.train.seed} |",
         f"| continued from | {parent} |",
         *(
-            f"| base of {_names(agents)} | `{base}`; licence: {licence(base) or NOT_STATED} |"
-            for base, agents in _bases(config)
+            f"| base of {_list_names(members)} | `{base}`; licence: {find_licence(base) or NOT_STATED} |"
+            for base, members in _bases(config)
         ),
-        f"| code | {_code(code)} |",
+        f"| code | {_describe_code(code)} |",
         "",
         "## Evaluation",
         "",
-        *_evaluation(reports, config),
+        *_evaluation_lines(reports, config),
         "",
         "## Use",
         "",
-        *_use(config, version),
+        *_usage_lines(config, version),
         "",
         "## Data",
         "",
@@ -69,11 +70,11 @@ def model_card(
         "",
         "| split | problems | SHA-256 |",
         "|---|---:|---|",
-        *_data(store, problems),
+        *_data_lines(store, problems),
         "",
         "## Configuration",
         "",
-        "`config.json` beside this card is the whole of it. What differs from the defaults, or has none:",
+        "`config.json` beside this card is complete. Values that differ from their defaults, or have none:",
         "",
         "```",
         *list_changed_values(config),
@@ -82,14 +83,14 @@ def model_card(
     return "\n".join(lines) + "\n"
 
 
-def body(card: str) -> str:
-    """A card without its front matter and its title."""
+def strip_heading(card: str) -> str:
+    """The card without its front matter and title."""
     return card.partition("\n---\n")[2].partition("\n")[2]
 
 
-def licence(base: str) -> str | None:
-    """The licence that the model card of a base names: a folder, a name that ships, or a hub id in the local cache."""
-    folder = Path(locate(base))
+def find_licence(base: str) -> str | None:
+    """The licence stated by the model card of a base: a folder, a shipped model, or a hub id in the local cache."""
+    folder = Path(locate_model(base))
     card: object = folder / "README.md" if folder.is_dir() else None
     if card is None and base.count("/") <= 1:
         card = try_to_load_from_cache(base, "README.md")
@@ -101,7 +102,7 @@ def licence(base: str) -> str | None:
 
 def _front_matter(config: RunConfig) -> list[str]:
     bases = [base for base, _ in _bases(config)]
-    stated = {licence(base) for base in bases}
+    stated = {find_licence(base) for base in bases}
     lines = ["---", *(f"license: {stated.pop()}" for _ in [0] if len(stated) == 1 and None not in stated)]
     return [*lines, "base_model:", *(f"- {json.dumps(base)}" for base in bases), "tags:", "- magrpo", "---"]
 
@@ -112,15 +113,11 @@ def _bases(config: RunConfig) -> list[tuple[str, list[AgentConfig]]]:
     return [(base, list(members)) for base, members in groupby(agents, key=lambda agent: agent.model)]
 
 
-def _names(agents: Sequence[AgentConfig]) -> str:
+def _list_names(agents: Sequence[AgentConfig]) -> str:
     return ", ".join(f"`{agent.name}`" for agent in agents)
 
 
-def _listed(config: RunConfig) -> str:
-    return ", ".join(f"`{agent.name}` (role {agent.role})" for agent in config.agents)
-
-
-def _code(code: Mapping[str, str]) -> str:
+def _describe_code(code: Mapping[str, str]) -> str:
     commit = code.get("mlflow.source.git.commit")
     changed = ", with uncommitted changes" if code.get("git.dirty") == "true" else ""
     versions = [
@@ -129,12 +126,12 @@ def _code(code: Mapping[str, str]) -> str:
     return "; ".join([*([f"commit `{commit}`{changed}"] if commit else []), ", ".join(versions)])
 
 
-def _evaluation(reports: Sequence[EvalReport], config: RunConfig) -> list[str]:
-    sections = evaluation_sections(config, reports)
-    return [line for section in sections for line in (f"### {section.title}", "", *section.markdown(), "")][:-1]
+def _evaluation_lines(reports: Sequence[EvalReport], config: RunConfig) -> list[str]:
+    tables = RunReport(config, reports, [], {}).evaluation_tables()
+    return [line for table in tables for line in (f"### {table.title}", "", *table.markdown_lines(), "")][:-1]
 
 
-def _data(store: RunStore, problems: Pointer) -> list[str]:
+def _data_lines(store: RunStore, problems: Pointer) -> list[str]:
     manifest = json.loads((store.folder(problems) / MANIFEST).read_bytes())
     return [
         f"| {split} | {manifest['metrics'][f'problems/{split}']:.0f} | `{facts['sha256']}` |"
@@ -143,8 +140,8 @@ def _data(store: RunStore, problems: Pointer) -> list[str]:
     ]
 
 
-def _use(config: RunConfig, version: int) -> list[str]:
-    """How to get, load and serve the agents; the folder ``agents`` is where the first command puts them."""
+def _usage_lines(config: RunConfig, version: int) -> list[str]:
+    """How to download (to the folder ``agents``), load and serve the agents."""
     lines = [
         "Fetch the folders of all agents, with `MLFLOW_TRACKING_URI` naming the MLflow this is registered in:",
         "",
@@ -155,17 +152,22 @@ def _use(config: RunConfig, version: int) -> list[str]:
     for base, agents in _bases(config):
         adapted = [agent for agent in agents if agent.weights != "full"]
         if adapted:
-            lines += ["", f"{_names(adapted)} with peft, on one base in memory:", "", *_peft(locate(base), adapted)]
+            lines += [
+                "",
+                f"{_list_names(adapted)} with peft, on one base in memory:",
+                "",
+                *_peft_lines(locate_model(base), adapted),
+            ]
             lines += ["", "The same behind one vLLM server, each a model by its name:", ""]
-            lines += ["```sh", _serve(locate(base), adapted, config.lora.rank), "```"]
+            lines += ["```sh", _serve_command(locate_model(base), adapted, config.lora.rank), "```"]
         for agent in agents:
             if agent.weights == "full":
-                lines += ["", f"`{agent.name}` is a model of its own:", "", *_transformers(agent.name)]
+                lines += ["", f"`{agent.name}` is a model of its own:", "", *_transformers_lines(agent.name)]
                 lines += ["", "```sh", f"vllm serve agents/{agent.name} --served-model-name {agent.name}", "```"]
     return lines
 
 
-def _peft(base: str, agents: Sequence[AgentConfig]) -> list[str]:
+def _peft_lines(base: str, agents: Sequence[AgentConfig]) -> list[str]:
     first, *others = [agent.name for agent in agents]
     return [
         "```python",
@@ -182,7 +184,7 @@ def _peft(base: str, agents: Sequence[AgentConfig]) -> list[str]:
     ]
 
 
-def _transformers(name: str) -> list[str]:
+def _transformers_lines(name: str) -> list[str]:
     return [
         "```python",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -193,7 +195,7 @@ def _transformers(name: str) -> list[str]:
     ]
 
 
-def _serve(base: str, agents: Sequence[AgentConfig], rank: int) -> str:
+def _serve_command(base: str, agents: Sequence[AgentConfig], rank: int) -> str:
     rank = next(size for size in MAX_RANKS if size >= rank)
     modules = " ".join(f"{agent.name}=agents/{agent.name}" for agent in agents)
     options = f"--enable-lora --max-loras {len(agents)} --max-lora-rank {rank} --lora-modules {modules}"

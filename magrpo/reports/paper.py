@@ -1,7 +1,7 @@
-"""What arXiv 2508.04652 reports for two agents that write code, to set beside our own figures of the same tasks.
+"""Figures that arXiv 2508.04652 reports for two agents that write code, shown beside ours on the same tasks.
 
-Its models are Qwen2.5-Coder: one of 7B in the first row, two of 3B in the others. The figures are quoted at second
-hand. Speed is in tokens a second, all else in percent of the maximum; what is not given is absent.
+Its models are Qwen2.5-Coder: 7B for the single agent, two of 3B otherwise. The figures are quoted second-hand. Speed is
+in tokens per second, everything else in percent of the maximum; figures not reported are absent.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from magrpo.config import RunConfig
-from magrpo.reports.figures import column_title
-from magrpo.reports.tables import Section
+from magrpo.reports.figures import quantity_title
+from magrpo.reports.tables import ReportTable
 
 TASKS = ("humaneval", "coophumaneval")
-"""Problem sets of which the paper speaks, by ``problems.kind``."""
+"""The paper's problem sets, by ``problems.kind``."""
 QUANTITIES = ("tokens_per_s", "structure", "syntax", "tests", "cooperation", "return")
 
 PAPER: Mapping[str, Mapping[str, float]] = {
@@ -27,7 +27,7 @@ PAPER: Mapping[str, Mapping[str, float]] = {
         "two_turns": (95.2, 99.9, 97.3, 67.9, 84.9, 85.8),
     }.items()
 }
-"""By the name of the row: see :data:`pipelines.experiments.baselines.BASELINES`."""
+"""By name of the row in the table of baselines."""
 
 _TITLES = {
     "single": "paper: single agent, 7B",
@@ -39,15 +39,17 @@ _TITLES = {
 }
 
 
-def trained_row(num_turns: int) -> str:
-    """The paper's row of agents trained together; empty if it has none with so many turns."""
+def trained_row_name(num_turns: int) -> str:
+    """The paper's row of agents trained together; empty if it reports none with so many turns."""
     return {1: "one_turn", 2: "two_turns"}.get(num_turns, "")
 
 
-def beside_the_paper(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, str]]]) -> Iterator[Section]:
-    """Our rows, each above the paper's, where the task is one of the paper's; else nothing.
+def paper_tables(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, str]]]) -> Iterator[ReportTable]:
+    """Our rows, each above the paper's; no table unless the task is one of the paper's.
 
-    ``rows``: what ours is called, the name of the paper's, and our figures by quantity; rows it has not are left out.
+    Args:
+        rows: title of our row, name of the paper's row, our figures by quantity. Rows that the paper does not report
+            are left out.
     """
     rows = [row for row in rows if row[1] in PAPER]
     if config.problems.kind not in TASKS or not rows:
@@ -56,11 +58,11 @@ def beside_the_paper(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[s
     lines = []
     for title, name, ours in rows:
         theirs = {quantity: f"{value:.1f}" for quantity, value in PAPER[name].items()}
-        for called, figures in ((title, ours), (_TITLES[name], theirs)):
-            lines.append((called, *(figures.get(quantity, "-") for quantity in shown)))
+        for line_title, figures in ((title, ours), (_TITLES[name], theirs)):
+            lines.append((line_title, *(figures.get(quantity, "-") for quantity in shown)))
     models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
     note = (
-        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, second-hand, theirs; Qwen2.5-Coder, one of "
-        "7B for the single agent and two of 3B for the others. Not the same models or machines unless yours are."
+        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, quoted second-hand; Qwen2.5-Coder, 7B for "
+        "the single agent, two of 3B otherwise. Models and machines differ unless yours are the same."
     )
-    yield Section("Beside the paper", ("", *map(column_title, shown)), lines, note)
+    yield ReportTable("Beside the paper", ("", *map(quantity_title, shown)), lines, note)

@@ -227,7 +227,9 @@ def check_keys(metrics: Mapping[str, float]) -> None:
 
 
 def _leading(records: Sequence[Record]) -> list[Record]:
-    """The first records, as far as they are of one kind."""
+    """The first records, as far as they are of one kind; a status alone, as the next may overtake it."""
+    if records[0]["kind"] == "status":
+        return [records[0]]
     return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.assets import locate
-from magrpo.config import AgentConfig, RunConfig, holders
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
@@ -78,7 +78,7 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
         ConfigError: the configuration of a base model cannot be read.
     """
     models = {agent.model: _read_model(agent, config) for agent in config.agents}
-    holder = holders(config.agents)
+    holder = weight_holders(config.agents)
     apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
     adapted = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
@@ -110,7 +110,7 @@ def _read_model(agent: AgentConfig, config: RunConfig) -> _Model:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     try:
-        described = AutoConfig.from_pretrained(locate(agent.model))
+        described = AutoConfig.from_pretrained(locate_model(agent.model))
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None

@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from magrpo.embedded.recipes import demonstrate_second_turns, train_base
+from magrpo.embedded.recipes import demonstrate_second_turns, train_on_demonstrations
 from magrpo.embedded.warm_start import WarmStartConfig
 from magrpo.interfaces import Progress as Advance
 from magrpo.plugins import ConfigError, validate_config
@@ -38,7 +38,7 @@ def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool 
 
     def train() -> None:
         with _show_progress(config.num_steps, console) as advance:
-            loss = train_base(work, config, advance)
+            loss = train_on_demonstrations(work, config, advance)
         console.print(f"{config.num_steps} steps; {loss:.3f} nats per completion token at the end")
 
     if local:

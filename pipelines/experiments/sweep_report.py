@@ -9,22 +9,29 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.layout import is_finished
-from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save
-from magrpo.reports.comparison import Compared, evaluation_title, load_compared
-from magrpo.reports.equal_bar import reached_bars
-from magrpo.reports.figures import SPLIT_TITLES, cell, column_title, columns_of
+from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save_figure
+from magrpo.reports.equal_bar import equal_bar_tables
+from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.figures import (
+    SPLIT_TITLES,
+    format_interval,
+    quantity_title,
+    shown_quantities,
+    sort_summary_keys,
+    summary_title,
+)
 from magrpo.reports.over_seeds import (
     OVER_SEEDS,
     Settings,
-    at_equal_tokens,
-    averaged,
-    cost,
-    less_first,
-    shared_keys,
-    tokens_at,
+    average_evaluations,
+    budget_table,
+    difference_tables,
+    equal_tokens_tables,
+    tokens_by_iteration,
 )
 from magrpo.reports.page import Block, Pictures, write_page
-from magrpo.reports.tables import Section, show
+from magrpo.reports.problem_means import shared_keys
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.experiments.sweep_grid import Sweep
 
@@ -39,15 +46,15 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     done = finished_runs(sweep)
     if not done:
         return []
-    means = {title: averaged(runs) for title, runs in done.items()}
+    means = {title: average_evaluations(runs) for title, runs in done.items()}
     sections = list(_sections(sweep, done, means))
     title = f"Sweep {sweep.name}"
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
     words = short(sweep)
     shown = {words[name]: means[name] for name in means if name in best}
     of = {words[name]: done[name] for name in means if name in best}
-    tokens = tokens_at(of, shown)
-    pictures = save(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    tokens = tokens_by_iteration(of, shown)
+    pictures = save_figure(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
     blocks: list[Block] = [
         Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
         Pictures("Parts of the return", comparison_panels(shown, quantities=_parts(done)), note=OVER_SEEDS),
@@ -58,7 +65,7 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     wide = Console(highlight=False)
     if not wide.is_terminal:
         wide.width = 160
-    show(sections, wide)
+    print_tables(sections, wide)
     console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
     return [*paths, *pictures]
 
@@ -69,12 +76,12 @@ def _parts(done: Settings) -> list[tuple[str, str]]:
     return [(split, part) for part in parts for split in SPLIT_TITLES]
 
 
-def finished_runs(sweep: Sweep) -> dict[str, list[Compared]]:
+def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
     """The runs of each setting that went to their end, by its title."""
-    done: dict[str, list[Compared]] = {}
+    done: dict[str, list[EvaluatedRun]] = {}
     for child in sweep.children:
         if is_finished(sweep.store(child)):
-            done.setdefault(child.title, []).append(load_compared(child.run_id, sweep.store(child)))
+            done.setdefault(child.title, []).append(load_evaluated_run(child.run_id, sweep.store(child)))
     return done
 
 
@@ -88,47 +95,44 @@ def _return(report: EvalReport) -> Interval:
     return report.summary[HEADLINE]["return"]
 
 
-def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> Iterator[Section]:
+def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> Iterator[ReportTable]:
     last = {title: reports[-1].summary for title, reports in means.items()}
     parts = next(iter(done.values()))[0].config.reward.maxima
-    order = list(SPLIT_TITLES)
-    for key in sorted(
-        shared_keys(last.values()), key=lambda key: (order.index(key.split("/")[0]), key.endswith("/greedy"))
-    ):
+    for key in sort_summary_keys(shared_keys(list(last.values()))):
         summaries = {title: summary[key] for title, summary in last.items()}
-        names = shared_keys(summaries.values())
+        names = shared_keys(list(summaries.values()))
         some = next(iter(summaries.values()))
-        columns = columns_of(
+        columns = shown_quantities(
             {name: some[name] for name in names}, {part: parts[part] for part in parts if part in names}
         )
         rows = [
-            (title, str(len(done[title])), *(cell(column, summary[column]) for column in columns))
+            (title, str(len(done[title])), *(format_interval(column, summary[column]) for column in columns))
             for title, summary in summaries.items()
         ]
         note = _NOTE if key == HEADLINE else ""
-        yield Section(evaluation_title(key), ("setting", "seeds", *map(column_title, columns)), rows, note)
+        yield ReportTable(summary_title(key), ("setting", "seeds", *map(quantity_title, columns)), rows, note)
     ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
-    yield from less_first("Held-out problems, sampled, at the end of training", done, ends)
+    yield from difference_tables("Held-out problems, sampled, at the end of training", done, ends)
     if len(done) > 1:
-        yield from at_equal_tokens(done)
-    yield from reached_bars(done)
-    yield cost(done)
+        yield from equal_tokens_tables(done)
+    yield from equal_bar_tables(done)
+    yield budget_table(done)
     yield _runs(sweep, done)
 
 
-def _runs(sweep: Sweep, done: Settings) -> Section:
+def _runs(sweep: Sweep, done: Settings) -> ReportTable:
     returns = {run.store.run_id: _return(run.last) for runs in done.values() for run in runs}
     rows = [
         (
             child.run_id,
             child.title,
             str(child.seed),
-            cell("return", returns[child.run_id]) if child.run_id in returns else "not finished",
+            format_interval("return", returns[child.run_id]) if child.run_id in returns else "not finished",
         )
         for child in sweep.children
     ]
     note = "Held-out return, sampled, percent of the maximum; intervals over problems."
-    return Section("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
+    return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
 
 
 def _write_csv(path: Path, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> None:

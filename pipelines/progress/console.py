@@ -18,7 +18,7 @@ from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
 from magrpo.layout import Step
-from magrpo.reports.figures import column_title
+from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
 from pipelines.progress.state import RunState
 
@@ -201,7 +201,7 @@ class RunConsole:
             parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
         for part in _PARTS:
             if f"reward/{part}" in metrics:
-                parts.append(f"{column_title(part)} {metrics[f'reward/{part}']:.2f}")
+                parts.append(f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}")
         split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         parts.append(f"{sum(seconds.values()):.1f} s")
         if not self._alive:

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
-from magrpo.reports.baselines import folders_of, measured, tables
-from magrpo.reports.budget import ledger
-from magrpo.reports.figures import closing_table, signed, spent, start_title, verdict
-from magrpo.reports.problem_means import paired_gain, problem_means
-from magrpo.reports.tables import show
+from magrpo.reports.baselines import BaselineTable, baseline_folders, read_baselines
+from magrpo.reports.budget import build_ledger
+from magrpo.reports.figures import closing_table, format_budget, format_difference, judge_gain, start_title
+from magrpo.reports.problem_means import mean_returns, paired_gain
+from magrpo.reports.tables import print_tables
 from magrpo.types import HEADLINE
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result
@@ -41,7 +41,8 @@ def _print_baselines(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     if not console.is_terminal:
         console.width = 160  # a file or a pipe has no width; the table is wide
-    show([next(tables(config, measured(config, folders_of(store, config))))], console)
+    rows = read_baselines(config, baseline_folders(store, config))
+    print_tables([BaselineTable(config, rows).summary_table()], console)
     for name, reason in config.baselines.left_out.items():
         console.print(f"left out: {name}: {reason}")
 
@@ -58,18 +59,16 @@ def _print_learned(result: Result, console: Console) -> None:
             "of the maximum"
         )
     else:
-        before, after = (
-            problem_means(report, config.reward)[HEADLINE]["return"] for report in (reports[0], reports[-1])
-        )
+        before, after = (mean_returns(report, HEADLINE, config.reward) for report in (reports[0], reports[-1]))
         gain = paired_gain(before, after, config.eval.seed)
         console.print(
-            f"result:  {verdict(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
-            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {signed(gain)} percentage "
-            "points, paired by problem"
+            f"result:  {judge_gain(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
+            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {format_difference(gain)} "
+            "percentage points, paired by problem"
         )
-    budget = ledger(store.stage_metrics())[-1]
+    budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
-        console.print(f"budget:  {spent(budget)}")
+        console.print(f"budget:  {format_budget(budget)}")
 
 
 def _describe_artifacts(result: Result) -> Iterator[str]:

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from magrpo.reports.budget import Budget, at, ledger
+from magrpo.reports.budget import Budget, budget_at, build_ledger
 
 
 def test_a_ledger_by_hand() -> None:
@@ -18,11 +18,11 @@ def test_a_ledger_by_hand() -> None:
         (1, "evaluate", {"time/evaluate_s": 9.0}),
         (3, "rollout.0", {"rollout/tokens": 7.0}),  # an iteration under way
     ]
-    budgets = ledger(metrics)
+    budgets = build_ledger(metrics)
     assert budgets == [
         Budget(),
         Budget(1, tokens=40, joint_actions=20, executions=12, updates=1, seconds=4.0),
         Budget(2, tokens=45, joint_actions=24, executions=12, updates=2, seconds=5.0),
     ]
-    assert at(budgets, 1) is budgets[1]
-    assert ledger([]) == [Budget()]
+    assert budget_at(budgets, 1) is budgets[1]
+    assert build_ledger([]) == [Budget()]

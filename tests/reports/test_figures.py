@@ -16,8 +16,23 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from magrpo.reports.budget import Budget
-from magrpo.reports.charts import _spread, cloud_picture, learning_panels, learning_picture, save, svg, turns_picture
-from magrpo.reports.figures import budget_csv, closing_table, difference_cell, evaluation_csv, spent, verdict
+from magrpo.reports.charts import (
+    _spread,
+    cloud_picture,
+    learning_panels,
+    learning_picture,
+    render_svg,
+    save_figure,
+    turns_picture,
+)
+from magrpo.reports.figures import (
+    budget_csv,
+    closing_table,
+    evaluation_csv,
+    format_budget,
+    format_tested_difference,
+    judge_gain,
+)
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
@@ -109,12 +124,12 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
 
 
 def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
-    paths = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "one")
+    paths = save_figure(learning_picture(ONE_TURN, MAXIMA), tmp_path / "one")
     assert [path.name for path in paths] == ["one.png", "one.svg"]
     data = paths[0].read_bytes()
     assert data.startswith(b"\x89PNG")
     assert struct.unpack(">I", data[16:20]) == (1800,)
-    again = save(learning_picture(ONE_TURN, MAXIMA), tmp_path / "two")
+    again = save_figure(learning_picture(ONE_TURN, MAXIMA), tmp_path / "two")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
 
 
@@ -131,13 +146,13 @@ def test_the_cloud_has_every_trajectory_and_their_mean() -> None:
 
 def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
     panel = learning_panels(ONE_TURN, MAXIMA)[1]
-    element = svg(panel, "a")
-    assert element == svg(panel, "a")
+    element = render_svg(panel, "a")
+    assert element == render_svg(panel, "a")
     assert f'aria-label="{panel.title}"' in element
     assert "var(--series-0)" in element
     assert "#0072b2" not in element
     ids = re.findall(r' id="([^"]*)"', element)
-    others = re.findall(r' id="([^"]*)"', svg(panel, "b"))
+    others = re.findall(r' id="([^"]*)"', render_svg(panel, "b"))
     assert ids
     assert not set(ids) & set(others), "two panels of a page share no id"
 
@@ -149,7 +164,7 @@ def test_the_ledger_has_a_line_for_each_iteration() -> None:
         "0,0,0,0,0,0.000",
         "1,1200,8,3,1,1.500",
     ]
-    assert spent(budgets[1]) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
+    assert format_budget(budgets[1]) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))
@@ -164,6 +179,6 @@ def test_labels_keep_their_distance_and_their_order(heights: dict[str, float]) -
 
 def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
     up, down, none = Interval(0.02, 0.001, 0.04), Interval(-0.02, -0.04, -0.001), Interval(0.02, -0.001, 0.04)
-    assert [verdict(gain) for gain in (up, down, none)] == ["improved", "worse", "no reliable change"]
-    assert [difference_cell(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
-    assert difference_cell(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"
+    assert [judge_gain(gain) for gain in (up, down, none)] == ["improved", "worse", "no reliable change"]
+    assert [format_tested_difference(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
+    assert format_tested_difference(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"

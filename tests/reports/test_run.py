@@ -11,10 +11,10 @@ import pytest
 
 from magrpo.config import RunConfig, load_config
 from magrpo.reports.budget import Budget
-from magrpo.reports.exhibits import examples, watch_list, watch_table
+from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
-from magrpo.reports.page import markdown, page
-from magrpo.reports.run import _beside_the_paper, evaluation_sections, write_report
+from magrpo.reports.page import render_html, render_markdown
+from magrpo.reports.run import RunReport
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
 
@@ -103,7 +103,7 @@ BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(
 
 
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    write_report(tmp_path, "first", config, reports, BUDGETS, PROBLEMS)
+    RunReport(config, reports, BUDGETS, PROBLEMS).write_files(tmp_path, "first")
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Page(text)
     for heading in ("In short", "Held-out problems, sampled", "Learning curves", "The cloud of joint returns",
@@ -127,7 +127,7 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
 
 
 def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport]) -> None:
-    first = evaluation_sections(config, reports)[0]
+    first = RunReport(config, reports, BUDGETS, PROBLEMS).evaluation_tables()[0]
     assert first.title == "Held-out problems, sampled"
     assert list(first.columns) == [
         "",
@@ -141,29 +141,29 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
 
 
 def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    write_report(tmp_path, "alone", config, reports[1:], [Budget()], PROBLEMS)
+    RunReport(config, reports[1:], [Budget()], PROBLEMS).write_files(tmp_path, "alone")
     shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "Learning curves" not in shown.headings
     assert "Budget" not in shown.headings
     assert "Highest return, 100.0 %: test/c" in shown.text
-    assert "nothing to rise from" in shown.text
+    assert "there is only one evaluation" in shown.text
     assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md", "report.csv", "report.json"}
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
-    shown = examples(reports, config.reward, PROBLEMS).exhibits
+    shown = choose_examples(reports, config.reward, PROBLEMS).exhibits
     assert [one.title for one in shown] == [
         "Largest gain, +62.5 points: test/a",
         "Median gain, +37.5 points: test/b",
         "Largest loss, -25.0 points: test/d",
     ]
-    assert list(shown[0].worth.rows[2]) == ["tests", "1", "0.00", "1.00"]
-    assert list(shown[0].worth.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
+    assert list(shown[0].reward.rows[2]) == ["tests", "1", "0.00", "1.00"]
+    assert list(shown[0].reward.rows[-1]) == ["return, %", "100", "37.5", "100.0"]
     assert dict(shown[0].sides["after"]) == {"helper": ATTACK, "main": "main of a"}
 
 
 def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
-    first, second = watch_list(reports, config.reward)
+    first, second = find_watched(reports, config.reward)
     assert (first.task_id, second.task_id) == ("ood/b", "test/b")
     assert first.returns == pytest.approx((2.0 / 4, 3.5 / 4))
     table = watch_table(reports, config.reward, [first])
@@ -180,7 +180,7 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
     class Prose:
         maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
 
-    assert watch_list(reports, Prose()) == []  # type: ignore[arg-type]
+    assert find_watched(reports, Prose()) == []  # type: ignore[arg-type]
     assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (
         watch_table(reports, Prose(), []).note  # type: ignore[arg-type]
     )
@@ -188,14 +188,15 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
 
 def test_markdown_fences_what_holds_a_fence(config: RunConfig, reports: list[EvalReport]) -> None:
     fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
-    text = markdown("t", [examples([reports[0], fenced], config.reward, PROBLEMS)])
+    text = render_markdown("t", [choose_examples([reports[0], fenced], config.reward, PROBLEMS)])
     assert "````\n```\n# not a heading\n```\n````" in text
 
 
 def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[EvalReport]) -> None:
-    assert list(_beside_the_paper(config, reports)) == []
+    assert list(RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()) == []
     problems = config.problems.model_copy(update={"kind": "humaneval"})
-    [section] = _beside_the_paper(config.model_copy(update={"problems": problems}), reports)
+    config = config.model_copy(update={"problems": problems})
+    [section] = RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()
     assert [line[0] for line in section.rows] == [
         UNTRAINED,
         "paper: naive concatenation",
@@ -204,4 +205,4 @@ def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[
     ]
     assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
     assert "arXiv 2508.04652" in section.note
-    Page(page("t", [section]))
+    Page(render_html("t", [section]))

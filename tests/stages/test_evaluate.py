@@ -10,7 +10,7 @@ from magrpo.envs.writing import WritingEnv
 from magrpo.plugins import ConfigError
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes
-from magrpo.reports.figures import columns_of
+from magrpo.reports.figures import shown_quantities
 from magrpo.rewards.writing import WritingReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
@@ -141,7 +141,7 @@ def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
     report, _ = evaluate(team, backend, SPLITS, EvalConfig(num_samples=4), RolloutConfig(), policy_version=0)
     summary = report.summary["test/sampled"]
     assert summary["structure"].mean == summary["length_ratio"].mean == 1.0
-    assert columns_of(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]
+    assert shown_quantities(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]
 
 
 def test_a_reward_that_runs_programs_needs_a_sandbox() -> None:

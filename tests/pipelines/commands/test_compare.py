@@ -14,7 +14,8 @@ import pytest
 
 from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
-from magrpo.reports.comparison import Compared, _equal_budget, _spent, difference, load_compared
+from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_returns
+from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
@@ -34,8 +35,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "runs"
 
 
-def load(root: Path, name: str) -> Compared:
-    return load_compared("A", RunStore.open(root, name))
+def load(root: Path, name: str) -> EvaluatedRun:
+    return load_evaluated_run("A", RunStore.open(root, name))
 
 
 def listed(text: str) -> dict[str, str]:
@@ -166,51 +167,53 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     one = load(root, "one")
-    assert _spent(one)["GPU-hours"] == "0.00"
+    assert _run_costs(one)["GPU-hours"] == "0.00"
     stages = [(0, "update", {"start/gpus": 1.0}), (1, "rollout.0", {"time/rollout_s": 1800.0})]
     monkeypatch.setattr(RunStore, "stage_metrics", lambda _: stages)
-    assert _spent(one)["GPU-hours"] == "0.50"
+    assert _run_costs(one)["GPU-hours"] == "0.50"
 
 
 def test_tokens_of_evaluations_are_those_of_all_turns(root: Path) -> None:
     one = load(root, "one")
-    name, before = "tokens generated, evaluation", int(_spent(one)["tokens generated, evaluation"].replace(",", ""))
+    name, before = "tokens generated, evaluation", int(_run_costs(one)["tokens generated, evaluation"].replace(",", ""))
     [first, *others] = one.reports
     rows = len(first.rows)
     two_turns = [replace(row, generated_tokens=row.generated_tokens + 7) for row in first.rows]
     one.reports = [replace(first, rows=tuple(two_turns)), *others]
-    assert _spent(one)[name] == f"{before + 7 * rows:,}"
+    assert _run_costs(one)[name] == f"{before + 7 * rows:,}"
     not_recorded = [replace(row, generated_tokens=0) for row in first.rows]
     one.reports = [replace(first, rows=tuple(not_recorded)), *others]
-    assert _spent(one)[name] == f"{before:,}", "the last turn's, where nothing else is known"
+    assert _run_costs(one)[name] == f"{before:,}", "the last turn's, where nothing else is known"
 
 
 def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
     tokens = one.budgets[-1].tokens
     for dearer, iteration in ((tokens + 1, 1), (3 * tokens, 0)):  # hardly, so that its end is nearest; by far
-        two.letter, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
-        [section] = _equal_budget([one, two], ["test/sampled"])
+        two.label, two.budgets = "B", [Budget(), Budget(1, tokens=dearer, updates=1)]
+        [section] = _at_equal_tokens([one, two], ["test/sampled"])
         taken = [tuple(row[:3]) for row in section.rows]
         assert taken == [("A", "1", f"{tokens:,}"), ("B", str(iteration), f"{dearer * iteration:,}")]
         ends = [report.summary["test/sampled"]["return"].mean for report in (one.reports[1], two.reports[iteration])]
         assert [row[-1].split()[0] for row in section.rows] == [f"{100 * end:.1f}" for end in ends]
     two.budgets = [Budget()]
-    assert list(_equal_budget([one, two], ["test/sampled"])) == [], "a run that was not trained has no budget to equal"
+    assert list(_at_equal_tokens([one, two], ["test/sampled"])) == [], (
+        "a run that was not trained has no budget to equal"
+    )
 
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    paired, how = difference(one, two, "test/sampled")
+    paired, how = compare_returns(one, two, "test/sampled")
     means = [report.last.summary["test/sampled"]["return"].mean for report in (one, two)]
     assert how == "2 the same, paired"
     assert paired.mean == pytest.approx(means[1] - means[0])
-    same, _ = difference(one, load(root, "one"), "test/sampled")
+    same, _ = compare_returns(one, load(root, "one"), "test/sampled")
     assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
 
     task_id = one.last.rows[0].task_id
     two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
-    unpaired, how = difference(one, two, f"{one.last.rows[0].split}/sampled")
+    unpaired, how = compare_returns(one, two, f"{one.last.rows[0].split}/sampled")
     assert how == "not the same, unpaired (1 in both)"
     assert unpaired.low <= unpaired.mean <= unpaired.high
 

@@ -9,7 +9,7 @@ import pytest
 
 from magrpo.config import ConfigError, load_config
 from magrpo.layout import read_evaluation
-from magrpo.reports.figures import signed, verdict
+from magrpo.reports.figures import format_difference, judge_gain
 from magrpo.store import RunStore
 from magrpo.types import Interval
 from pipelines.cli import main
@@ -80,5 +80,5 @@ def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result: ")]
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
     gain = Interval(**tree["gains"]["test/sampled"]["return"])
-    assert line.startswith(f"result:  {verdict(gain)}: the joint return on held-out problems went from ")
-    assert line.endswith(f"{signed(gain)} points of percent paired by problem")
+    assert line.startswith(f"result:  {judge_gain(gain)}: the joint return on held-out problems went from ")
+    assert line.endswith(f"{format_difference(gain)} percentage points, paired by problem")

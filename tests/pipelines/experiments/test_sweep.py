@@ -20,10 +20,10 @@ from magrpo.interfaces import Engine
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.policy import Policy
 from magrpo.reports.budget import Budget
-from magrpo.reports.comparison import Compared, load_compared
-from magrpo.reports.equal_bar import crossing, reached_bars
-from magrpo.reports.figures import cell
-from magrpo.reports.over_seeds import averaged, less_first, table_at
+from magrpo.reports.equal_bar import equal_bar_tables, find_crossing
+from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.figures import format_interval
+from magrpo.reports.over_seeds import average_evaluations, difference_tables, evaluation_table
 from magrpo.rewards.common import ProgramReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -115,11 +115,11 @@ class OnlyTests(ProgramReward):
 TESTS_ONLY = OnlyTests(kind="tests.pipelines.experiments.test_sweep:OnlyTests")
 
 
-def compared(folder: Path, seed: int, values: Mapping[int, Sequence[float]]) -> Compared:
+def compared(folder: Path, seed: int, values: Mapping[int, Sequence[float]]) -> EvaluatedRun:
     """A run that generated 10 tokens in an iteration; its problems are told apart by their place."""
     [child] = planned(folder, overrides=[f"train.seed={seed}"]).children
     config = load_resolved(child.config).model_copy(update={"reward": TESTS_ONLY})
-    run = Compared(str(seed), RunStore(folder, "s"), config, reports_of(values))
+    run = EvaluatedRun(str(seed), RunStore(folder, "s"), config, reports_of(values))
     run.budgets = [Budget(i, tokens=10 * i, joint_actions=2 * i, updates=i) for i in values]
     run.problems = {f"p{i}": Problem(f"p{i}", "") for i in range(9)}
     return run
@@ -128,17 +128,17 @@ def compared(folder: Path, seed: int, values: Mapping[int, Sequence[float]]) -> 
 def test_means_and_intervals_are_over_seeds_and_problems(tmp_path: Path) -> None:
     one = compared(tmp_path, 0, {0: [0.0, 0.5, 1.0], 2: [1.0, 1.0, 1.0], 4: [1.0, 0.0, 0.5]})
     two = compared(tmp_path, 1, {0: [0.5, 0.5, 0.0], 3: [1.0, 1.0, 1.0], 4: [1.0, 0.5, 0.0]})
-    first, last = averaged([one, two])
+    first, last = average_evaluations([one, two])
     assert (first.policy_version, last.policy_version) == (0, 4)
     assert first.summary["test/sampled"]["return"] == crossed_interval([[0.0, 0.5, 1.0], [0.5, 0.5, 0.0]], 0)
     assert last.summary["test/sampled"]["tests"] == crossed_interval([[1.0, 0.0, 0.5], [1.0, 0.5, 0.0]], 0)
-    assert averaged([one]) == one.reports
+    assert average_evaluations([one]) == one.reports
 
 
 def test_a_single_seed_has_the_interval_over_problems(tmp_path: Path) -> None:
     run = compared(tmp_path, 0, {0: [0.0, 0.5, 1.0, 1.0]})
-    section = table_at("", {"a": [run]}, {"a": [0]}, "")
-    assert section.rows[0][-2] == cell("tests", run.last.summary["test/sampled"]["tests"])
+    section = evaluation_table("", {"a": [run]}, {"a": [0]}, "")
+    assert section.rows[0][-2] == format_interval("tests", run.last.summary["test/sampled"]["tests"])
 
 
 def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked(tmp_path: Path) -> None:
@@ -146,37 +146,37 @@ def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked
     more = [compared(tmp_path, seed, {0: [0.1, 0.6, 1.1, 0.3 + 0.01 * seed]}) for seed in (0, 1)]
     noise = [compared(tmp_path, seed, {0: [0.0, 0.6, 0.9, 0.2]}) for seed in (0, 1)]
     ends = {"base": [0, 0], "more": [0, 0], "noise": [0, 0]}
-    [section] = less_first("At the end", {"base": base, "more": more, "noise": noise}, ends)
+    [section] = difference_tables("At the end", {"base": base, "more": more, "noise": noise}, ends)
     (_, better, *_), (_, same, *_) = section.rows
     assert better == "+10.0 [+10.0, +10.0]"
     assert same.startswith("~ ")
     assert "~: the interval holds 0, so no difference is shown" in section.note
     for run in more:
         run.problems = {task_id: Problem(task_id, "another") for task_id in run.problems}
-    [section] = less_first("At the end", {"base": base, "more": more}, ends)
+    [section] = difference_tables("At the end", {"base": base, "more": more}, ends)
     assert section.rows[0][1] == "other problems"
 
 
 def test_what_it_took_to_get_to_a_bar_is_interpolated(tmp_path: Path) -> None:
     run = compared(tmp_path, 0, {0: [0.2], 2: [0.6], 4: [0.5], 6: [0.9]})
     common = {"tests": 1.0}
-    halfway = crossing(run, "common", 0.4, common)  # half of the way from 0.2 to 0.6, so from 0 to 2 iterations
+    halfway = find_crossing(run, "common", 0.4, common)  # half of the way from 0.2 to 0.6, so from 0 to 2 iterations
     assert halfway is not None
     assert (halfway["iteration"], halfway["tokens"], halfway["joint_actions"]) == pytest.approx((1, 10, 2))
-    later = crossing(run, "common", 0.85, common)  # 0.35 of the 0.4 from iteration 4 to 6
+    later = find_crossing(run, "common", 0.85, common)  # 0.35 of the 0.4 from iteration 4 to 6
     assert later is not None
     assert later["tokens"] == pytest.approx(40 + 20 * 0.875)
-    start = crossing(run, "common", 0.2, common)
+    start = find_crossing(run, "common", 0.2, common)
     assert start is not None
     assert start["tokens"] == 0
-    assert crossing(run, "common", 0.95, common) is None
+    assert find_crossing(run, "common", 0.95, common) is None
 
 
 def test_settings_are_brought_to_one_bar_and_subtracted_seed_by_seed(tmp_path: Path) -> None:
     slow = [compared(tmp_path, seed, {0: [0.0, 0.0], 8: [1.0, 1.0]}) for seed in (0, 1, 2)]
     fast = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [1.0, 1.0]}) for seed in (0, 1, 2)]
     never = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [0.8 + 0.1 * seed, 1.0]}) for seed in (0, 1, 2)]
-    bars, differences = reached_bars({"slow": slow, "fast": fast, "never": never})
+    bars, differences = equal_bar_tables({"slow": slow, "fast": fast, "never": never})
     rows = {row[:2]: row[2:] for row in bars.rows}
     assert rows["pass@1 of 70%", "slow"][:3] == ("3 of 3 seeds", "6", "56")
     assert rows["pass@1 of 70%", "fast"][:3] == ("3 of 3 seeds", "3", "28")
@@ -185,7 +185,7 @@ def test_settings_are_brought_to_one_bar_and_subtracted_seed_by_seed(tmp_path: P
     less = {row[:2]: row[2] for row in differences.rows}
     assert less["pass@1 of 70%", "fast"] == "-28.0 [-28.0, -28.0]"
     assert less["pass@1 of 70%", "never"] == "not reached by all"
-    assert next(reached_bars({"none": [compared(tmp_path, 0, {0: [0.0]})]})).rows[0][2] == "not reached"
+    assert next(equal_bar_tables({"none": [compared(tmp_path, 0, {0: [0.0]})]})).rows[0][2] == "not reached"
 
 
 def finished(root: Path) -> list[str]:
@@ -232,7 +232,7 @@ def test_a_sweep_survives_failures_and_interruptions(tmp_path: Path, capsys: pyt
 def check_report(root: Path, names: list[str]) -> None:
     """The engines are the same, so are the settings' figures; each is the mean of its seeds'."""
     folder = root / "sweeps" / "s"
-    ends = [load_compared("", RunStore.open(root, name)).last.summary["test/sampled"]["return"] for name in names]
+    ends = [load_evaluated_run("", RunStore.open(root, name)).last.summary["test/sampled"]["return"] for name in names]
     assert ends[:2] == ends[2:]
     with (folder / "sweep.csv").open() as file:
         rows = [row for row in csv.DictReader(file) if row["quantity"] == "return" and row["policy_version"] == "1"]
@@ -265,7 +265,8 @@ def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture
     folder = root / "comparisons" / "s-vs-t"
     text = (folder / "compare.md").read_text()
     mean = fmean(
-        load_compared("", RunStore.open(root, name)).last.summary["test/sampled"]["return"].mean for name in names[:2]
+        load_evaluated_run("", RunStore.open(root, name)).last.summary["test/sampled"]["return"].mean
+        for name in names[:2]
     )
     for title in ("At the end of training", "At an equal budget of tokens"):
         table = text.partition(f"## {title}\n")[2].partition("## ")[0]

@@ -83,7 +83,7 @@ def test_one_of_thirty_equal_teams_is_hardly_ever_crowned() -> None:
 def test_a_team_that_is_better_is_crowned() -> None:
     rng = np.random.default_rng(3)
     crowned = [play_world(0.95, rng, anew=False, gain=0.6, teams=1).crowned[0] for _ in range(40)]
-    assert np.mean(crowned) > 0.9, "by five points of percent"
+    assert np.mean(crowned) > 0.9, "by five percentage points"
 
 
 @pytest.mark.slow
@@ -97,7 +97,7 @@ def test_a_lead_needs_a_problem_in_common() -> None:
     lead = lead_over({"a": 1.0, "b": 0.5}, {"a": 0.5, "b": 0.5, "c": 0.0}, CONFIRMATION)
     assert lead is not None
     assert (lead.num_problems, lead.difference.mean, lead.passes) == (2, 0.25, False)
-    assert str(lead) == "by +25.0 [+0.0, +50.0] points of percent on 2 held-out problems, a 99.8 % interval not above 0"
+    assert str(lead) == "by +25.0 [+0.0, +50.0] percentage points on 2 held-out problems, a 99.8 % interval not above 0"
 
 
 if __name__ == "__main__":

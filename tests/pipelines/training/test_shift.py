@@ -13,13 +13,13 @@ import pytest
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.embedded.demonstrations import revisions
+from magrpo.embedded.demonstrations import make_revisions
 from magrpo.embedded.recipes import RECIPES
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
-from magrpo.reports.comparison import Compared
-from magrpo.reports.exhibits import examples, watch_list
-from magrpo.reports.problem_means import problem_returns
+from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.exhibits import choose_examples, find_watched
+from magrpo.reports.problem_means import mean_returns
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -48,17 +48,17 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
 def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunConfig) -> None:
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
-    assert problem_returns(made, HEADLINE, config.reward) == {"t": 0.75}
-    assert Compared("A", RunStore(tmp_path, "run"), config, [made]).problem_returns(HEADLINE) == {"t": 0.75}
+    assert mean_returns(made, HEADLINE, config.reward) == {"t": 0.75}
+    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).last_returns(HEADLINE) == {"t": 0.75}
 
 
 def test_examples_and_watch_list(config: RunConfig) -> None:
     made = [report(config, 0, 0.0), report(config, 5, 1.0)]
-    [one] = watch_list(made, config.reward)
+    [one] = find_watched(made, config.reward)
     assert one.returns == (0.5, 0.75)
-    [shown] = examples(made, config.reward, {"t": Problem("t", "write t")}).exhibits
+    [shown] = choose_examples(made, config.reward, {"t": Problem("t", "write t")}).exhibits
     assert shown.title == "Largest gain, +25.0 points: t"
-    assert list(shown.worth.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
+    assert list(shown.reward.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
 
 
 def test_console_and_state(config: RunConfig) -> None:
@@ -82,7 +82,7 @@ def test_demonstrations_repeat_what_is_good_enough(shift: float) -> None:
     sandbox = plugin.open()
     try:
         plain, shifted = (
-            revisions(problems, replace(recipe, reward=reward, good_frac=0.75), sandbox, seed=0)
+            make_revisions(problems, replace(recipe, reward=reward, good_frac=0.75), sandbox, seed=0)
             for reward in (CodingReward(), CodingReward(shift=shift))
         )
     finally:
