@@ -1,4 +1,4 @@
-"""``magrpo sync``: deliver the tracking records of a run that its MLflow server has not received."""
+"""``magrpo sync``: deliver tracking records that the MLflow server of a run has not received."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def sync_run(run_id: str, root: Path) -> int:
     tracker.flush()
     if tracker.undelivered:
         print(f"{tracker.undelivered} records of {run_id} still wait for {without_password(tracker.uri)}")
-    else:
-        print(f"every record of {run_id} is delivered")
-    return int(tracker.undelivered > 0)
+        return 1
+    print(f"every record of {run_id} is delivered")
+    return 0
