@@ -17,7 +17,7 @@ from rich.table import Table
 from magrpo.config import TrackingConfig
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking import reachable, tracking_uri, without_password
+from magrpo.tracking import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import healthy
@@ -114,22 +114,22 @@ def check_prefect(_: Path) -> Iterator[Finding]:
     if url is None:
         yield Finding("Prefect", "ok", f"{_version('prefect')}, a server of its own for each run")
     elif healthy(f"{url.rstrip('/')}/health"):
-        yield Finding("Prefect", "ok", f"{_version('prefect')}, server at {without_password(url)}")
+        yield Finding("Prefect", "ok", f"{_version('prefect')}, server at {hide_password(url)}")
     else:
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("Prefect", "missing", f"no server answers at {without_password(url)}", remedy)
+        yield Finding("Prefect", "missing", f"no server answers at {hide_password(url)}", remedy)
 
 
 def check_mlflow(root: Path) -> Iterator[Finding]:
     """Where runs are recorded."""
     uri = tracking_uri(TrackingConfig(), root)
-    shown = without_password(uri)
+    shown = hide_password(uri)
     database = Path(uri.removeprefix("sqlite:///"))
     if uri.startswith("sqlite:///") and not database.exists():
         yield Finding("MLflow", "ok", f"{_version('mlflow')}, {shown} (the first run makes it)")
         return
     try:
-        reachable(uri)
+        check_reachable(uri)
     except Unavailable as error:
         remedy = "runs go on and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
         yield Finding("MLflow", "note", str(error), remedy)
