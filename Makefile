@@ -4,6 +4,8 @@ PYTHON_BIN := .venv/bin/python
 CONFIG ?= pipelines/configs/embedded.toml
 ARGS ?=
 WORKERS ?= auto
+# Set-up leaves compiling to the first import: it must be allowed to keep what it compiles.
+unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
 .PHONY: help setup run test test-slow check format docs bench clean distclean
@@ -33,8 +35,15 @@ format: setup ## rewrite the sources as ruff formats them
 	@.venv/bin/ruff check --fix .
 	@.venv/bin/ruff format .
 
-docs: setup ## rewrite the pages that are made from the code
+docs: setup .docs-venv/ready ## rewrite the pages made from the code, then build the site into build/site
 	@$(PYTHON_BIN) -m tests.test_docs
+	@NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs build --quiet
+	@echo "built build/site/index.html"
+
+.docs-venv/ready: requirements/docs.txt
+	@$(PYTHON_BIN) -m venv .docs-venv
+	@.docs-venv/bin/pip install --no-deps --quiet --disable-pip-version-check -r $<
+	@touch $@
 
 bench: setup ## time the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the latter)
 	@$(PYTHON_BIN) -m magrpo_kernels.bench
@@ -44,5 +53,5 @@ clean: ## remove caches and build leftovers; keeps .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -not -path './.*' -prune -exec rm -rf {} +
 
-distclean: clean ## also remove .venv and .bench-venv
-	@rm -rf .venv .bench-venv *.egg-info
+distclean: clean ## also remove .venv, .bench-venv and .docs-venv
+	@rm -rf .venv .bench-venv .docs-venv *.egg-info

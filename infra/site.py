@@ -7,7 +7,6 @@ shows it.
 
 from __future__ import annotations
 
-import os
 import posixpath
 import re
 from collections.abc import Iterator
@@ -137,17 +136,15 @@ def show_source(path: str) -> str:
 
 
 class PlainRoles(Extension):
-    """Sphinx roles in docstrings (``:class:`~magrpo.types.Turn```) as Markdown."""
+    """Sphinx roles (``:class:`~magrpo.types.Turn```) and ``::`` in docstrings, as Markdown."""
 
     def on_instance(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring of an object."""
         if obj.docstring is not None:
-            obj.docstring.value = re.sub(r":\w+:`(~?)([\w.]+)`", shorten_role, obj.docstring.value)
+            text = re.sub(r":\w+:`(~?)([\w.]+)`", shorten_role, obj.docstring.value)
+            obj.docstring.value = re.sub(r"::$", ":", text, flags=re.MULTILINE)
 
 
 def shorten_role(match: re.Match[str]) -> str:
     """The text of a role: the last part of the name after ``~``, else the name."""
     return f"`{match[2].rpartition('.')[2] if match[1] else match[2]}`"
-
-
-os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")

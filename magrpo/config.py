@@ -47,25 +47,25 @@ class AgentConfig(Section):
     name: str
     """Name of the agent in metrics, artifacts and adapters."""
     role: str
-    """What the environment asks of it, e.g. ``helper`` or ``main``."""
+    """Its role in the environment, such as ``helper`` or ``main``."""
     model: str
-    """Base model: a folder, a hub id, or one that ships with magrpo (``coopcode-base``,
-    ``writing-base``). Equal bases share memory."""
+    """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``). Agents on the same
+    base share its memory."""
     weights: Literal["lora", "shared", "full"] = "lora"
-    """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all agents of the base that say
-    so (parameter sharing); ``full``: a copy of the base, all of it trained."""
+    """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all ``shared`` agents of the base
+    (parameter sharing); ``full``: a copy of the base, all of it trained."""
     start_from: Path | None = None
-    """Folder of trained weights to begin with: ``weights/<agent>`` of a checkpoint. None: untrained."""
+    """Folder of trained weights to start from: ``weights/<agent>`` of a checkpoint. None: untrained."""
     trained: bool = True
-    """False: it acts and its weights stay as they are; it has no optimizer."""
+    """Whether it trains. If false, it acts with fixed weights and has no optimizer."""
     lr: float | None = Field(None, gt=0)
-    """Its peak learning rate. None: ``optim.lr``. The schedule is that of ``optim``."""
+    """Its peak learning rate; the schedule is that of ``optim``. None: ``optim.lr``."""
     estimator: Estimator | None = None
-    """Baseline of its advantages. None: ``algo.estimator``."""
+    """Estimator of its advantages. None: ``algo.estimator``."""
 
 
-def holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
-    """Whose weights each agent acts with, by name: its own, or those of the first that shares an adapter with it."""
+def weight_holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
+    """The agent whose weights each agent acts with, by name: itself, or the first agent that shares its adapter."""
     first: dict[str, str] = {}
     return {
         agent.name: first.setdefault(agent.model, agent.name) if agent.weights == "shared" else agent.name
@@ -77,11 +77,11 @@ class ModelConfig(Section):
     """How base models are loaded."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Where the policies live; ``auto`` takes CUDA when there is one."""
+    """Device of the policies; ``auto`` takes CUDA if there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Of the frozen base; ``auto`` is float32 on CPU, bfloat16 on CUDA. What trains is always float32."""
+    """Precision of the frozen base; ``auto``: float32 on CPU, bfloat16 on CUDA. Trained weights are always float32."""
     chat_template: Literal["auto", "none"] = "auto"
-    """``auto`` renders prompts through the tokenizer's chat template when it has one."""
+    """``auto`` renders prompts with the tokenizer's chat template if it has one."""
 
 
 class LoraConfig(Section):
@@ -90,7 +90,7 @@ class LoraConfig(Section):
     rank: int = Field(16, ge=1)
     """Rank of every adapter matrix."""
     alpha: float = Field(32.0, gt=0)
-    """Scale: the adapter's output is multiplied by alpha / rank."""
+    """Scale: the output of an adapter is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""
 
@@ -99,32 +99,32 @@ class RolloutConfig(Section):
     """The joint rollout."""
 
     problems_per_iteration: int = Field(16, ge=1)
-    """Problems drawn for one iteration."""
+    """Number of problems drawn for each iteration."""
     group_size: int = Field(8, ge=1)
-    """G: completions each agent samples at a node."""
+    """G: number of completions each agent samples at a node."""
     joint_mode: Literal["aligned", "crossed"] = "aligned"
-    """``aligned``: G joint actions paired by index; ``crossed``: every combination of the completions."""
+    """``aligned``: G joint actions, completions paired by index; ``crossed``: every combination of the completions."""
     crossed_pairs: int | None = Field(None, ge=1)
-    """In crossed mode: at most this many joint actions a node, a balanced random subset. None: all."""
+    """In crossed mode: number of joint actions scored at a node, a balanced random subset. None: all."""
     tree: Literal["chains", "full", "best", "random"] = "chains"
-    """With several turns, what follows a joint action. ``chains``: one more joint action after each, so that a problem
-    costs K G completions of an agent; ``full``: G of them after each, G^K. ``best`` and ``random`` hand on one joint
-    action of a node, to G of them: biased, for an advantage then holds nothing of the future."""
+    """How a joint action is continued in later turns. ``chains``: by one joint action, so that a problem costs K G
+    completions of an agent; ``full``: by G joint actions, G^K completions; ``best`` and ``random``: only one joint
+    action of a node is continued, by G; biased, since advantages then ignore the future."""
     branching: int | None = Field(None, ge=1)
-    """In a full tree: joint actions of a node that are continued, a random subset of 2 at least. None: all."""
+    """In a full tree: number of joint actions of a node that are continued, a random subset, at least 2. None: all."""
     termination_threshold: float | None = None
-    """A joint action whose reward exceeds this ends its episode; its reward counts for the turns left. None: off."""
+    """End an episode at a joint action whose reward exceeds this; it counts for the turns left. None: never."""
     temperature: float = Field(1.0, gt=0)
-    """Sampling temperature; the update takes its log-probabilities at the same one."""
+    """Sampling temperature; the update computes log-probabilities at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling; below 1 it biases the gradient unless ``keep_support`` is on."""
+    """Nucleus sampling threshold, 1 is off; below 1 it biases the gradient unless ``keep_support`` is on."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling, 0 is off; on, it biases the gradient unless ``keep_support`` is on."""
+    """Top-k sampling, 0 is off; above 0 it biases the gradient unless ``keep_support`` is on."""
     keep_support: bool = False
-    """Record which tokens ``top_p`` and ``top_k`` left to draw from, and train the policy over those, as it was
-    sampled. Changes nothing where they are off. Evaluation samples with the same ``top_p`` and records nothing."""
+    """Record the tokens that ``top_p`` and ``top_k`` left to sample from, and train the policy over these tokens. No
+    effect if both are off. Evaluation samples with the same ``top_p`` and ``top_k`` and records nothing."""
     max_new_tokens: int = Field(256, ge=1)
-    """Longest completion, in tokens."""
+    """Length limit of a completion, in tokens."""
 
     @model_validator(mode="after")
     def _pairs_are_balanced(self) -> RolloutConfig:
@@ -143,29 +143,29 @@ class AlgoConfig(Section):
     """The algorithm: return, advantage and loss."""
 
     estimator: Estimator = "magrpo"
-    """Baseline of the group-relative advantage. ``maremax`` is biased: its baseline depends on what it judges."""
+    """Estimator of the group-relative advantage. ``maremax`` is biased: its baseline depends on the sample."""
     normalize: Literal["none", "std"] = "none"
-    """``std`` divides advantages by the group's standard deviation."""
+    """``std`` divides advantages by the standard deviation of their group."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """Discount between turns. Later turns weigh less in the loss, too; with 0 the first turn alone trains."""
+    """Discount between turns, of rewards and of the loss of later turns; with 0 only the first turn trains."""
     keep_best: bool = False
-    """An episode is worth its best turn, not the sum of its turns: a later turn earns what it adds to the best one
-    before it. Biased for agents whose last answer is taken: it assumes that somebody knows which turn was the best."""
+    """Value an episode by its best turn instead of the sum of its turns: a later turn earns its improvement over the
+    best earlier turn. Biased if the last answer is used: it assumes that somebody knows which turn was best."""
     loss_norm: Literal["sequence_sum", "token_mean", "dr_grpo"] = "sequence_sum"
-    """How token losses are averaged."""
+    """How token losses are averaged (docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
-    """Passes over one iteration's samples; above 1 the clipped ratio is used."""
+    """Passes over the samples of an iteration; above 1 the loss uses the clipped probability ratio."""
     clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip range of the probability ratio; used when update_epochs > 1."""
+    """Lower clip range of the probability ratio; used if ``update_epochs`` > 1."""
     clip_high: float = Field(0.2, ge=0)
-    """Upper clip range of the probability ratio; used when update_epochs > 1."""
+    """Upper clip range of the probability ratio; used if ``update_epochs`` > 1."""
     beta: float = Field(0.0, ge=0)
     """Weight of the k3 KL penalty to the frozen reference policy, in the loss."""
     importance_cap: float | None = Field(None, gt=0)
-    """Truncation of the trainer-to-engine importance weight, for an engine of other precision; it does not correct
-    ``top_p`` and ``top_k``. None: no correction."""
+    """Upper limit of the trainer-to-engine importance weight, for an engine of another precision; it does not correct
+    for ``top_p`` and ``top_k``. None: no correction."""
     kernel: Literal["auto", "triton", "torch"] = "auto"
-    """Implementation of the loss; ``auto`` is Triton on CUDA and torch elsewhere."""
+    """Implementation of the loss; ``auto``: Triton on CUDA, torch elsewhere."""
 
 
 class OptimConfig(Section):
@@ -174,67 +174,67 @@ class OptimConfig(Section):
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Shape of the learning rate after warm-up; linear and cosine end at 0 after the last iteration."""
+    """Learning rate after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
     warmup_iterations: int = Field(0, ge=0)
-    """Iterations over which the learning rate rises linearly from 0."""
+    """Number of iterations over which the learning rate rises linearly from 0."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay."""
+    """Decoupled weight decay of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Gradients of one agent are scaled down to at most this norm."""
+    """Limit of the gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(16384, ge=1)
-    """Padded tokens in one forward and backward pass; changes speed and memory only."""
+    """Number of padded tokens in a forward and backward pass; affects speed and memory only."""
 
 
 class TrainConfig(Section):
     """The length of the run."""
 
     num_iterations: int = Field(100, ge=0)
-    """Training iterations: rollout, score, credit, update."""
+    """Number of training iterations, each rollout, score, credit and update."""
     seed: int = Field(0, ge=0)
-    """Everything random in the run follows from it."""
+    """Seed of everything random in the run."""
 
 
 class EvalConfig(Section):
     """Evaluation on problems never trained on."""
 
     every: int = Field(20, ge=1)
-    """Iterations between evaluations; there is always one before and one after training."""
+    """Number of iterations between evaluations; the run also evaluates before and after training."""
     num_samples: int = Field(4, ge=1)
-    """Joint trajectories sampled for each problem."""
+    """Number of joint trajectories sampled for each problem."""
     max_problems: int | None = Field(None, ge=1)
-    """Evaluate at most this many problems of each split, spread evenly over its levels or topics. None: all."""
+    """Number of problems evaluated of each split, spread evenly over its levels or topics. None: all."""
     stop_above: float | None = None
-    """In several turns: end a trajectory where its reward exceeds this, in reward units. An oracle: the reward counts
-    hidden tests, which nobody knows where agents are used. None: all turns are taken."""
+    """With several turns: end a trajectory as soon as its reward exceeds this, in reward units. An oracle: the reward
+    counts hidden tests, which are unknown in real use. None: every turn is taken."""
     seed: int = Field(1234, ge=0)
-    """Seed of the evaluation's sampling, together with ``train.seed``: runs with another ``train.seed`` draw other
-    samples, runs with the same one draw alike, and so do all evaluations of a run."""
+    """Seed of the samples of evaluations, together with ``train.seed``: runs with the same ``train.seed`` draw the same
+    samples, and so do all evaluations of a run."""
 
 
 class TrackingConfig(Section):
-    """Where runs are recorded."""
+    """Recording of runs in MLflow."""
 
     uri: str | None = None
-    """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else sqlite in the run root."""
+    """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else a sqlite database in ``root``."""
     experiment: str = "magrpo"
-    """MLflow experiment."""
+    """Name of the MLflow experiment."""
     traces: int = Field(3, ge=0)
-    """Trajectories of each evaluation and of every ``trace_every``-th iteration that become traces. 0: none."""
+    """Number of trajectories traced in each evaluation and in every ``trace_every``-th iteration. 0: none."""
     trace_every: int = Field(10, ge=1)
-    """Iterations between those of which trajectories become traces."""
+    """Number of iterations between traced iterations."""
     system_metrics: bool = True
-    """Whether use of processors, memory and GPUs is recorded while the run goes on, every ten seconds."""
+    """Whether the use of processors, memory and GPUs is recorded every ten seconds."""
 
 
 class RegistryConfig(Section):
-    """The trained team as a registered model of MLflow, and its champion."""
+    """The trained team as a registered model of MLflow, and the champion among its versions."""
 
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*$")
-    """Registered model that every finished run adds a version to, all agents together. None: nothing is registered."""
+    """Registered model; every finished run adds its agents as one version. None: nothing is registered."""
     continue_from_champion: bool = False
-    """Start every agent from the champion's weights; while there is no champion, untrained."""
+    """Start every agent from the champion's weights; untrained while there is no champion."""
     promote: bool = False
-    """Make the run's team the champion if it is better on held-out problems, and again on fresh samples of both."""
+    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both."""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> RegistryConfig:
@@ -245,27 +245,27 @@ class RegistryConfig(Section):
 
 
 class BaselineRow(Section):
-    """One way to answer that is evaluated beside others."""
+    """One row of a table of baselines: a way to answer, evaluated beside others."""
 
     name: str
     """Its name in files and metrics."""
     title: str
-    """What tables call it."""
+    """Its title in tables."""
     env: EnvField
-    """Roles, prompts, turns and feedback."""
+    """The environment: roles, prompts, turns and feedback."""
     reward: RewardField
-    """What an answer is worth."""
+    """The reward of its answers."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    """Who is in which role, with which weights: agents of the run, by name. Without ``start_from`` untrained."""
+    """Agents of the run, by name, with their role and weights here. Without ``start_from``: untrained."""
     max_new_tokens: int = Field(ge=1)
-    """Longest completion, in tokens."""
+    """Length limit of a completion, in tokens."""
     votes: Literal["none", "majority", "best"] = "none"
-    """One answer of several: by ``majority`` of what they do on the tests' inputs, or the ``best`` by the reward."""
+    """Choose one of several answers: by ``majority`` of behaviour on the tests' inputs, or the ``best`` by reward."""
     stop_above: float | None = None
-    """End a trajectory where its reward exceeds this, in reward units: an oracle. None: all turns are taken."""
+    """End a trajectory as soon as its reward exceeds this, in reward units: an oracle. None: every turn is taken."""
     max_tries: int = Field(1, ge=1)
-    """Start at the problem again, without feedback, until a reward exceeds ``stop_above``: at most this many times in
-    all. The last try counts, with the tokens of all."""
+    """Number of tries: start the problem again, without feedback, until a reward exceeds ``stop_above``. The last try
+    counts, with the tokens of all tries."""
 
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:
@@ -275,27 +275,27 @@ class BaselineRow(Section):
 
 
 class BaselinesConfig(Section):
-    """The table of ``magrpo evaluate --baselines``, which writes this section; a run that has rows does not train."""
+    """The table of ``magrpo evaluate --baselines``, which writes this section; a run with rows does not train."""
 
     rows: tuple[BaselineRow, ...] = ()
-    """Its rows, in their order."""
+    """Rows of the table, in their order."""
     left_out: dict[str, str] = Field(default_factory=dict)
-    """Rows that cannot be made, with the reason."""
+    """Rows that cannot be made, by name, with the reason."""
     timed_problems: int = Field(16, ge=1)
-    """Held-out problems that each row answers one at a time, to measure the response time; of all levels alike."""
+    """Number of held-out problems that each row answers one at a time, to measure its response time."""
 
 
 class NotifyConfig(Section):
-    """Who is told that a run failed, recovered or made a champion."""
+    """Notices of a run's failure, recovery or promotion."""
 
     webhook: SecretStr | None = None
-    """URL that gets a JSON POST, kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK, else nobody."""
+    """URL that receives each notice as JSON; kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK."""
     urls: tuple[SecretStr, ...] = ()
-    """Services to notify, as URLs of apprise, kept out of records: ``slack://...``, ``mailto://...``."""
+    """Services that receive each notice, as URLs of apprise; kept out of records: ``slack://...``, ``mailto://...``."""
     block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
-    """Notification block on the Prefect server, by type and name: ``slack-webhook/ops``."""
+    """Notification block on the Prefect server that receives each notice, by type and name: ``slack-webhook/ops``."""
     on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
-    """What is told; ``recovery`` is a run going on after a failure."""
+    """Events that send a notice; ``recovery``: a run continues after a failure."""
 
     @field_validator("webhook")
     @classmethod
@@ -340,13 +340,13 @@ class RunConfig(Section):
     problems: ProblemsField
     """The problem set."""
     env: EnvField
-    """Roles, prompts, turns and feedback."""
+    """The environment: roles, prompts, turns and feedback."""
     reward: RewardField
-    """What a joint action is worth."""
+    """The reward of joint actions."""
     sandbox: SandboxField
-    """Where untrusted programs run."""
+    """The sandbox that runs the agents' programs."""
     engine: EngineField
-    """What generates completions."""
+    """The engine that generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
     rollout: RolloutConfig = RolloutConfig()
@@ -369,7 +369,7 @@ class RunConfig(Section):
         if not any(agent.trained for agent in self.agents):
             raise ValueError("agents: none is trained; set trained = true for one at least")
         by_name = {agent.name: agent for agent in self.agents}
-        for name, holder in holders(self.agents).items():
+        for name, holder in weight_holders(self.agents).items():
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both one lr and one trained")

@@ -142,7 +142,7 @@ def makes_tables(config: RunConfig) -> bool:
 
 def first_missing(config: RunConfig, store: RunStore) -> int:
     """Position in :func:`steps` of the step after the last committed one."""
-    committed = (i for i, step in enumerate(steps(config)) if store.committed(step.folder))
+    committed = (i for i, step in enumerate(steps(config)) if store.is_committed(step.folder))
     return 1 + max(committed, default=-1)
 
 
@@ -157,10 +157,10 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
         ConfigError: no stage has this name, or the run has not reached it.
     """
     every = steps(config)
-    position = _find_position(name, every, [store.committed(step.folder) for step in every])
-    repeated = [step for step in every[position:] if store.committed(step.folder)]
+    position = _find_position(name, every, [store.is_committed(step.folder) for step in every])
+    repeated = [step for step in every[position:] if store.is_committed(step.folder)]
     checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
-    while checkpoints and OPTIMIZER in store.pruned(checkpoints[-1].folder):
+    while checkpoints and OPTIMIZER in store.pruned_files(checkpoints[-1].folder):
         repeated.insert(0, checkpoints.pop())
     return repeated
 
@@ -255,7 +255,7 @@ def run_of_weights(weights: Path) -> str:
 
 def is_finished(store: RunStore) -> bool:
     """Whether the run's report is committed."""
-    return store.exists() and store.committed(steps(store.config())[-1].folder)
+    return store.exists() and store.is_committed(steps(store.config())[-1].folder)
 
 
 # ---------------------------------------------------------------------------------------------------------------- lock

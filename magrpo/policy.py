@@ -1,10 +1,10 @@
-"""The models, adapters and tokenizers of all agents, in one process.
+"""The policies of all agents: models, adapters and tokenizers in one process, and their checkpoints.
 
 Agents with the same base share it in memory: one frozen model with one LoRA adapter each, or one for all of them with
-``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. What trains is always float32: adapters stay
-float32 on a bfloat16 base, and a full copy keeps float32 masters and runs its matrix products in the configured dtype
-through autocast. Models stay in eval mode, so that the trainer's log-probabilities are those of the distribution the
-engine sampled from (no dropout).
+``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: adapters
+stay float32 on a bfloat16 base, and a full copy keeps float32 masters and runs its matrix products in the configured
+dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
+distribution that the engine sampled from.
 """
 
 from __future__ import annotations
@@ -18,20 +18,17 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from jaxtyping import Float
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, TaskType, get_peft_model
-from peft.tuners.lora import Linear as LoraLinear
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from magrpo.assets import locate
-from magrpo.collate import Batch, collate
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig, holders
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.seeds import derive_seed
-from magrpo.types import Observation, Sample
+from magrpo.types import Observation
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER_CONFIG = "adapter_config.json"
@@ -75,9 +72,9 @@ class Policy:
         dtype = dtype_of(model, device)
         policy = cls(device, dtype, model.chat_template)
         shared: dict[str, PeftModel] = {}
-        holder_of = holders(agents)
+        holder_of = weight_holders(agents)
         for named in agents:
-            config = named.model_copy(update={"model": locate(named.model)})
+            config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             if config.weights == "full":
                 causal = _load_model(config, torch.float32, device)
@@ -342,63 +339,3 @@ def _adapter_config(adapters: PeftModel, agent: str) -> str:
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-
-
-# ------------------------------------------------------------------------------------------------- forward passes
-def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
-    """The last hidden states at the positions that predict the sampled tokens: what the head turns into logits."""
-    output = model.base_model(
-        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
-    )
-    states: Tensor = output.last_hidden_state  # (R, L, D)
-    return states.flatten(0, 1).index_select(0, batch.predictors)
-
-
-def head(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
-    """The weight and bias that turn a hidden state into logits, with the adapters in force."""
-    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-    weight, bias = layer.weight, layer.bias
-    if isinstance(layer, LoraLinear) and not layer.disable_adapters:
-        weight = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight)
-    return weight, bias
-
-
-def logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
-    """The model's own logits at those positions, whatever it does to get them."""
-    output = model(
-        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
-    )
-    rows: Tensor = output.logits  # (R, L, V)
-    return rows.flatten(0, 1).index_select(0, batch.predictors)
-
-
-def has_linear_head(model: PreTrainedModel) -> bool:
-    """Whether logits are a linear layer of the last hidden states, and nothing more: no soft-capping, no scaling."""
-    probe = collate([_probe(4)], [(0,)]).to(model.device)
-    with torch.inference_mode():
-        weight, bias = head(model)
-        ours = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
-        theirs = logits(model, probe)
-    return torch.allclose(ours.float(), theirs.float(), rtol=_tolerance(model), atol=_tolerance(model))
-
-
-def shares_prompts(model: PreTrainedModel) -> bool:
-    """Whether completions of one prompt may share a row: the model attends as the batch says, and to all positions."""
-    config = model.config.get_text_config().to_dict()
-    windowed = config.get("sliding_window") is not None
-    if windowed or any(kind != "full_attention" for kind in config.get("layer_types") or ()):
-        return False
-    probes = [_probe(4), _probe(3)]
-    with torch.inference_mode():
-        apart = torch.cat([hidden_states(model, collate(probes, [(i,)]).to(model.device)) for i in range(2)])
-        together = hidden_states(model, collate(probes, [(0, 1)]).to(model.device))
-    return torch.allclose(apart, together, rtol=_tolerance(model), atol=_tolerance(model))
-
-
-def _probe(length: int) -> Sample:
-    completion = tuple(range(length))
-    return Sample((2, 1, 3), completion, (0.0,) * length, 0.0, 0.0, 0, 0)
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    return 1e-4 if model.dtype == torch.float32 else 3e-2

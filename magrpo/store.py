@@ -92,7 +92,7 @@ class RunStore:
         """Replace the configuration: for values only known once the run begins."""
         atomic_write(self.path / CONFIG, config.resolved(secrets=True).encode())
 
-    def committed(self, name: str) -> bool:
+    def is_committed(self, name: str) -> bool:
         """Whether a stage has an output, whatever its key and state."""
         return (self.path / "stages" / name / MANIFEST).is_file()
 
@@ -155,7 +155,7 @@ class RunStore:
         facts: dict[str, dict[str, Any]] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["files"]
         return facts
 
-    def interval(self, pointer: Pointer) -> tuple[float, float]:
+    def work_interval(self, pointer: Pointer) -> tuple[float, float]:
         """When the work of a stage began and ended, in seconds since 1970."""
         ended = (self.folder(pointer) / MANIFEST).stat().st_mtime
         stage = Path(pointer["dir"]).name.partition(".")[0]
@@ -179,7 +179,7 @@ class RunStore:
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
 
-    def pruned(self, name: str) -> list[str]:
+    def pruned_files(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""
         return [file for file, facts in self._manifest(name)["files"].items() if facts.get("pruned")]
 

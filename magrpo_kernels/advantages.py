@@ -21,12 +21,12 @@ def group_advantages(
     normalize: Normalize = "none",
     impl: Literal["auto", "triton", "torch"] = "auto",
 ) -> Float[Tensor, " N"]:
-    """The advantage of each return over its group: arXiv 2508.04652, section 4.
+    """The advantage of each return within its group: arXiv 2508.04652, section 4.
 
     ``magrpo``: ``R - mean``; ``marloo``: ``(G R - sum)/(G - 1)``; ``maremax``: ``R - max``; ``mareinforce``: ``R``.
     ``normalize = "std"`` divides by the group's population standard deviation, computed in two passes. A group whose
-    returns are all equal, by ``max == min`` of the returns themselves, has advantage exactly 0; only ``mareinforce``,
-    which has no baseline, keeps its returns there, unless they are to be divided by their deviation of 0.
+    returns are all equal (``max == min``) has advantage exactly 0, except that ``mareinforce`` without normalisation,
+    which has no baseline, keeps its returns.
 
     Group ``p`` holds ``returns[group_offsets[p]:group_offsets[p + 1]]``; it may be empty.
 
@@ -43,21 +43,6 @@ def group_advantages(
     return advantages
 
 
-def token_coefficients(
-    values: Float[Tensor, " S"], sequence_offsets: Int[Tensor, " S+1"], num_tokens: int
-) -> Float[Tensor, " N"]:
-    """One value of each sequence, spread over its tokens: the ``coefficients`` of the losses from ragged sequences.
-
-    Sequence ``s`` holds the tokens ``sequence_offsets[s]:sequence_offsets[s + 1]``; the last offset is ``num_tokens``.
-
-    Raises:
-        ValueError: there is not one offset more than values.
-    """
-    if len(sequence_offsets) != len(values) + 1:
-        raise ValueError(f"{len(values)} values need {len(values) + 1} sequence_offsets, got {len(sequence_offsets)}")
-    return torch.repeat_interleave(values, sequence_offsets.diff(), output_size=num_tokens)
-
-
 @torch.library.custom_op(
     "magrpo::group_advantages",
     mutates_args=(),
@@ -70,7 +55,7 @@ def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, no
     if int(group_offsets[-1]) != len(returns):
         raise ValueError(f"group_offsets end at {int(group_offsets[-1])}, there are {len(returns)} returns")
     if impl == "triton" or (impl == "auto" and returns.is_cuda):
-        from magrpo_kernels.advantages_triton import group_advantages_triton
+        from magrpo_kernels.advantages_triton import group_advantages_triton  # triton, which not every machine has
 
         return group_advantages_triton(returns, group_offsets, estimator, normalize)
     group = torch.repeat_interleave(torch.arange(len(sizes), device=returns.device), sizes)  # (N,)

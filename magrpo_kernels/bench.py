@@ -1,9 +1,9 @@
-"""Times the loss from hidden states against its floor, eager torch and other libraries, all in one run.
+"""Benchmark of the loss from hidden states against its floor, eager torch and other libraries, all in one run.
 
 Every implementation computes the same gradient, that of ``-sum(advantage * logp)`` of sampled tokens with respect to
-the hidden states and, unless frozen, the head; one whose gradient is another is not timed. Rounds go through all of
-them in turn, so that a slow moment of the machine meets each; medians are reported. The floor is the bare matrix
-products, in the same chunks. CoMLRL is not among them: its loss cannot be called apart from its trainer.
+the hidden states and, unless frozen, the head; an implementation with another gradient is not timed. Each round runs
+all of them, so that a slow moment of the machine affects all; medians are reported. The floor is the bare matrix
+products, in the same chunks. CoMLRL is left out: its loss cannot be called apart from its trainer.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from magrpo_kernels import policy_loss_from_hidden
-from magrpo_kernels.hidden import chunk_size, chunks
+from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden
+from magrpo_kernels.hidden import chunk_size, chunk_slices
+from magrpo_kernels.inputs import Impl
 
 MIB = 1 << 20
 DTYPES = {True: "bfloat16", False: "float32"}
@@ -33,7 +34,7 @@ OURS = "magrpo_kernels"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Relative, of the norm of a gradient."""
 MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError)
-"""How a library says that it is not installed, or not made for this device."""
+"""Errors of a library that is not installed, or does not support this device."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +53,15 @@ class Case:
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gradients are asked for."""
+        """The tensors that need gradients."""
         return [tensor for tensor in (self.hidden, self.weight) if tensor.requires_grad]
 
     @property
     def coefficients(self) -> Tensor:
-        """(N,): every token has its sequence's advantage."""
+        """(N,): the advantage of each token's sequence."""
         return self.advantages.repeat_interleave(len(self.hidden) // len(self.advantages))
 
-    def by_sequence(self) -> tuple[Tensor, Tensor]:
+    def split_sequences(self) -> tuple[Tensor, Tensor]:
         """Hidden states (S, L, D) and ids (S, L)."""
         count = len(self.advantages)
         return self.hidden.view(count, -1, self.hidden.shape[1]), self.token_ids.view(count, -1)
@@ -71,7 +72,7 @@ Loss = Callable[[Case], Tensor]
 
 @dataclass(slots=True)
 class Row:
-    """What one implementation took: seconds, bytes beyond the inputs; or why it was not run."""
+    """The seconds and extra bytes that one implementation took, or why it was skipped."""
 
     name: str
     forward_s: list[float] = field(default_factory=list)
@@ -82,7 +83,7 @@ class Row:
 
 
 def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
-    """Random inputs; the first ``degenerate`` of the sequences have advantage 0, as if their group were all equal."""
+    """Random inputs; a fraction ``degenerate`` of the sequences has advantage 0, as if their group were all equal."""
     device, dtype = torch.device(args.device), getattr(torch, args.dtype)
     generator = torch.Generator().manual_seed(0)
 
@@ -103,33 +104,28 @@ def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, dege
 
 
 # ------------------------------------------------------------------------------------------------- implementations
-def ours(impl: str) -> Loss:
+def our_loss(impl: Impl) -> Loss:
     """This package."""
 
     def loss(case: Case) -> Tensor:
-        return policy_loss_from_hidden(
-            case.hidden,
-            case.weight,
-            case.token_ids,
-            case.coefficients,
-            impl=impl,  # type: ignore[arg-type]
-        ).loss
+        inputs = TokenInputs(case.token_ids, case.coefficients)
+        return policy_loss_from_hidden(case.hidden, case.weight, inputs, LossOptions(impl=impl)).loss
 
     return loss
 
 
-def eager(case: Case) -> Tensor:
+def eager_loss(case: Case) -> Tensor:
     """All logits, log_softmax, gather, autograd."""
     logps = (case.hidden @ case.weight.t()).float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
     return -(case.coefficients * logps).sum()
 
 
-def compiled() -> Loss:
+def compile_eager_loss() -> Loss:
     """The same under torch.compile."""
-    return torch.compile(eager, dynamic=False)
+    return torch.compile(eager_loss, dynamic=False)
 
 
-def liger() -> Loss:
+def liger_loss() -> Loss:
     """Liger's fused linear GRPO loss, one sequence at a time. On-policy its ratio is 1, its gradient the same."""
     module = importlib.import_module("liger_kernel.chunked_loss")
     grpo = module.LigerFusedLinearGRPOLoss(
@@ -137,7 +133,7 @@ def liger() -> Loss:
     )
 
     def loss(case: Case) -> Tensor:
-        hidden, ids = case.by_sequence()
+        hidden, ids = case.split_sequences()
         value = grpo(hidden, case.weight, ids, torch.ones_like(ids), case.advantages)[0]
         summed: Tensor = value * len(case.hidden)  # from its mean over sequences of means over tokens
         return summed
@@ -145,7 +141,7 @@ def liger() -> Loss:
     return loss
 
 
-def trl() -> Loss:
+def trl_loss() -> Loss:
     """TRL's chunked head, with the loss on top."""
     function = importlib.import_module("trl.kernels").ChunkedLogProbFunction
 
@@ -157,7 +153,7 @@ def trl() -> Loss:
     return loss
 
 
-def cut_cross_entropy() -> Loss:
+def cut_cross_entropy_loss() -> Loss:
     """cut-cross-entropy's per-token losses, weighted, nothing filtered."""
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
 
@@ -170,14 +166,14 @@ def cut_cross_entropy() -> Loss:
     return loss
 
 
-def floor(case: Case) -> Tensor:
-    """The products that no implementation can do without, and nothing else; gradients are written to nowhere."""
+def matrix_products(case: Case) -> Tensor:
+    """The matrix products that every implementation needs, and nothing else; their results are discarded."""
     hidden, weight = case.hidden.detach(), case.weight.detach()
     to_rows = torch.empty_like(hidden)
     total = torch.zeros_like(weight, dtype=torch.float32) if case.weight.requires_grad else None
-    space = hidden.new_empty(chunk_size(len(hidden), weight), len(weight))
-    for part in chunks(len(hidden), weight):
-        logits = torch.mm(hidden[part], weight.t(), out=space[: part.stop - part.start])
+    buffer = hidden.new_empty(chunk_size(len(hidden), weight), len(weight))
+    for part in chunk_slices(len(hidden), weight):
+        logits = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         torch.mm(logits, weight, out=to_rows[part])
         if total is None:
             continue
@@ -188,66 +184,66 @@ def floor(case: Case) -> Tensor:
     return to_rows[0, 0]
 
 
-def implementations(device: str) -> Iterator[tuple[str, Callable[[], Loss]]]:
-    """Name and maker of everything that is compared on this device."""
-    yield FLOOR, lambda: floor
-    yield f"{OURS} torch", lambda: ours("torch")
+def list_implementations(device: str) -> Iterator[tuple[str, Callable[[], Loss]]]:
+    """Name and factory of every implementation compared on this device."""
+    yield FLOOR, lambda: matrix_products
+    yield f"{OURS} torch", lambda: our_loss("torch")
     if device == "cuda":
-        yield f"{OURS} triton", lambda: ours("triton")
-    yield "eager torch", lambda: eager
-    yield "torch.compile", compiled
-    yield "Liger fused linear GRPO", liger
-    yield "TRL chunked log-probabilities", trl
-    yield "cut-cross-entropy", cut_cross_entropy
+        yield f"{OURS} triton", lambda: our_loss("triton")
+    yield "eager torch", lambda: eager_loss
+    yield "torch.compile", compile_eager_loss
+    yield "Liger fused linear GRPO", liger_loss
+    yield "TRL chunked log-probabilities", trl_loss
+    yield "cut-cross-entropy", cut_cross_entropy_loss
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
-def measure(case: Case, rounds: int) -> list[Row]:
+def measure_case(case: Case, rounds: int) -> list[Row]:
     """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
     rows: list[Row] = []
     running: list[tuple[Row, Loss]] = []
-    expected = run(eager, case)[2]
-    for name, make in implementations(case.hidden.device.type):
+    expected = time_once(eager_loss, case)[2]
+    for name, make in list_implementations(case.hidden.device.type):
         row = Row(name)
         rows.append(row)
-        say(f"{case.name}: warming up {name}")
+        show_progress(f"{case.name}: warming up {name}")
         try:
             loss = make()
             with peak_memory(row, case.hidden.device):
-                row.gradient_norm = run(loss, case)[2]
+                row.gradient_norm = time_once(loss, case)[2]
         except MISSING as error:
             if name.startswith(OURS):
                 raise
             row.skipped = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
             continue
         if name != FLOOR and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
-            row.skipped = f"another gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
+            row.skipped = f"wrong gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
             continue
         running.append((row, loss))
     for number in range(rounds):
-        say(f"{case.name}: round {number + 1} of {rounds}")
+        show_progress(f"{case.name}: round {number + 1} of {rounds}")
         for row, loss in running:
-            forward, both, _ = run(loss, case)
+            forward, both, _ = time_once(loss, case)
             row.forward_s.append(forward)
             row.both_s.append(both)
-    say("")
+    show_progress("")
     return rows
 
 
-def run(loss: Loss, case: Case) -> tuple[float, float, float]:
+def time_once(loss: Loss, case: Case) -> tuple[float, float, float]:
     """Seconds of the forward pass, of forward and backward, and the norm of the hidden states' gradient."""
-    synchronise(case.hidden.device)
+    wait_for_device(case.hidden.device)
     began = time.perf_counter()
     value = loss(case)
-    synchronise(case.hidden.device)
+    wait_for_device(case.hidden.device)
     forward = time.perf_counter() - began
     gradients = torch.autograd.grad(value, case.leaves) if value.requires_grad else [value]
-    synchronise(case.hidden.device)
+    wait_for_device(case.hidden.device)
     both = time.perf_counter() - began
     return forward, both, float(gradients[0].float().norm())
 
 
-def synchronise(device: torch.device) -> None:
+def wait_for_device(device: torch.device) -> None:
     """Wait for the GPU."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -277,7 +273,7 @@ def _status(key: str) -> int:
 
 
 # ----------------------------------------------------------------------------------------------------------- output
-def table(case: Case, rows: list[Row]) -> str:
+def format_table(case: Case, rows: list[Row]) -> str:
     """Milliseconds, ratio to the floor and to the best of ours, and memory."""
     medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
     best = min(seconds for name, seconds in medians.items() if name.startswith(OURS))
@@ -298,7 +294,7 @@ def table(case: Case, rows: list[Row]) -> str:
     return "\n".join(lines)
 
 
-def say(text: str) -> None:
+def show_progress(text: str) -> None:
     """Progress, on a terminal."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
@@ -329,8 +325,8 @@ def main(arguments: list[str] | None = None) -> int:
         ("trained head, half the groups degenerate", {"degenerate": 0.5}),
     ):
         case = make_case(title, args, **options)
-        rows = measure(case, args.rounds)
-        print(table(case, rows), flush=True)
+        rows = measure_case(case, args.rounds)
+        print(format_table(case, rows), flush=True)
         report[title] = [asdict(row) for row in rows]
         ours_s[title] = min(statistics.median(row.both_s) for row in rows if row.both_s and row.name.startswith(OURS))
     ratio = ours_s["trained head, half the groups degenerate"] / ours_s["trained head"]

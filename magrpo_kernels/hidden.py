@@ -1,12 +1,12 @@
 """The policy-gradient loss from hidden states, a chunk of tokens at a time: the (N, V) logits never exist.
 
 For each chunk: a library matrix product gives its logits, the row operation turns them in place into their gradient,
-and library products take that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
+and library products carry that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
 trained head 6 N D V floating-point operations, with a frozen one 4 N D V. Tokens that do not count (masked, or in a
 group without advantage) are dropped before the first product.
 
-:func:`token_logps` is for losses that are not of this form: under a frozen head it keeps each token's unit gradient
-``dlogp/dhidden`` (N, D), so that backward is one multiplication of rows, whatever was built on the log-probabilities.
+:func:`token_logps` is for losses of another form: under a frozen head it keeps each token's unit gradient
+``dlogp/dhidden`` (N, D), so that backward is one multiplication of rows, for any function of the log-probabilities.
 """
 
 from __future__ import annotations
@@ -17,44 +17,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from magrpo_kernels.row import (
-    ROW_SCHEMA,
+from magrpo_kernels.inputs import (
+    DEFAULT_OPTIONS,
+    OPTIONS_SCHEMA,
+    TOKEN_SCHEMA,
     Impl,
-    PolicyLoss,
-    RowInputs,
-    RowOptions,
-    Support,
-    check,
-    counted_rows,
-    row_loss,
-    spread,
-    wide_dtype,
+    LossOptions,
+    TokenInputs,
+    check_inputs,
+    read_arguments,
 )
+from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, wide_dtype
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
-"""Logits in a chunk: enough for the matrix products to run at full speed, few enough not to matter in memory."""
+"""Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
 def policy_loss_from_hidden(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
-    token_ids: Int[Tensor, " N"],
-    coefficients: Float[Tensor, " N"],
+    inputs: TokenInputs,
+    options: LossOptions = DEFAULT_OPTIONS,
     *,
-    temperature: float = 1.0,
     bias: Float[Tensor, " V"] | None = None,
-    old_logps: Float[Tensor, " N"] | None = None,
-    ref_logps: Float[Tensor, " N"] | None = None,
-    kl_coefficients: Float[Tensor, " N"] | None = None,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    support: Support | None = None,
-    return_entropy: bool = False,
-    impl: Impl = "auto",
 ) -> PolicyLoss:
     """The summed loss of ``N`` tokens whose logits are ``hidden @ lm_head_weight.T + bias``.
 
@@ -62,17 +51,15 @@ def policy_loss_from_hidden(
     whichever of ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
 
     Raises:
-        ValueError: shapes or options do not fit together, or an id outside the vocabulary counts.
+        ValueError: shapes or options do not fit together, or the id of a token that counts is outside the vocabulary.
     """
     _check_head(hidden, lm_head_weight, bias)
-    inputs = RowInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients, *(support or (None, None)))
-    options = RowOptions(temperature, clip_low, clip_high, return_entropy, impl)
-    check(inputs, options, len(hidden))
+    check_inputs(inputs, options, len(hidden))
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
     loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(
-        hidden, lm_head_weight, bias, *inputs, *options, wants
+        hidden, lm_head_weight, bias, *inputs.flatten_inputs(), *options.flatten_options(), wants
     )
-    return PolicyLoss(loss, logps.detach(), entropy.detach() if return_entropy else None)
+    return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
 
 
 def token_logps(
@@ -93,7 +80,7 @@ def token_logps(
         ValueError: shapes do not fit together, or an id is outside the vocabulary.
     """
     _check_head(hidden, lm_head_weight, bias)
-    check(RowInputs(token_ids, token_ids), RowOptions(temperature, impl=impl), len(hidden))
+    check_inputs(TokenInputs(token_ids, token_ids), LossOptions(temperature, impl=impl), len(hidden))
     trains = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
     units = trains == [True, False, False]
     logps, _ = torch.ops.magrpo.token_logps(hidden, lm_head_weight, bias, token_ids, temperature, impl, units)
@@ -104,30 +91,31 @@ def token_logps(
 @torch.library.custom_op(
     "magrpo::policy_loss_from_hidden",
     mutates_args=(),
-    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {ROW_SCHEMA}, bool[] wants)"
+    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {TOKEN_SCHEMA}, {OPTIONS_SCHEMA}, bool[] wants)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
     """Loss (), logps (N,), entropy (N,), and the gradients of ``wants``: (N, D), (V, D), (V,); (0,) if not wanted."""
-    inputs, options, wants = RowInputs(*arguments[:7]), RowOptions(*arguments[7:12]), arguments[12]
-    index = counted_rows(inputs, len(weight))
+    inputs, options = read_arguments(arguments)
+    wants = arguments[12]
+    index = inputs.find_counted(len(weight))
     rows = hidden if index is None else hidden[index]
-    counted = inputs if index is None else inputs.select(index)
+    counted = inputs if index is None else inputs.select_tokens(index)
     wide = wide_dtype(hidden.dtype)
     to_rows = torch.empty_like(rows) if wants[0] else None
     to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
     to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
-    space = rows.new_empty(chunk_size(len(rows), weight), len(weight))  # one for all chunks: fresh pages are slow
-    for part in chunks(len(rows), weight):
-        logits = space[: part.stop - part.start]
+    buffer = rows.new_empty(chunk_size(len(rows), weight), len(weight))  # one for all chunks: fresh pages are slow
+    for part in chunk_slices(len(rows), weight):
+        logits = buffer[: part.stop - part.start]
         if bias is None:
             torch.mm(rows[part], weight.t(), out=logits)
         else:
             torch.addmm(bias, rows[part], weight.t(), out=logits)
         out = logits if any(wants) else None
-        losses, logps[part], entropy[part] = row_loss(logits, counted.select(part), options, out)
+        losses, logps[part], entropy[part] = row_loss(logits, counted.select_tokens(part), options, out)
         loss += losses.sum()
         if to_rows is not None:
             torch.mm(logits, weight, out=to_rows[part])
@@ -136,8 +124,8 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
         if to_bias is not None:
             to_bias += logits.sum(0, dtype=wide)
     if index is not None:
-        logps, entropy = spread(logps, index, len(hidden)), spread(entropy, index, len(hidden))
-        to_rows = None if to_rows is None else spread(to_rows, index, len(hidden))
+        logps, entropy = scatter_rows(logps, index, len(hidden)), scatter_rows(entropy, index, len(hidden))
+        to_rows = None if to_rows is None else scatter_rows(to_rows, index, len(hidden))
     none = hidden.new_empty(0)
     return (
         loss,
@@ -189,8 +177,9 @@ def _token_logps(
 ) -> tuple[Tensor, Tensor]:
     """Log-probabilities (N,) and, with ``units``, their derivatives with respect to the hidden states (N, D)."""
     temperature, impl, units = arguments
-    minus = -torch.ones_like(token_ids, dtype=wide_dtype(hidden.dtype))
-    result = _sum_of_logps(hidden, weight, bias, token_ids, minus, temperature, impl, [units, False, False])
+    inputs = TokenInputs(token_ids, -torch.ones_like(token_ids, dtype=wide_dtype(hidden.dtype)))
+    options = LossOptions(temperature, impl=impl)
+    result = _sum_of_logps((hidden, weight, bias), inputs, options, [units, False, False])
     return result[1], result[3]
 
 
@@ -211,7 +200,8 @@ def _logps_backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | N
         return units * grad_logps[:, None].to(units.dtype), *[None] * 6
     hidden, weight, bias, token_ids = ctx.saved_tensors
     wants = list(ctx.needs_input_grad[:3])
-    result = _sum_of_logps(hidden, weight, bias, token_ids, -grad_logps, ctx.temperature, ctx.impl, wants)
+    inputs, options = TokenInputs(token_ids, -grad_logps), LossOptions(ctx.temperature, impl=ctx.impl)
+    result = _sum_of_logps((hidden, weight, bias), inputs, options, wants)
     tensors = (hidden, weight, bias)
     return *[g.to(t.dtype) if w else None for g, t, w in zip(result[3:], tensors, wants, strict=True)], *[None] * 4
 
@@ -220,18 +210,12 @@ _token_logps.register_autograd(_logps_backward, setup_context=_keep_units)
 
 
 def _sum_of_logps(
-    hidden: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    token_ids: Tensor,
-    coefficients: Tensor,
-    temperature: float,
-    impl: str,
-    wants: Sequence[bool],
+    head: tuple[Tensor, Tensor, Tensor | None], inputs: TokenInputs, options: LossOptions, wants: Sequence[bool]
 ) -> Outputs:
-    """The operation above for the loss ``-sum(coefficients * logps)``."""
-    inputs, options = RowInputs(token_ids, coefficients), RowOptions(temperature, impl=impl)  # type: ignore[arg-type]
-    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(hidden, weight, bias, *inputs, *options, wants)
+    """The operation above for the loss ``-sum(coefficients * logps)``; ``head``: hidden states, weight, bias."""
+    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(
+        *head, *inputs.flatten_inputs(), *options.flatten_options(), wants
+    )
     return result
 
 
@@ -244,12 +228,12 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
 
 
 def chunk_size(num_tokens: int, weight: Tensor) -> int:
-    """Tokens whose logits are computed at once, at most ``num_tokens``."""
+    """The number of tokens whose logits are computed at once, at most ``num_tokens``."""
     return min(num_tokens, max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight)))
 
 
-def chunks(num_tokens: int, weight: Tensor) -> Iterator[slice]:
-    """The chunks of ``num_tokens`` rows."""
+def chunk_slices(num_tokens: int, weight: Tensor) -> Iterator[slice]:
+    """The slices of ``num_tokens`` rows, one per chunk."""
     size = max(1, chunk_size(num_tokens, weight))
     return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
 

@@ -10,15 +10,14 @@ tokens of a vocabulary of 151,936.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from magrpo_kernels.row import RowInputs, RowOptions
+from magrpo_kernels.inputs import LossOptions, TokenInputs
 
 LOG2E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
@@ -112,7 +111,7 @@ def row_kernel(  # type: ignore[no-untyped-def]
 
 
 def row_loss_triton(
-    logits: Tensor, inputs: RowInputs, options: RowOptions, out: Tensor | None
+    logits: Tensor, inputs: TokenInputs, options: LossOptions, out: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
     """See :func:`magrpo_kernels.row.row_loss`. The results are float32."""
     num_tokens, vocabulary = logits.shape

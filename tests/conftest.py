@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,10 @@ os.environ |= {
     "TOKENIZERS_PARALLELISM": "false",
     "VLLM_NO_USAGE_STATS": "1",
 }
+# The tests start hundreds of processes. Without this each compiles all modules again that it loads: half a minute for
+# vLLM, where set-up has not compiled them and the environment says not to keep what is compiled.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 CORES = len(os.sched_getaffinity(0))
 if "PYTEST_XDIST_WORKER" in os.environ:  # the cores are for all workers together
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, CORES // int(os.environ["PYTEST_XDIST_WORKER_COUNT"]))))

@@ -12,11 +12,37 @@ TOGETHER = {
     # Both look at the machine's System V objects; one of them makes some.
     "tests/sandbox/test_hostile.py": "hostile",
     "tests/sandbox/test_ladder.py": "hostile",
+    # Each is several servers and runs at once.
+    "tests/infra/test_paths.py": "servers",
+    "tests/infra/test_servers.py": "servers",
+    "tests/pipelines/flows/test_outages.py": "servers",
+    "tests/pipelines/flows/test_schedule.py": "servers",
 }
 """Modules that must not run side by side, and the name of their unit."""
 
-SPLIT = ("tests/stages/test_exact_game.py", "tests/tracking/test_mlflow.py", "tests/kernels/test_offline_compile.py")
+SPLIT = (
+    "tests/algo/test_stats.py",
+    "tests/kernels/test_offline_compile.py",
+    "tests/pipelines/flows/test_kills.py",
+    "tests/pipelines/training/test_embedded.py",
+    "tests/pipelines/training/test_gate.py",
+    "tests/stages/test_exact_game.py",
+    "tests/tracking/test_mlflow.py",
+)
 """Modules whose tests have nothing expensive in common: each test is a unit."""
+
+SLOW = (
+    "tests/pipelines/training/test_embedded.py::test_two_agents_learn",
+    "tests/pipelines/flows/test_kills.py",
+    "servers",
+    "tests/pipelines/training/test_embedded.py::test_two_authors_learn",
+    "tests/pipelines/training/test_embedded.py::test_vllm",
+    "tests/engines/test_vllm.py",
+    "tests/pipelines/training/test_embedded.py::test_the_triton_kernel",
+    "tests/sandbox/test_pool.py",
+    "tests/stages/test_exact_game.py",
+)
+"""How units of slow tests begin, the most valuable first: continuous integration may run out of time."""
 
 SECONDS = {
     "tests/pipelines/flows/test_train.py": 174,
@@ -61,13 +87,15 @@ def unit_of(nodeid: str) -> str:
 
 
 def sort_items(items: list[pytest.Item]) -> None:
-    """Put the longest units first; the order inside a unit stays."""
+    """Put slow tests into the order of their value, and the longest units of the others first."""
 
-    def seconds(item: pytest.Item) -> int:
+    def order(item: pytest.Item) -> int:
         unit = unit_of(item.nodeid)
+        if item.get_closest_marker("slow"):
+            return next((i for i, start in enumerate(SLOW) if unit.startswith(start)), len(SLOW))
         return -SECONDS.get(unit.partition("::")[0], 0)
 
-    items.sort(key=seconds)
+    items.sort(key=order)
 
 
 class Units(LoadScopeScheduling):

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.assets import FOLDER, locate
+from magrpo.assets import FOLDER, locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.policy import Policy
 
@@ -19,9 +19,9 @@ def policy(request: pytest.FixtureRequest) -> Policy:
 
 def test_a_shipped_model_is_found_by_name_and_no_other_name_is_touched() -> None:
     for base in BASES:
-        assert Path(locate(base)) == FOLDER / base
+        assert Path(locate_model(base)) == FOLDER / base
     for other in ("Qwen/Qwen2.5-Coder-3B", "/tmp/coopcode-base", ".", "..", "coopcode", ""):
-        assert locate(other) == other
+        assert locate_model(other) == other
 
 
 def test_everything_shipped_is_at_most_7_mb() -> None:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.collate import ROW_TOKENS, collate, plan
+from magrpo.collate import ROW_TOKENS, collate, plan_batches
 from magrpo.types import Sample
 
 
@@ -21,27 +21,27 @@ SIBLINGS = [sample(A, (10, 11, 12)), sample(A, (20,)), sample(A, (30, 31)), samp
 
 def test_rows_hold_siblings_behind_their_prompt() -> None:
     # Lengths: 3 + 2 + 0 + 1 = 6 and 2 + 1 = 3; together 2 * 6 padded tokens.
-    assert plan(SIBLINGS, 12, share_prompts=True) == [[(0, 1, 2), (3,)]]
-    assert plan(SIBLINGS, 11, share_prompts=True) == [[(0, 1, 2)], [(3,)]]
+    assert plan_batches(SIBLINGS, 12, share_prompts=True) == [[(0, 1, 2), (3,)]]
+    assert plan_batches(SIBLINGS, 11, share_prompts=True) == [[(0, 1, 2)], [(3,)]]
 
 
 def test_a_row_is_split_where_the_next_completion_does_not_fit() -> None:
-    assert plan(SIBLINGS, 5, share_prompts=True) == [[(0, 1)], [(2,)], [(3,)]]
+    assert plan_batches(SIBLINGS, 5, share_prompts=True) == [[(0, 1)], [(2,)], [(3,)]]
 
 
 def test_without_sharing_every_completion_has_its_row_longest_first() -> None:
-    assert plan(SIBLINGS, 5, share_prompts=False) == [[(0,)], [(2,)], [(1,)], [(3,)]]
-    assert plan(SIBLINGS, 10, share_prompts=False) == [[(0,), (2,)], [(1,), (3,)]]
+    assert plan_batches(SIBLINGS, 5, share_prompts=False) == [[(0,)], [(2,)], [(1,)], [(3,)]]
+    assert plan_batches(SIBLINGS, 10, share_prompts=False) == [[(0,), (2,)], [(1,), (3,)]]
 
 
 def test_a_completion_longer_than_the_budget_is_a_batch_of_its_own() -> None:
     long = sample(A, tuple(range(50)))
-    assert plan([long, sample(A, (1,))], 8, share_prompts=True) == [[(0,)], [(1,)]]
+    assert plan_batches([long, sample(A, (1,))], 8, share_prompts=True) == [[(0,)], [(1,)]]
 
 
 def test_rows_are_bounded_whatever_the_budget() -> None:
     many = [sample((1,), (7,) * 1001) for _ in range(9)]
-    rows = [row for batch in plan(many, 10**6, share_prompts=True) for row in batch]
+    rows = [row for batch in plan_batches(many, 10**6, share_prompts=True) for row in batch]
     assert [len(row) for row in rows] == [4, 4, 1]
     assert ROW_TOKENS >= 1 + 4 * 1000
 
@@ -50,14 +50,14 @@ def test_supports_lie_one_after_another_in_the_order_of_the_tokens() -> None:
     supports = [((1, 10), (11,), (3, 4, 12)), ((20,),), ((30, 99), (31,)), ((0, 40), (41,))]
     kept = [replace(one, support=ids) for one, ids in zip(SIBLINGS, supports, strict=True)]
     batch = collate(kept, [(1, 0), (3,)])
-    assert batch.token_ids.tolist() == [20, 10, 11, 12, 40, 41]
-    assert batch.support is not None
-    assert batch.support.ids.tolist() == [20, 1, 10, 11, 3, 4, 12, 0, 40, 41]
-    assert batch.support.bounds.tolist() == [0, 1, 3, 4, 7, 9, 10]
-    assert collate(SIBLINGS, [(1, 0), (3,)]).support is None
+    assert batch.tokens.token_ids.tolist() == [20, 10, 11, 12, 40, 41]
+    assert batch.tokens.support is not None
+    assert batch.tokens.support.ids.tolist() == [20, 1, 10, 11, 3, 4, 12, 0, 40, 41]
+    assert batch.tokens.support.bounds.tolist() == [0, 1, 3, 4, 7, 9, 10]
+    assert collate(SIBLINGS, [(1, 0), (3,)]).tokens.support is None
     moved = batch.to(torch.device("meta"))
-    assert moved.support is not None
-    assert moved.support.ids.is_meta
+    assert moved.tokens.support is not None
+    assert moved.tokens.support.ids.is_meta
 
 
 def test_tensors_by_hand() -> None:
@@ -67,8 +67,8 @@ def test_tensors_by_hand() -> None:
     assert batch.position_ids.tolist() == [[0, 1, 2, 3, 4, 3], [0, 1, 2, 0, 0, 0]]
     # Each completion's first token is predicted by the last prompt token, the others by the one before them.
     assert batch.predictors.tolist() == [2, 3, 4, 2, 2, 5, 7, 8]
-    assert batch.token_ids.tolist() == [10, 11, 12, 20, 30, 31, 40, 41]
-    assert batch.sampling_logps.tolist() == [-10.0, -11.0, -12.0, -20.0, -30.0, -31.0, -40.0, -41.0]
+    assert batch.tokens.token_ids.tolist() == [10, 11, 12, 20, 30, 31, 40, 41]
+    assert batch.tokens.sampling_logps.tolist() == [-10.0, -11.0, -12.0, -20.0, -30.0, -31.0, -40.0, -41.0]
     assert batch.samples == (0, 1, 2, 3)
     assert batch.attention is not None
     assert batch.attention.shape == (2, 1, 6, 6)
@@ -94,7 +94,7 @@ def test_single_completions_need_no_mask() -> None:
 def test_every_sampled_token_counts_the_end_of_sequence_included_and_none_after_it() -> None:
     eos = 99
     batch = collate([sample(A, (10, eos)), sample(A, (11, 12, 13, eos))], [(0,), (1,)])
-    assert batch.token_ids.tolist() == [10, eos, 11, 12, 13, eos]
+    assert batch.tokens.token_ids.tolist() == [10, eos, 11, 12, 13, eos]
 
 
 samples = st.lists(
@@ -115,7 +115,7 @@ def test_any_plan_covers_every_token_once_with_its_own_context(
     members: list[Sample], budget: int, share: bool, rng: random.Random
 ) -> None:
     rng.shuffle(members)
-    batches = plan(members, budget, share)
+    batches = plan_batches(members, budget, share)
     assert sorted(i for rows in batches for row in rows for i in row) == list(range(len(members)))
     for rows in batches:
         batch = collate(members, rows)
@@ -129,10 +129,10 @@ def test_any_plan_covers_every_token_once_with_its_own_context(
                     *member.prompt_ids,
                     *member.completion_ids[:step],
                 ]
-                assert batch.token_ids[seen] == token
-                assert batch.advantages[seen] == member.advantage
+                assert batch.tokens.token_ids[seen] == token
+                assert batch.tokens.advantages[seen] == member.advantage
                 seen += 1
-        assert seen == len(batch.token_ids)
+        assert seen == len(batch.tokens.token_ids)
 
 
 def _context(row_ids: torch.Tensor, attention: torch.Tensor | None, row: int, column: int) -> list[int]:

@@ -11,7 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magrpo.collate import collate
 from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
-from magrpo.policy import Policy, has_linear_head, head, hidden_states, shares_prompts
+from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states
+from magrpo.policy import Policy
 from magrpo.types import Message, Observation, Sample
 from tests.tiny import BOS, EOS, tiny_base, tiny_config
 
@@ -227,11 +228,11 @@ def test_siblings_in_one_row_are_computed_as_if_alone(tmp_path: Path, architectu
     folder = tiny_base(tmp_path, tiny_config(architecture))  # type: ignore[arg-type]
     policy = open_policy(folder, main="lora")
     with policy.active("main") as model, torch.no_grad():
-        assert shares_prompts(model)
+        assert can_share_prompts(model)
         together = hidden_states(model, collate(SIBLINGS, [(0, 1, 2)]))
         apart = torch.cat([hidden_states(model, collate([s], [(0,)])) for s in SIBLINGS])
         torch.testing.assert_close(together, apart, rtol=1e-5, atol=1e-5)
-        weight, bias = head(model)
+        weight, bias = head_weights(model)
         logits = model(input_ids=torch.tensor([[5, 6, 7, 8, 9]])).logits[0, 2:]
         assert bias is None
         torch.testing.assert_close(nn.functional.linear(together[:3], weight), logits, rtol=1e-5, atol=1e-5)
@@ -243,7 +244,7 @@ def test_a_sliding_window_keeps_completions_apart(tmp_path: Path) -> None:
     windowed = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0, "layer_types": None}
     (folder / "config.json").write_text(json.dumps({**config, **windowed}))
     with open_policy(folder, main="full").active("main") as model:
-        assert not shares_prompts(model)
+        assert not can_share_prompts(model)
 
 
 def test_a_model_that_caps_its_logits_has_no_linear_head(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,18 +7,18 @@ them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from dataclasses import dataclass, fields
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-import magrpo_kernels
+from magrpo_kernels import LossOptions, PolicyLoss, Support, TokenInputs
 
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
-Impl = Literal["auto", "triton", "torch"]
-LossOf = Callable[..., magrpo_kernels.PolicyLoss]
-"""``policy_loss_from_hidden`` or ``policy_loss_from_logits`` of :mod:`magrpo_kernels`, with what comes first given."""
+LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
+"""A loss of :mod:`magrpo_kernels`, bound to the hidden states or logits of its tokens."""
 
 
 def sequence_sum(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
@@ -41,11 +41,10 @@ DIVISORS: Mapping[LossNorm, Callable[[float, float, int], float]] = {
     "token_mean": token_mean,
     "dr_grpo": dr_grpo,
 }
-"""What the sum of token losses is divided by: of sequences, tokens and the longest completion allowed.
+"""The divisor of the sum of token losses, from the number of sequences, of tokens, and the token limit.
 
-A sequence and its tokens count by the sequence's weight, 1 in runs of one turn. They are those of the whole batch of
-one agent, samples without advantage and other micro-batches included, so neither skipping nor splitting changes the
-loss.
+Sequences and their tokens count by the sequence's weight, 1 in runs of one turn. The numbers cover one agent's whole
+batch, samples without advantage and all micro-batches included, so neither skipping nor splitting changes the loss.
 """
 
 
@@ -68,58 +67,68 @@ def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tens
     return difference.exp() - difference - 1
 
 
-def policy_loss(
-    loss_of: LossOf,
-    token_ids: Int[Tensor, " N"],
-    advantages: Float[Tensor, " N"],
-    sampling_logps: Float[Tensor, " N"],
-    *,
-    divisor: float,
-    temperature: float = 1.0,
-    sample_weights: Float[Tensor, " N"] | None = None,
-    weights: Float[Tensor, " N"] | None = None,
-    old_logps: Float[Tensor, " N"] | None = None,
-    clip_low: float | None = None,
-    clip_high: float | None = None,
-    ref_logps: Float[Tensor, " N"] | None = None,
-    beta: float = 0.0,
-    impl: Impl = "auto",
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The loss of one micro-batch, and sums over its tokens for the metrics; ``loss_of`` knows the tokens' logits.
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """The sampled tokens of a micro-batch, with what the loss needs of each: (N,) tensors but for ``support``."""
 
-    Strictly on-policy (``old_logps`` None): ``-(1/n) sum_i c_i w_i A_i logp_i``, whose gradient is REINFORCE's. Else
-    the clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
+    token_ids: Int[Tensor, " N"]
+    advantages: Float[Tensor, " N"]
+    """Of the token's completion; without a KL term a token with advantage 0 is skipped."""
+    sampling_logps: Float[Tensor, " N"]
+    sample_weights: Float[Tensor, " N"] | None = None
+    """Weight of the token's completion; None: 1."""
+    importance_weights: Float[Tensor, " N"] | None = None
+    """None: 1."""
+    old_logps: Float[Tensor, " N"] | None = None
+    """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy."""
+    ref_logps: Float[Tensor, " N"] | None = None
+    """Log-probabilities under the reference policy, for the KL term; None: no such term."""
+    support: Support | None = None
+    """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
+
+    def to(self, device: torch.device) -> SampledTokens:
+        """The same tokens on ``device``."""
+
+        def move(value: Any) -> Any:
+            if isinstance(value, Support):
+                return Support(value.ids.to(device), value.bounds.to(device))
+            return None if value is None else value.to(device)
+
+        return SampledTokens(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
+
+
+def policy_loss(
+    loss_of: LossOf, tokens: SampledTokens, options: LossOptions, divisor: float, beta: float = 0.0
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
+    """The loss of one micro-batch, and sums over its tokens for the metrics; ``loss_of`` holds the tokens' logits.
+
+    Strictly on-policy: ``-(1/n) sum_i c_i w_i A_i logp_i``, whose gradient is REINFORCE's. With ``old_logps``, the
+    clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
     ``-(1/n) sum_i c_i min(r_i w_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) w_i A_i)``. With ``ref_logps``:
-    ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage of the token's completion (0: the token
-    is skipped), ``c_i`` the weight of that completion (``sample_weights``, None: 1), ``w_i`` the token's importance
-    weight (``weights``, None: 1).
+    ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage, ``c_i`` the sample weight and ``w_i``
+    the importance weight of the token.
 
     The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``.
     """
+    advantages, weights = tokens.advantages, tokens.importance_weights
     coefficients = advantages / divisor if weights is None else advantages * weights / divisor
-    kl_coefficients = None if ref_logps is None else torch.full_like(coefficients, beta / divisor)
-    if sample_weights is not None:
-        coefficients = coefficients * sample_weights
-        kl_coefficients = None if kl_coefficients is None else kl_coefficients * sample_weights
-    result = loss_of(
-        token_ids,
-        coefficients,
-        temperature=temperature,
-        old_logps=old_logps,
-        clip_low=clip_low,
-        clip_high=clip_high,
-        ref_logps=ref_logps,
-        kl_coefficients=kl_coefficients,
-        impl=impl,
+    kl_coefficients = None if tokens.ref_logps is None else torch.full_like(coefficients, beta / divisor)
+    if tokens.sample_weights is not None:
+        coefficients = coefficients * tokens.sample_weights
+        kl_coefficients = None if kl_coefficients is None else kl_coefficients * tokens.sample_weights
+    inputs = TokenInputs(
+        tokens.token_ids, coefficients, tokens.old_logps, tokens.ref_logps, kl_coefficients, tokens.support
     )
+    result = loss_of(inputs, options)
     with torch.no_grad():
-        computed = torch.ones_like(coefficients) if ref_logps is not None else (coefficients != 0).float()
+        computed = torch.ones_like(coefficients) if tokens.ref_logps is not None else (coefficients != 0).float()
         logps = result.logps
-        sums = {"tokens": computed.sum(), "sampling_gap": ((logps - sampling_logps).abs() * computed).sum()}
-        if old_logps is not None and clip_low is not None and clip_high is not None:
-            ratio = (logps - old_logps).exp()
+        sums = {"tokens": computed.sum(), "sampling_gap": ((logps - tokens.sampling_logps).abs() * computed).sum()}
+        if tokens.old_logps is not None:
+            clip_low, clip_high = options.clip_range
+            ratio = (logps - tokens.old_logps).exp()
             clipped = ((ratio > 1 + clip_high) & (coefficients > 0)) | ((ratio < 1 - clip_low) & (coefficients < 0))
             sums["clipped"] = clipped.float().sum()
-        if ref_logps is not None:
-            sums["kl"] = k3(logps, ref_logps).sum()
+        if tokens.ref_logps is not None:
+            sums["kl"] = k3(logps, tokens.ref_logps).sum()
     return result.loss, sums

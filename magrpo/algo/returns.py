@@ -39,10 +39,10 @@ def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Ret
     A joint action that ended its episode is absorbing: its reward is earned again at every turn that is left, so ending
     early on a good reward is worth as much as staying there.
 
-    Where only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with mean ``m`` of their
-    futures ``c_j``, those continued take ``f_j = m + (J - 1)/(b - 1) (c_j - m)`` and the others ``m``: over the draw,
-    the expectation of every ``f_j`` less those of its siblings is that of a tree in which all were continued. With
-    ``b = 1`` all take ``m``, and an advantage holds nothing of the future.
+    If only ``b`` of the ``J`` joint actions that went on were continued, drawn at random, with mean ``m`` of their
+    futures ``c_j``, the continued ones take ``f_j = m + (J - 1)/(b - 1) (c_j - m)`` and the others ``m``: in
+    expectation over the draw, the difference of any two ``f_j`` is that of a tree in which all were continued. With
+    ``b = 1`` all take ``m``, and advantages ignore the future.
     """
     depths = tree_depths(nodes)
     returns: Returns = [[] for _ in nodes]
@@ -53,8 +53,8 @@ def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Ret
         returns[n] = _node_returns(nodes[n], continued[n], gamma, turns_left)
         opener = nodes[n].opened_by
         if opener is not None:
-            known = [value for value in returns[n] if value is not None]
-            continued[opener[0]][opener[1]] = mean(known) if known else None
+            valid = [value for value in returns[n] if value is not None]
+            continued[opener[0]][opener[1]] = exact_mean(valid) if valid else None
     return returns
 
 
@@ -63,27 +63,27 @@ def _node_returns(
 ) -> list[float | None]:
     if not turns_left:
         return list(node.rewards)
-    going = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
+    open_indices = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
     futures: dict[int, float] = {
         j: reward * discounted_turns(gamma, turns_left) for j, reward in enumerate(node.absorbed) if reward is not None
     }
-    known = {j: value for j, value in continued.items() if value is not None}
-    if known:
-        typical = mean(list(known.values()))
-        spread = (len(going) - 1) / (len(known) - 1) if len(known) > 1 else 0.0
-        for j in going:
-            futures[j] = typical + spread * (known[j] - typical) if j in known else typical
-        if len(known) == len(going):
-            futures |= known
+    sampled = {j: value for j, value in continued.items() if value is not None}
+    if sampled:
+        mean_future = exact_mean(list(sampled.values()))
+        scale = (len(open_indices) - 1) / (len(sampled) - 1) if len(sampled) > 1 else 0.0
+        for j in open_indices:
+            futures[j] = mean_future + scale * (sampled[j] - mean_future) if j in sampled else mean_future
+        if len(sampled) == len(open_indices):
+            futures |= sampled
     return [r + gamma * futures[j] if j in futures else None for j, r in enumerate(node.rewards)]
 
 
 def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> list[float]:
     """How much each node counts in the gradient of ``E[sum_t gamma^t r_t]``, a root counting 1.
 
-    The gradient holds, for every turn ``t``, ``gamma^t`` times the mean over the places of turn ``t`` that the policies
-    lead to, one for each joint action of the turn before. So a node has the weight of its parent times ``gamma``, over
-    the number of joint actions there; where only some of those that went on were continued, they stand for all.
+    For every turn ``t`` the gradient holds ``gamma^t`` times the mean over the places that the policies reach at turn
+    ``t``, one for each joint action of the turn before. So a node has its parent's weight times ``gamma``, divided by
+    the number of the parent's joint actions; if only some of those that went on were continued, they stand for all.
     ``returns`` are those of :func:`tree_returns`.
     """
     continued = [0] * len(nodes)
@@ -96,12 +96,12 @@ def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> l
             weights.append(1.0)
             continue
         parent, _ = node.opened_by
-        kept = [
+        valid = [
             reward for reward, value in zip(nodes[parent].absorbed, returns[parent], strict=True) if value is not None
         ]
-        going = sum(reward is None for reward in kept)
-        places = len(kept) * continued[parent]
-        weights.append(weights[parent] * gamma * going / places if places else 0.0)
+        num_open = sum(reward is None for reward in valid)
+        places = len(valid) * continued[parent]
+        weights.append(weights[parent] * gamma * num_open / places if places else 0.0)
     return weights
 
 
@@ -120,9 +120,9 @@ def discounted_turns(gamma: float, num_turns: int) -> float:
 
 
 def rewards_of_best(rewards: Sequence[float]) -> list[float]:
-    """The rewards of an episode that is worth its best turn: what each turn adds to the best one before it.
+    """The rewards of an episode that is worth its best turn: each turn's gain over the best turn before it.
 
-    Without discount they add up to the largest of ``rewards``, one for each turn.
+    Undiscounted, they add up to the largest of ``rewards``, one for each turn.
     """
     return [max(0.0, r - max(rewards[:t])) if t else r for t, r in enumerate(rewards)]
 
@@ -134,26 +134,26 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
     action contains the completion. With aligned pairs the mean has one member; with crossed pairs it averages the
     partners' luck out, a counterfactual credit.
     """
-    held: list[list[float]] = [[] for _ in range(group_size)]
+    returns_by_completion: list[list[float]] = [[] for _ in range(group_size)]
     for value, pick in zip(returns, picks, strict=True):
-        held[pick].append(value)
-    return [mean(values) if values else None for values in held]
+        returns_by_completion[pick].append(value)
+    return [exact_mean(values) if values else None for values in returns_by_completion]
 
 
-def influence(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
+def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
     """Share of the variance of a node's joint returns that the choice of one agent explains, 0 to 1.
 
     The between-groups sum of squares over the total one (eta squared). None when all joint returns are equal.
     """
-    overall = mean(returns)
+    overall = exact_mean(returns)
     total = math.fsum((value - overall) ** 2 for value in returns)
     if max(returns) == min(returns) or total == 0.0:
         return None
-    own = completion_returns(returns, picks, group_size)
-    between = math.fsum((own[pick] - overall) ** 2 for pick in picks)  # type: ignore[operator]  # picked: has a return
+    means = completion_returns(returns, picks, group_size)
+    between = math.fsum((means[pick] - overall) ** 2 for pick in picks)  # type: ignore[operator]  # picked: has a return
     return between / total
 
 
-def mean(values: Sequence[float]) -> float:
+def exact_mean(values: Sequence[float]) -> float:
     """The mean, rounded the same way whatever the order."""
     return math.fsum(values) / len(values)

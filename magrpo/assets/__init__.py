@@ -1,4 +1,4 @@
-"""Models that ship with the project, each a folder here: a configuration names one by its folder's name."""
+"""Models that ship with the project: one folder each, named in a configuration by the folder's name."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
-def locate(model: str) -> str:
+def locate_model(model: str) -> str:
     """The folder of a model that ships with the project; any other name unchanged."""
     shipped = FOLDER / model
     return str(shipped) if model.isprintable() and "/" not in model and (shipped / "config.json").is_file() else model

@@ -1,7 +1,7 @@
-"""Ways of splitting a ``coopcode`` problem between a helper and a main function.
+"""Conventions of programmers: ways of splitting a ``coopcode`` problem between a helper and a main function.
 
-Each agent of the warm start follows one of its role's conventions, drawn without regard to the other's. The programs
-work only where the two happen to agree, and that is what training has to bring about.
+Each agent of the warm start draws one of its role's conventions independently of the other agent. A program works only
+if the two happen to agree; training has to make them agree.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 
-from magrpo.problems.coopcode import Composition, composition_of
-from magrpo.problems.operations import OPERATIONS, Step
+from magrpo.problems.coopcode import Composition, parse_composition
+from magrpo.problems.operations import OPERATIONS, BoundOperation
 from magrpo.types import Problem
 
 AUX = "aux"
@@ -19,62 +19,61 @@ WEIGHTS: Mapping[str, Mapping[str, float]] = {
     "helper": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
     "main": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
 }
-"""How often each convention occurs: which part of the work the agent takes to be the helper's."""
+"""Probability of each convention. A convention is the part of the work that the agent expects of the helper."""
 
 
 class Divisions:
-    """How the programmers of the warm start write."""
+    """The conventions of the warm start's programmers. See :class:`magrpo.interfaces.Conventions`."""
 
     roles: tuple[str, ...] = ("helper", "main")
 
     def draw(self, rng: random.Random, role: str) -> str:
-        """A convention of ``role``."""
         return rng.choices(list(WEIGHTS[role]), list(WEIGHTS[role].values()))[0]
 
     def all(self, role: str) -> Iterable[str]:
-        """Every convention of ``role``."""
         return WEIGHTS[role]
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the agent in ``role``: see :func:`write`."""
-        return write(composition_of(problem), role, convention)
+        return write_completion(parse_composition(problem), role, convention)
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
-        """The completion with another step in place of one of its own, or cut off in its last line."""
-        composition = composition_of(problem)
+        """The completion with one step replaced by another, or cut off in its last line."""
+        composition = parse_composition(problem)
         if rng.random() < 0.3:
-            text = write(composition, role, convention)
+            text = write_completion(composition, role, convention)
             return text[: rng.randrange(text.rindex("return") + len("return"), len(text))]
         steps = list(composition.steps)
         i = rng.randrange(len(steps))
         wrong = rng.choice(
             [
-                Step(other, constant)
+                BoundOperation(other, constant)
                 for other in OPERATIONS.values()
                 if (other.takes, other.gives) == (steps[i].operation.takes, steps[i].operation.gives)
                 for constant in other.constants or ("",)
             ]
         )
         other = Composition((*steps[:i], wrong, *steps[i + 1 :]))
-        return write(other, role, convention).replace(f"def {other.entry_point}(", f"def {composition.entry_point}(")
+        return write_completion(other, role, convention).replace(
+            f"def {other.entry_point}(", f"def {composition.entry_point}("
+        )
 
 
-def write(composition: Composition, role: str, convention: str) -> str:
-    """The completion of the agent in ``role``: ``convention`` is the part it takes to be the helper's work.
+def write_completion(composition: Composition, role: str, convention: str) -> str:
+    """The completion of the agent in ``role``; ``convention`` is the part it expects of the helper.
 
-    ``first`` and ``last``: that step; ``all``: the whole, so that the main function only passes its argument on;
-    ``nothing``: the main function does everything itself, and the helper hands its argument back.
+    ``first`` and ``last``: that step; ``all``: everything, the main function only passes its argument on; ``nothing``:
+    the main function does everything, the helper returns its argument.
     """
     steps = composition.steps
     if role == "helper":
         part = {"first": steps[:1], "last": steps[-1:], "all": steps, "nothing": ()}[convention]
         if not part:
-            name = composition.variables()[0]
+            name = composition.name_variables()[0]
             return f"def {AUX}({name}):\n    return {name}"
-        return Composition(part).define(AUX)
+        return Composition(part).write_function(AUX)
     name = composition.entry_point
     if convention == "all":
-        argument = composition.variables()[0]
+        argument = composition.name_variables()[0]
         return f"def {name}({argument}):\n    return {AUX}({argument})"
     calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
-    return composition.define(name, calls)
+    return composition.write_function(name, calls)

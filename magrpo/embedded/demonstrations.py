@@ -1,7 +1,7 @@
-"""Demonstrate: examples of agents that do a task well, each by a convention of its own.
+"""Demonstrations for the warm start: prompts and completions of agents that follow independent conventions.
 
-What is demonstrated is a :class:`Recipe`: two programmers who split the work in different ways, two authors who differ
-in how much they tell.
+A :class:`Recipe` names the task: two programmers who split the work in different ways, or two authors who differ in how
+much they tell.
 """
 
 from __future__ import annotations
@@ -21,66 +21,65 @@ _KEEP_FRAC = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """A task to demonstrate. ``lines``: all that feedback in the environment's prompts can hold."""
+    """A task to demonstrate. ``lines``: every line that feedback in the environment's prompts can contain."""
 
     env: Env
     reward: Reward
     conventions: Conventions
     lines: tuple[str, ...]
     good_frac: float = 1.0
-    """Share of the largest reward from which agents repeat themselves at the second turn."""
+    """Fraction of the maximum reward from which agents repeat their completions in the second turn."""
 
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A prompt as the policy renders it, and a completion."""
+    """A rendered prompt and a completion."""
 
     prompt: str
     completion: str
 
 
-def first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
-    """For every problem one example of each role, in a convention drawn for it alone."""
+def make_first_turns(problems: Sequence[Problem], recipe: Recipe, seed: int) -> list[Example]:
+    """One example of each role for every problem, each in a convention drawn independently."""
     rng, conventions = random.Random(seed), recipe.conventions
     return [
-        Example(_first(problem, recipe, role), conventions.write(problem, role, conventions.draw(rng, role)))
+        Example(_first_prompt(problem, recipe, role), conventions.write(problem, role, conventions.draw(rng, role)))
         for problem in problems
         for role in conventions.roles
     ]
 
 
-def all_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
-    """Every first-turn prompt, completions in all conventions, lines of feedback: what the vocabulary must cover."""
+def collect_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
+    """The texts that the vocabulary must cover: feedback lines, first prompts, completions in all conventions."""
     yield from recipe.lines
     for problem in problems:
         for role in recipe.conventions.roles:
-            yield _first(problem, recipe, role)
+            yield _first_prompt(problem, recipe, role)
             for convention in recipe.conventions.all(role):
                 yield recipe.conventions.write(problem, role, convention)
 
 
-def revisions(
+def make_revisions(
     problems: Sequence[Problem],
     recipe: Recipe,
     sandbox: Sandbox,
     seed: int,
     progress: Progress | None = None,
 ) -> list[Example]:
-    """Second turns, one for each role and problem: the feedback that a pair of first completions really gets, and then
-    a better one.
+    """Examples of second turns, one for each role and problem: real feedback on a first pair, then a better completion.
 
-    Completions follow drawn conventions; some are flawed. If all is well they are repeated. Else a flawed one is put
-    right, and for a correct one the agent keeps its convention or draws another, which again its partner cannot know.
+    First completions follow drawn conventions; some are flawed. A pair with a good reward is repeated. Otherwise a
+    flawed completion is corrected, and for a correct one the agent keeps its convention or draws another.
     """
     conventions, reward = recipe.conventions, recipe.reward
     attempts = [
-        _attempt(problem, conventions, random.Random(derive_seed(seed, problem.task_id))) for problem in problems
+        _make_attempt(problem, conventions, random.Random(derive_seed(seed, problem.task_id))) for problem in problems
     ]
     items = [(problem, attempt.texts) for problem, attempt in zip(problems, attempts, strict=True)]
     scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, progress=progress)
     examples = []
     for problem, attempt, result in zip(problems, attempts, scored, strict=True):
-        if result.masked:  # the sandbox failed on it: there is no feedback
+        if result.masked:  # the sandbox failed: there is no feedback
             continue
         past = PastTurn(attempt.texts, result.reward, result.reports)
         rng = random.Random(derive_seed(seed, problem.task_id, "revise"))
@@ -90,17 +89,17 @@ def revisions(
                 convention = conventions.draw(rng, role)
             is_good = reward.fraction(result.reward.total) >= recipe.good_frac
             better = attempt.texts[role] if is_good else conventions.write(problem, role, convention)
-            examples.append(Example(plain_text(recipe.env.observe(problem, role, [past], role)), better))
+            examples.append(Example(render_plain_text(recipe.env.observe(problem, role, [past], role)), better))
     return examples
 
 
-def plain_text(observation: Observation) -> str:
-    """An observation as text, the way a policy without a chat template renders it."""
+def render_plain_text(observation: Observation) -> str:
+    """An observation as text, as a policy without a chat template renders it."""
     return "".join(f"{message.content}\n" for message in observation.messages)
 
 
-def _first(problem: Problem, recipe: Recipe, role: str) -> str:
-    return plain_text(recipe.env.observe(problem, role, [], role))
+def _first_prompt(problem: Problem, recipe: Recipe, role: str) -> str:
+    return render_plain_text(recipe.env.observe(problem, role, [], role))
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +109,7 @@ class _Attempt:
     texts: dict[str, str]
 
 
-def _attempt(problem: Problem, conventions: Conventions, rng: random.Random) -> _Attempt:
+def _make_attempt(problem: Problem, conventions: Conventions, rng: random.Random) -> _Attempt:
     drawn = {role: conventions.draw(rng, role) for role in conventions.roles}
     flawed = frozenset({rng.choice(conventions.roles)} if rng.random() < _FLAWED_FRAC else ())
     texts = {

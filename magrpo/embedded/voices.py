@@ -1,7 +1,7 @@
-"""Ways of writing about a note: how much an author tells, and how the sentences are joined.
+"""Conventions of authors: how many facts of a note an author tells, and how the sentences are joined.
 
-Each author of the warm start draws these without regard to the other. The two texts fit each other only where they
-happen to, and that is what training has to bring about.
+Each author of the warm start draws a convention independently of the other. The two texts fit each other only by
+chance; training has to make them fit.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Mapping, Sequence
 
-from magrpo.problems.notes import Fact, facts_of, sentence
+from magrpo.problems.notes import Fact, format_sentence, parse_facts
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem
 
@@ -18,9 +18,9 @@ LENGTHS: Mapping[str, Mapping[int, float]] = {
     "summary": {0: 0.10, 1: 0.25, 2: 0.30, 3: 0.25, 4: 0.10},
     "elaboration": {1: 0.20, 2: 0.30, 3: 0.25, 4: 0.15, 5: 0.10},
 }
-"""How often an author tells so many of a note's facts; none: the title alone."""
+"""Probability of each number of facts told, by role. 0: the title alone."""
 MANNERS = ("plain", "linked")
-"""Each half of the time: bare sentences, or sentences led and joined by transition words."""
+"""Bare sentences, or sentences introduced and joined by transition words; equally likely."""
 _VARIANTS = 64
 
 _LEADS: Mapping[str, tuple[str, ...]] = {
@@ -42,36 +42,39 @@ _JOINS = {
 
 
 class Voices:
-    """How the authors of the warm start write. A convention names length, manner and variant: ``3 linked 17``."""
+    """The conventions of the warm start's authors. A convention names length, manner and variant: ``3 linked 17``."""
 
     roles: tuple[str, ...] = ROLES
 
     def draw(self, rng: random.Random, role: str) -> str:
-        """A convention of ``role``."""
         length = rng.choices(list(LENGTHS[role]), list(LENGTHS[role].values()))[0]
         return f"{length} {rng.choice(MANNERS)} {rng.randrange(_VARIANTS)}"
 
     def all(self, role: str) -> Iterator[str]:
-        """The longest texts in either manner, which together hold every word."""
+        """The longest texts in either manner; together they contain every word."""
         return (f"{max(LENGTHS[role])} {manner} 0" for manner in MANNERS)
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
-        """The completion of the author in ``role``."""
         length, manner, _ = convention.split()
         rng = random.Random(derive_seed(problem.task_id, role, convention))
-        facts = facts_of(problem)
+        facts = parse_facts(problem)
         chosen = sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))
         if not chosen:
             return problem.prompt.partition("\n")[0]
-        told = [facts[i] for i in chosen]
-        return " ".join(map(sentence, _linked(told, rng) if manner == "linked" else [fact.words for fact in told]))
+        facts_told = [facts[i] for i in chosen]
+        return " ".join(
+            map(
+                format_sentence,
+                _link_sentences(facts_told, rng) if manner == "linked" else [fact.words for fact in facts_told],
+            )
+        )
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """A text that breaks off within a few words."""
         return " ".join(self.write(problem, role, convention).split()[: rng.randint(2, 7)])
 
 
-def _linked(facts: Sequence[Fact], rng: random.Random) -> list[str]:
+def _link_sentences(facts: Sequence[Fact], rng: random.Random) -> list[str]:
     sentences: list[str] = []
     for before, fact in zip([None, *facts], facts, strict=False):
         join = _JOINS.get((before.kind, fact.kind)) if before else None

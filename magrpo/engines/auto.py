@@ -19,11 +19,11 @@ class AutoEngine(Plugin):
 
     kind: str = "auto"
 
-    def choose(self, policy: Policy) -> TransformersEngine | VllmEngine:
+    def choose_engine(self, policy: Policy) -> TransformersEngine | VllmEngine:
         """The engine plug-in for ``policy``."""
         installed = importlib.util.find_spec("vllm") is not None
         return VllmEngine() if installed and policy.device.type == "cuda" else TransformersEngine()
 
     def open(self, policy: Policy) -> Engine:
-        """Open the engine that :meth:`choose` names."""
-        return self.choose(policy).open(policy)
+        """Open the engine that :meth:`choose_engine` names."""
+        return self.choose_engine(policy).open(policy)

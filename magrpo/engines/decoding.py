@@ -93,7 +93,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 @torch.no_grad()
-def decode(
+def decode_batch(
     model: PreTrainedModel,
     requests: Sequence[Request],
     stop_token_ids: Sequence[int],

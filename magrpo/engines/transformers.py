@@ -43,7 +43,7 @@ class LocalEngine:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
             EngineError: an agent's logits are not finite.
         """
-        from magrpo.engines.decoding import decode, decoding_model
+        from magrpo.engines.decoding import decode_batch, decoding_model
 
         check_prompts(self._policy, requests)
         actions: dict[int, Action] = {}
@@ -52,7 +52,7 @@ class LocalEngine:
             with decoding_model(self._policy, agent) as model:
                 for batch in self._batches(requests, agent):
                     chosen = [requests[i] for i in batch]
-                    completions = decode(model, chosen, stops, progress or (lambda _: None))
+                    completions = decode_batch(model, chosen, stops, progress or (lambda _: None))
                     for i, completion in zip(batch, completions, strict=True):
                         actions[i] = make_action(self._policy, requests[i], completion, self._policy.version)
         return [actions[i] for i in range(len(requests))]

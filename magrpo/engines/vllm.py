@@ -17,8 +17,8 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import EngineError
+from magrpo.engines.child_process import Child, ChildDied
 from magrpo.engines.common import Completion, check_prompts, make_action
-from magrpo.engines.process import Child, ChildDied
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -185,7 +185,7 @@ class VllmClient:
         for i in numbers:
             self._send(i, Start(self._engine(self._agents[i])))
         for i in numbers:
-            with self._servers[i].deadline(_START_DEADLINE_S):
+            with self._servers[i].enforce_deadline(_START_DEADLINE_S):
                 assert isinstance(self._receive(i), Done)
 
     def _engine(self, agents: Sequence[str]) -> dict[str, object]:
@@ -230,7 +230,7 @@ class VllmClient:
 
     def _ask(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
         """Have a server generate; if it is dead, reading its answer tells."""
-        deadlines.enter_context(self._servers[server].deadline(self._config.deadline_s))
+        deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
             self._send(server, Generate({i: self._item(request) for i, request in share.items()}))
 
@@ -247,7 +247,7 @@ class VllmClient:
                     yield from reply.completions.items()
                 return
             except EngineError as error:
-                if not left or self._servers[server].late:
+                if not left or self._servers[server].is_late:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are there, and a new one is started for the rest", error, done)
@@ -259,7 +259,7 @@ class VllmClient:
         """Make one call to each of some servers at the same time."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
-                deadlines.enter_context(self._servers[server].deadline(self._config.deadline_s))
+                deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
                 self._send(server, call)
             for server in calls:
                 assert isinstance(self._receive(server), Done)

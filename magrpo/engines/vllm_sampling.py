@@ -31,7 +31,7 @@ class Truncated(NamedTuple):
 
 
 class TruncationRecorder:
-    """Watches one sampler. ``record`` switches it on; it keeps what it saw until ``take`` or ``record``."""
+    """Watches one sampler. ``set_recording`` switches it on and off; it keeps records until ``take_records``."""
 
     def __init__(self, sampler: Any) -> None:
         self._recording = False
@@ -42,12 +42,12 @@ class TruncationRecorder:
         truncating.forward = partial(self._truncate, truncating.forward)
         sampler.gather_logprobs = partial(self._gather, sampler.gather_logprobs)
 
-    def record(self, recording: bool) -> None:
+    def set_recording(self, recording: bool) -> None:
         """Record from now on, or no longer; what is left of earlier requests is dropped."""
         self._recording = recording
         self._kept.clear()
 
-    def take(self, tickets: Sequence[int]) -> list[Truncated | None]:
+    def take_records(self, tickets: Sequence[int]) -> list[Truncated | None]:
         """What was recorded for tokens with these tickets; None where nothing was cut off."""
         return [self._kept.pop(ticket, None) for ticket in tickets]
 

@@ -95,11 +95,11 @@ class WorkerExtension:
 
     def record_truncation(self, recording: bool) -> None:
         """Whether what truncation keeps is recorded from now on."""
-        self.truncation.record(recording)
+        self.truncation.set_recording(recording)
 
     def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
         """What was recorded for the tokens of a request."""
-        return self.truncation.take(tickets)
+        return self.truncation.take_records(tickets)
 
     def take_up(self, folder: str) -> None:
         """Reload all weights; vLLM's own reload forgets the packed copy that CPU kernels keep of a tied head."""
@@ -120,7 +120,7 @@ class Server:
         self._adapters: dict[str, LoRARequest] = {}
         self._count = 0
 
-    def handle(self, call: Call, channel: Connection) -> None:
+    def handle_call(self, call: Call, channel: Connection) -> None:
         """Carry out one call."""
         match call:
             case Generate(items):
@@ -221,7 +221,7 @@ def main(fd: int) -> None:
             message = channel.recv_bytes()
         except EOFError:
             return
-        server.handle(decoder.decode(message), channel)
+        server.handle_call(decoder.decode(message), channel)
 
 
 if __name__ == "__main__":

@@ -7,12 +7,10 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from magrpo.envs.diagnosis import BARE_WORDS, Feedback, bare_feedback, diagnose, full_feedback
+from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
 from magrpo.envs.expert import Expert
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
-
-__all__ = ["BARE_WORDS", "CodingEnv"]
 
 _SYSTEM = {
     "helper": (
@@ -43,15 +41,15 @@ _REVISE = {
 
 
 class CodingEnv(Plugin):
-    """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at once and see only their own text.
+    """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at every turn.
 
-    The observation of a later turn is built from :class:`~magrpo.types.PastTurn`: the agent's own completion, the
-    joint reward's parts and the execution report named ``program``. The partner's completion is shown in feedback
-    mode ``discussion`` only; in mode ``expert_edits`` the expert reads both and may quote them.
+    From the second turn on, an agent sees its own completion and feedback made from the joint reward's parts and the
+    execution report ``program``. It sees its partner's completion only in feedback mode ``discussion``; in mode
+    ``expert_edits`` the expert reads both completions and may quote them.
     """
 
     system: ClassVar[Mapping[str, str]] = _SYSTEM
-    """What each role is told first, with ``instruct``."""
+    """System prompt of each role, used with ``prompt = "instruct"``."""
 
     kind: str = "coding"
     num_turns: int = Field(1, ge=1)
@@ -59,34 +57,33 @@ class CodingEnv(Plugin):
     prompt: Literal["instruct", "bare"] = "instruct"
     """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
     feedback: Feedback = "level_feedback"
-    """What an agent learns between turns."""
+    """Feedback between turns. ``level_feedback``: diagnostics of each level; ``level_passed``: pass or fail of each
+    level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text; ``expert_edits``: the
+    expert's proposals."""
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """How many failing tests ``level_feedback`` quotes, and ``expert_edits`` shows to the expert. 0 keeps the tests of
-    the reward out of the feedback."""
+    """Number of failing tests quoted by ``level_feedback`` and shown to the expert by ``expert_edits``. 0: feedback
+    reveals none of the reward's tests."""
     expert: Expert | None = None
-    """The model that proposes edits in feedback mode ``expert_edits``."""
+    """The model that proposes edits, required by ``feedback = "expert_edits"``. None: no expert."""
 
     @model_validator(mode="after")
-    def _has_an_expert(self) -> CodingEnv:
+    def _require_expert(self) -> CodingEnv:
         if self.feedback == "expert_edits" and self.expert is None:
             raise ValueError("feedback 'expert_edits' needs an expert: set env.expert.model and env.expert.base_url")
         if self.feedback == "expert_edits" and self.prompt == "bare":
-            raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only")
+            raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only: set env.prompt")
         return self
 
     def roles(self) -> tuple[str, ...]:
-        """``helper`` and ``main``."""
         return ("helper", "main")
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """Both roles, at every turn."""
         return self.roles()
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert role in self.roles(), role
         if self.prompt == "bare":
-            return Observation((Message("user", self._bare(problem, role, history, agent)),))
+            return Observation((Message("user", self._render_bare(problem, role, history, agent)),))
         names = {"entry_point": problem.entry_point}
         messages = [
             Message("system", self.system[role].format(**names)),
@@ -94,37 +91,38 @@ class CodingEnv(Plugin):
         ]
         for turn in history:
             messages.append(Message("assistant", turn.texts[agent]))
-            feedback = self._instruct_feedback(problem, role, turn, agent)
-            lines = [feedback, *self._partner(turn, agent, "```\n{text}\n```")]
+            feedback = self._give_feedback(problem, role, turn, agent)
+            lines = [feedback, *self._quote_partner(turn, agent, "```\n{text}\n```")]
             messages.append(Message("user", "\n".join([*filter(None, lines), _REVISE[role].format(**names)])))
         return Observation(tuple(messages))
 
-    def _bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
+    def _render_bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
         task = f"# {role}\n{problem.prompt}"
         if not history:
             return task
         last = history[-1]
-        lines = [*bare_feedback(self.feedback, diagnose(last)), *self._partner(last, agent, "# partner\n{text}")]
+        lines = format_bare_feedback(self.feedback, diagnose_turn(last))
+        lines += self._quote_partner(last, agent, "# partner\n{text}")
         return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
 
-    def _instruct_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
-        diagnosis = diagnose(turn)
+    def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
+        diagnosis = diagnose_turn(turn)
         limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
         if self.expert is None or self.feedback != "expert_edits":
-            return full_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
+            return format_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
         (other,) = (text for name, text in turn.texts.items() if name != agent)
         helper, main = (turn.texts[agent], other)[:: 1 if role == "helper" else -1]
-        edits = self.expert.edits(
+        edits = self.expert.propose_edits(
             prompt=problem.prompt,
             entry_point=problem.entry_point,
             function="aux" if role == "helper" else problem.entry_point,
             helper=helper,
             main=main,
-            diagnosis=full_feedback("level_feedback", diagnosis, role, problem.entry_point, limit),
+            diagnosis=format_feedback("level_feedback", diagnosis, role, problem.entry_point, limit),
         )
         return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
 
-    def _partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
+    def _quote_partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
         if self.feedback != "discussion":
             return []
         texts = [form.format(text=text) for name, text in turn.texts.items() if name != agent]

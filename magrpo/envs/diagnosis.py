@@ -1,8 +1,8 @@
-"""What a joint action of the coding task got wrong, and how an agent is told: external feedback between turns.
+"""Feedback on a joint action of the coding task: what went wrong, and the words that tell an agent.
 
-Everything here is read from the joint reward's parts and from the execution report named ``program``; no completion is
-looked at, so feedback cannot show one agent the other's text. An exception's message is the program's own words and is
-left out for the same reason: only the assert and the name of a builtin exception are passed on.
+Feedback is made from the joint reward's parts and the execution report ``program``, never from a completion, so it
+cannot show an agent its partner's text. For the same reason it omits exception messages, which the program controls:
+it quotes only the assert and the name of a builtin exception.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from __future__ import annotations
 import builtins
 import re
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
-from magrpo.types import Case, PastTurn
+from magrpo.types import Case, ExecutionReport, PastTurn
 
 Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion", "expert_edits"]
-"""How much an agent learns: full diagnostics; one signal a level; one line; nothing; the partner's last text; edits
-that another model proposes."""
+"""Feedback modes: diagnostics of each level; pass or fail of each level; one line; nothing; the partner's last text;
+edits proposed by another model."""
 
 Cooperation = Literal["full", "thin", "unused", "not called", "unknown"]
 
@@ -41,17 +41,18 @@ BARE_LINES: tuple[str, ...] = (
     "failed",
     "revise",
 )
-"""Every line that feedback in the bare prompt can hold."""
+"""Every line that feedback in the bare prompt can contain, so that a tiny tokenizer can cover all of them."""
 
-BARE_WORDS: tuple[str, ...] = tuple(
-    dict.fromkeys(["#", "helper", "main", "previous", "feedback", "partner", *" ".join(BARE_LINES).split()])
-)
-"""The closed vocabulary of the bare prompt besides the problem and the completions: what a tokenizer must cover."""
+
+class _TestCounts(TypedDict):
+    passed: int
+    total: int
+    failures: tuple[Case, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One joint action, level by level. ``failures`` are the cases that did not pass, in order."""
+    """The verdicts on one joint action, by level. ``failures``: the cases that did not pass, in order."""
 
     has_aux: bool
     has_entry: bool
@@ -62,7 +63,7 @@ class Diagnosis:
     cooperation: Cooperation
 
     @property
-    def passes(self) -> dict[str, bool]:
+    def level_passes(self) -> dict[str, bool]:
         """Whether each level is at its maximum."""
         return {
             "structure": self.has_aux and self.has_entry,
@@ -72,8 +73,8 @@ class Diagnosis:
         }
 
 
-def diagnose(turn: PastTurn) -> Diagnosis:
-    """Read a joint action's reward parts (``structure``, ``syntax``, ``cooperation``) and its report ``program``."""
+def diagnose_turn(turn: PastTurn) -> Diagnosis:
+    """The diagnosis that a joint action's reward parts and its report ``program`` give."""
     parts, report = turn.reward.parts, turn.reports.get("program")
     structure = parts["structure"]
     cooperation: Cooperation = "unknown"
@@ -87,22 +88,39 @@ def diagnose(turn: PastTurn) -> Diagnosis:
         has_aux=min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05,
         has_entry=structure > 0.5,
         compiles=parts["syntax"] > 0,
-        passed=0 if report is None else report.tests_passed,
-        total=0 if report is None else report.tests_total,
-        failures=() if report is None else tuple(case for case in report.cases if case.status != "pass"),
         cooperation=cooperation,
+        **_count_tests(report),
     )
 
 
-def bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
-    """Feedback for a tiny model: lines of :data:`BARE_LINES`."""
+def diagnose_solo_turn(turn: PastTurn) -> Diagnosis:
+    """The diagnosis of a turn of a single agent: levels that concern a helper count as passed and are not mentioned."""
+    parts = turn.reward.parts
+    return Diagnosis(
+        has_aux=True,
+        has_entry=parts["structure"] > 0,
+        compiles=parts["syntax"] > 0,
+        cooperation="unknown",
+        **_count_tests(turn.reports.get("program")),
+    )
+
+
+def _count_tests(report: ExecutionReport | None) -> _TestCounts:
+    if report is None:
+        return {"passed": 0, "total": 0, "failures": ()}
+    failures = tuple(case for case in report.cases if case.status != "pass")
+    return {"passed": report.tests_passed, "total": report.tests_total, "failures": failures}
+
+
+def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
+    """Feedback for the bare prompt, as lines of :data:`BARE_LINES`."""
     if mode == "level_passed":
-        return [f"{level} {'ok' if ok else 'bad'}" for level, ok in diagnosis.passes.items()]
+        return [f"{level} {'ok' if ok else 'bad'}" for level, ok in diagnosis.level_passes.items()]
     if mode == "passed":
-        return ["passed" if diagnosis.passes["tests"] else "failed"]
+        return ["passed" if diagnosis.level_passes["tests"] else "failed"]
     if mode in ("plain", "discussion"):
         return ["revise"]
-    if all(diagnosis.passes.values()):
+    if all(diagnosis.level_passes.values()):
         return ["all good"]
     lines = [] if diagnosis.has_aux else ["aux missing"]
     if not diagnosis.has_entry:
@@ -117,20 +135,20 @@ def bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
     return lines
 
 
-def full_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
+def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
     """Feedback in English for ``role``, quoting at most ``num_tests`` failing tests. Empty in ``discussion``."""
     if mode == "discussion":
         return ""
     if mode == "plain":
         return "Look at your answer again and improve it where you can."
     if mode == "passed":
-        return f"The program {'passed' if diagnosis.passes['tests'] else 'did not pass'} all tests."
+        return f"The program {'passed' if diagnosis.level_passes['tests'] else 'did not pass'} all tests."
     if mode == "level_passed":
-        return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.passes.items())
-    return "\n".join(_levels(diagnosis, role, entry_point, num_tests))
+        return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.level_passes.items())
+    return "\n".join(_describe_levels(diagnosis, role, entry_point, num_tests))
 
 
-def _levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> list[str]:
+def _describe_levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> list[str]:
     whose = {True: "Your answer", False: "Your partner's answer"}
     missing = "{whose} holds no complete function `{name}` that returns a value."
     lines = []
@@ -141,13 +159,13 @@ def _levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -
     if not diagnosis.compiles:
         return [*lines, "The program put together from all answers does not compile: it has a syntax error."]
     lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
-    lines.extend(f"- {_quote(case)}" for case in diagnosis.failures[:num_tests])
+    lines.extend(f"- {_quote_case(case)}" for case in diagnosis.failures[:num_tests])
     if diagnosis.has_aux and diagnosis.cooperation != "unknown":
-        lines.append(_cooperation(diagnosis.cooperation, entry_point))
+        lines.append(_describe_cooperation(diagnosis.cooperation, entry_point))
     return lines
 
 
-def _cooperation(cooperation: Cooperation, entry_point: str) -> str:
+def _describe_cooperation(cooperation: Cooperation, entry_point: str) -> str:
     return {
         "full": f"`{entry_point}` calls `aux` and uses its result: good.",
         "thin": f"One of `{entry_point}` and `aux` does all the work: divide it more evenly.",
@@ -156,10 +174,10 @@ def _cooperation(cooperation: Cooperation, entry_point: str) -> str:
     }[cooperation]
 
 
-def _quote(case: Case) -> str:
-    """A failing case without the program's own words: an exception's text is cut after the name of its builtin class.
+def _quote_case(case: Case) -> str:
+    """A failing case without words of the program: an exception's text is cut after the name of its builtin class.
 
-    What the sandbox says about a wrong value, a timeout or a crash holds the assert and the value it got.
+    The sandbox's messages about a wrong value, a timeout or a crash hold only the assert and the value received.
     """
     message = case.message
     if case.status == "exception":

@@ -1,6 +1,6 @@
-"""Feedback mode ``expert_edits``: another model reads both completions and proposes edits to one of them.
+"""The expert of feedback mode ``expert_edits``: a model that reads both completions and proposes edits to one of them.
 
-The model is asked over HTTP through any OpenAI-compatible endpoint, which may be another vLLM server.
+Any OpenAI-compatible HTTP endpoint can serve it, for example another vLLM server.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field
 from magrpo.plugins import ConfigError, Section
 
 MAX_CHARS = 4000
-"""An answer is cut to this many characters."""
+"""Longer answers are cut to this many characters."""
 
 _SYSTEM = (
     "You review a program that two programmers write together: one writes a helper function `aux`, the other writes "
@@ -32,20 +32,22 @@ class Expert(Section):
     model: str
     """Name of the model at the endpoint."""
     base_url: str = "http://127.0.0.1:8000/v1"
-    """OpenAI-compatible endpoint. Its key, if it wants one, is read from the environment variable OPENAI_API_KEY."""
+    """OpenAI-compatible endpoint. Its API key, if any, is read from the environment variable OPENAI_API_KEY."""
     max_tokens: int = Field(256, ge=1)
-    """Longest answer, in tokens."""
+    """Maximum length of an answer, in tokens."""
     timeout_s: float = Field(60.0, gt=0)
-    """Seconds to wait for one answer; a failed request is tried three times."""
+    """Seconds to wait for one answer. A failed request is retried twice."""
 
-    def edits(self, *, prompt: str, entry_point: str, function: str, helper: str, main: str, diagnosis: str) -> str:
-        """Edits to ``function`` (``aux`` or the entry point), in the expert's words, drawn greedily.
+    def propose_edits(
+        self, *, prompt: str, entry_point: str, function: str, helper: str, main: str, diagnosis: str
+    ) -> str:
+        """The expert's edits to ``function`` (``aux`` or the entry point), decoded greedily.
 
-        Equal questions are asked once in a process, so that an answer stays the same over the turns of an episode.
+        Answers are cached in this process, so an answer stays the same over the turns of an episode.
 
         Raises:
             ConnectionError: the endpoint does not answer, or fails.
-            ConfigError: the endpoint refuses the request: a wrong model name, a wrong key, too long a prompt.
+            ConfigError: the endpoint rejects the request: wrong model name, wrong key, or prompt too long.
         """
         system = _SYSTEM.format(entry_point=entry_point)
         user = _USER.format(
@@ -56,7 +58,7 @@ class Expert(Section):
 
 @lru_cache(maxsize=4096)
 def _ask(expert: Expert, system: str, user: str) -> str:
-    import openai
+    import openai  # optional dependency, installed by magrpo[expert]
 
     key = os.environ.get("OPENAI_API_KEY", "none")
     try:

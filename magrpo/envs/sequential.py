@@ -1,4 +1,4 @@
-"""A helper and a main who take turns: main sees the helper's code before it writes its own."""
+"""The sequential environment: a helper and a main take turns; main sees the helper's code before writing its own."""
 
 from __future__ import annotations
 
@@ -31,23 +31,21 @@ _SYSTEM = {
 class SequentialEnv(CodingEnv):
     """``helper`` acts at even turns (from 0), ``main`` at odd ones; two turns are a round.
 
-    ``main`` sees the helper's newest code, ``helper`` only its own. From the second round on both get feedback on the
-    program of the round before. Each of the ``G`` completions of the helper is followed by one of ``main``, or by
-    ``G`` with ``rollout.tree = "full"``.
+    ``main`` sees the helper's latest code, ``helper`` only its own. From the second round on, both get feedback on the
+    program of the previous round. Each of the helper's ``G`` completions is followed by one completion of ``main``, or
+    by ``G`` with ``rollout.tree = "full"``.
     """
 
     system: ClassVar[Mapping[str, str]] = _SYSTEM
 
     kind: str = "sequential"
     num_turns: int = Field(2, ge=2, multiple_of=2)
-    """Turns of one episode, two a round."""
+    """Turns of one episode; two turns are a round."""
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """The helper at even turns, main at odd ones."""
         return (self.roles()[turn % 2],)
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert (role,) == self.acting(len(history)), role
         halves = zip(history[::2], history[1::2], strict=False)
         rounds = [PastTurn(first.texts | second.texts, second.reward, second.reports) for first, second in halves]

@@ -1,4 +1,4 @@
-"""Several helpers who propose one function each, and a main; none sees what the others write."""
+"""The team environment: several helpers each propose a function, a main writes the entry point; all act at once."""
 
 from __future__ import annotations
 
@@ -35,28 +35,25 @@ _ROLE = {
 class TeamEnv(Plugin):
     """Roles ``helper1``, ``helper2``, ... propose a function ``aux``; ``main`` writes the entry point. One turn.
 
-    All act at once and see the problem alone. With ``bare`` every helper's prompt is that of a lone helper: which of
-    them it is, its weights know.
+    All act at once and see only the problem. With ``prompt = "bare"`` all helpers get the same prompt: they differ by
+    their weights.
     """
 
     num_turns: ClassVar[int] = 1
 
     kind: str = "team"
     num_helpers: int = Field(2, ge=1)
-    """Number of helpers."""
+    """Number of helpers; ``reward.num_helpers`` must be equal."""
     prompt: Literal["instruct", "bare"] = "instruct"
     """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
 
     def roles(self) -> tuple[str, ...]:
-        """The helpers, then ``main``."""
         return (*(f"helper{i}" for i in range(1, self.num_helpers + 1)), "main")
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """All roles."""
         return self.roles()
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees. There is one turn, so no ``history``."""
         assert role in self.roles(), role
         assert not history, "a team acts once"
         kind, number = role.rstrip("0123456789"), role.removeprefix("helper")

@@ -1,4 +1,4 @@
-"""Two authors who write one text without seeing each other's part."""
+"""The writing environment: two authors write one text without seeing each other's part."""
 
 from __future__ import annotations
 
@@ -43,24 +43,20 @@ _LEVELS = {
 }
 _MAXIMA = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
 _GOOD_FRAC = 0.9
-"""A level counts as good from this share of its maximum."""
+"""A level counts as good if it scores at least this fraction of its maximum."""
 
 BARE_LINES: tuple[str, ...] = (
     *(f"{word} {verdict}" for word, _ in _LEVELS.values() for verdict in ("ok", "bad")),
     "all good",
     "revise",
 )
-"""Every line that feedback in the bare prompt can hold."""
-
-_HEADINGS = ["#", *ROLES["tldr"], *ROLES["arxiv"], "previous", "feedback", "partner"]
-BARE_WORDS: tuple[str, ...] = tuple(dict.fromkeys([*_HEADINGS, *" ".join(BARE_LINES).split()]))
-"""The closed vocabulary of the bare prompt besides the problem and the completions."""
+"""Every line that feedback in the bare prompt can contain."""
 
 
 class WritingEnv(Plugin):
-    """Two authors: of ``summary`` and ``elaboration`` of a post, or of ``background`` and ``methods`` for an abstract.
+    """Two authors write ``summary`` and ``elaboration`` of a post, or ``background`` and ``methods`` from an abstract.
 
-    Both act at once; ``Problem.prompt`` is the post or the abstract. Feedback is made from the reward's parts.
+    Both act at every turn. ``Problem.prompt`` is the post or the abstract. Feedback is made from the reward's parts.
     """
 
     kind: str = "writing"
@@ -71,54 +67,52 @@ class WritingEnv(Plugin):
     prompt: Literal["instruct", "bare"] = "instruct"
     """``instruct``: full English instructions; ``bare``: the text under a one-word heading, for a tiny model."""
     feedback: Literal["level_feedback", "plain", "discussion"] = "level_feedback"
-    """What an agent learns between turns: each level's verdict; nothing; the partner's last text."""
+    """Feedback between turns. ``level_feedback``: the verdict on each level; ``plain``: none; ``discussion``: the
+    partner's last text."""
 
     def roles(self) -> tuple[str, ...]:
-        """First and second author."""
         return ROLES[self.task]
 
     def acting(self, turn: int) -> tuple[str, ...]:
-        """Both roles, at every turn."""
         return self.roles()
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
-        """What the agent in ``role`` sees after ``history`` (empty: the first turn). Texts are keyed by agent."""
         assert role in self.roles(), role
         if self.prompt == "bare":
-            return Observation((Message("user", self._bare(problem, role, history, agent)),))
+            return Observation((Message("user", self._render_bare(problem, role, history, agent)),))
         messages = [Message("user", _TASK[role].format(prompt=problem.prompt))]
         for turn in history:
-            lines = self._partner(turn, agent, "Your partner wrote:\n{text}") or self._advice(turn)
+            lines = self._quote_partner(turn, agent, "Your partner wrote:\n{text}") or self._give_advice(turn)
             messages.append(Message("assistant", turn.texts[agent]))
             messages.append(Message("user", "\n".join([*lines, "Revise your text. Write the text only."])))
         return Observation(tuple(messages))
 
-    def _bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
+    def _render_bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
         task = f"# {role}\n{problem.prompt}"
         if not history:
             return task
         last = history[-1]
         lines = ["revise"]
         if self.feedback == "level_feedback":
-            lines = [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in _verdicts(last).items()]
-            lines = ["all good"] if all(_verdicts(last).values()) else lines
-        lines += self._partner(last, agent, "# partner\n{text}")
+            lines = [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in _judge_levels(last).items()]
+            lines = ["all good"] if all(_judge_levels(last).values()) else lines
+        lines += self._quote_partner(last, agent, "# partner\n{text}")
         return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
 
-    def _advice(self, turn: PastTurn) -> list[str]:
+    def _give_advice(self, turn: PastTurn) -> list[str]:
         if self.feedback == "plain":
             return ["Look at your text again and improve it where you can."]
-        bad = [_LEVELS[name][1] for name, good in _verdicts(turn).items() if not good]
+        bad = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
         return bad or ["The two texts fit each other well."]
 
-    def _partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
+    def _quote_partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
         if self.feedback != "discussion":
             return []
         return [form.format(text=text) for name, text in turn.texts.items() if name != agent]
 
 
-def _verdicts(turn: PastTurn) -> dict[str, bool]:
-    """Whether each level that was reached is good; levels behind one that scored nothing were not reached."""
+def _judge_levels(turn: PastTurn) -> dict[str, bool]:
+    """Whether each level that was reached is good. Levels after one that scored 0 were not reached."""
     verdicts = {}
     for name, maximum in _MAXIMA.items():
         verdicts[name] = turn.reward.parts[name] >= _GOOD_FRAC * maximum

@@ -1,8 +1,7 @@
-"""What sets of programming contests have in common: many tests, most of them hidden, of two kinds.
+"""Base class of programming contests: many tests, most of them hidden, as calls or as standard input and output.
 
-A problem that is stated in terms of standard input and output becomes a function ``solve(stdin: str) -> str``, so that
-two agents can share the work and every test is a call like any other: the program never reads or prints, and what it
-returns is compared outside its process.
+A problem about standard input and output becomes a function ``solve(stdin: str) -> str``, so that two agents can share
+the work and every test is a call: the program never reads or prints, and its result is compared outside its process.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.files import FileProblems, docstring, head, indent
+from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -45,62 +44,63 @@ def printed(text):
 
 
 class Contest(FileProblems):
-    """Problems with tests that may be shown and hidden ones, each an ``assert`` of its own."""
+    """Problems with shown and hidden tests; each test is one ``assert``."""
 
     hidden_tests: ClassVar[bool] = True
 
     max_tests: int = Field(20, ge=1)
-    """Tests of a problem, shown and hidden ones each: the first that are not too long."""
+    """Maximum number of shown tests, and of hidden tests, of a problem: the first that are short enough."""
     max_test_chars: int = Field(4000, ge=1)
-    """Longer tests, input and output together, are left out; so are problems with no other tests to show."""
+    """Maximum length of a test, input and output together, in characters. Longer tests are left out, and so are
+    problems without a shorter test to show."""
 
-    def stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
-        """A problem whose tests are those of :func:`prints`."""
-        prompt = _STDIN + indent(docstring(f"{statement.strip()}\n\n{_NOTE}"))
+    def make_stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
+        """Make a problem with tests written by :func:`write_stdin_test`."""
+        prompt = _STDIN + indent_body(format_docstring(f"{statement.strip()}\n\n{_NOTE}"))
         return self._problem(task_id, prompt, "solve", shown, hidden, _PRINTED)
 
-    def call_problem(
+    def make_call_problem(
         self, task_id: str, statement: str, function: ast.FunctionDef, shown: list[str], hidden: list[str]
     ) -> Problem | None:
-        """A problem whose tests are calls of ``function``."""
-        prompt = f"{_TYPES}{head(function)}\n{indent(docstring(statement))}"
+        """Make a problem with tests that call ``function``."""
+        prompt = f"{_TYPES}{format_signature(function)}\n{indent_body(format_docstring(statement))}"
         return self._problem(task_id, prompt, function.name, shown, hidden, "")
 
     def _problem(
-        self, task_id: str, prompt: str, entry_point: str, shown: list[str], hidden: list[str], above: str
+        self, task_id: str, prompt: str, entry_point: str, shown: list[str], hidden: list[str], definitions: str
     ) -> Problem | None:
-        first, second = ("".join(f"    {line}\n" for line in self._chosen(tests)) for tests in (shown, hidden))
-        if not first:
+        bodies = ["".join(f"    {line}\n" for line in self._limit_tests(tests)) for tests in (shown, hidden)]
+        if not bodies[0]:
             return None
-        test, hidden_test = (f"{above}def check(candidate):\n{body}" if body else "" for body in (first, second))
+        test, hidden_test = (f"{definitions}def check(candidate):\n{body}" if body else "" for body in bodies)
         return Problem(task_id, prompt, entry_point, test, hidden_test=hidden_test)
 
-    def _chosen(self, tests: list[str]) -> list[str]:
+    def _limit_tests(self, tests: list[str]) -> list[str]:
         return [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
 
 
-def prints(given: str, expected: str) -> str:
-    """The test that ``solve`` returns the expected output, white space and the form of numbers aside."""
+def write_stdin_test(given: str, expected: str) -> str:
+    """The test that ``solve`` returns the expected output, up to white space and number format."""
     return f"assert printed(candidate({given!r})) == printed({expected!r})"
 
 
-def returns(arguments: Sequence[Any], *expected: Any) -> str:
-    """The test that a call with plain values returns what is expected, or one of several."""
+def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
+    """The test that a call returns one of the ``expected`` values."""
     call = f"candidate({', '.join(map(repr, arguments))})"
     return f"assert {call} == {expected[0]!r}" if len(expected) == 1 else f"assert {call} in {expected!r}"
 
 
-def starting(row: Row, name: str) -> ast.FunctionDef:
+def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
     """The function ``name`` of the field ``starter_code``, without ``self`` if it is a method.
 
     Raises:
         ConfigError: the code is not Python, or does not define the function.
     """
-    code = row.text("starter_code").rstrip()
-    last = code.split("\n")[-1]
-    begun = f"{last[: len(last) - len(last.lstrip())]}    pass" if last.endswith(":") else ""
+    code = row.read_text("starter_code").rstrip()
+    last_line = code.split("\n")[-1]
+    open_body = f"{last_line[: len(last_line) - len(last_line.lstrip())]}    pass" if last_line.endswith(":") else ""
     try:
-        tree = ast.parse(f"{code}\n{begun}\n".replace("\t", "    "))
+        tree = ast.parse(f"{code}\n{open_body}\n".replace("\t", "    "))
     except SyntaxError as error:
         raise ConfigError(f"{row.where}: field 'starter_code' is not Python: {error.msg}") from None
     for node in ast.walk(tree):
@@ -110,28 +110,28 @@ def starting(row: Row, name: str) -> ast.FunctionDef:
     raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {name!r}")
 
 
-def loaded(row: Row, field: str, text: str) -> Any:
-    """The JSON in a field, whose numbers must be finite.
+def parse_json(row: Row, field: str, text: str) -> Any:
+    """Parse the JSON of a field.
 
     Raises:
-        ConfigError: it is no such JSON.
+        ConfigError: the text is not JSON, or holds a number that is not finite.
     """
     try:
-        return json.loads(text, parse_int=_integer, parse_constant=_refuse)
+        return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
         raise ConfigError(f"{row.where}: field {field!r} is not JSON: {error}") from None
 
 
 class _Long(int):
-    """An integer of more decimal digits than Python reads or writes: its source is a call."""
+    """An integer with more decimal digits than Python parses or prints; its repr is a call with a hex string."""
 
     def __repr__(self) -> str:
         return f"int({hex(self)!r}, 16)"
 
 
-def _integer(digits: str) -> int:
+def _parse_integer(digits: str) -> int:
     return int(digits) if len(digits) <= MAX_DIGITS else _Long(Decimal(digits))
 
 
-def _refuse(constant: str) -> Any:
+def _reject_constant(constant: str) -> Any:
     raise ValueError(f"{constant} is not a number")

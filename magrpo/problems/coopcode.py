@@ -1,8 +1,8 @@
-"""``coopcode``: generated problems that two writers can split, for runs on a CPU.
+"""``coopcode``: generated problems that two programmers can split, small enough for a CPU.
 
 Every problem composes two or three operations (:mod:`magrpo.problems.operations`), so that a helper can write one part
-and the main function the rest. Whether a composition may be trained on is decided by a hash of its operations, and
-whether one with particular constants may be, by a hash of those too: the splits are disjoint whatever their sizes.
+and the main function the rest. A hash of the operations decides which compositions are kept out of training (``ood``),
+a hash that includes the constants which instances are (``test``): the splits are disjoint whatever their sizes.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.operations import OPERATIONS, Kind, Operation, Step, parse_step
+from magrpo.problems.operations import OPERATIONS, BoundOperation, Kind, Operation, parse_operation
 from magrpo.problems.seen_functions import SeenFunctions
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
@@ -34,16 +34,16 @@ _LARGEST_PROBED = 1_000_000
 _LONGEST_PROBED = 5_000
 _NUM_PROBES = 60
 _WARM_START: dict[Level, int] = {"1": 3212, "2": 2913, "3": 4267}
-"""How many of the first compositions to train on, of each level, hold the 6144 problems of ``magrpo warm-start``."""
+"""Number of training compositions of each level, from the first, that contain the problems of ``magrpo warm-start``."""
 _VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs", "ys", "zs"), "str": ("s", "t", "u")}
 _SEPARATORS = {2: (", then ",), 3: (", ", ", then ")}
 
 
 @dataclass(frozen=True, slots=True)
 class Composition:
-    """Steps applied one after the other, the first one to the argument."""
+    """Bound operations applied one after the other, the first to the argument."""
 
-    steps: tuple[Step, ...]
+    steps: tuple[BoundOperation, ...]
 
     @property
     def key(self) -> str:
@@ -72,22 +72,22 @@ class Composition:
         return value
 
     @property
-    def takes(self) -> Kind:
-        """The kind of its argument."""
+    def argument_kind(self) -> Kind:
+        """The kind of the argument."""
         return self.steps[0].operation.takes
 
-    def computed(self, value: Any) -> Any:
-        """The result; None where it is not defined or too large to be computed on the way."""
+    def compute_bounded(self, value: Any) -> Any:
+        """The result; None if it is undefined or an intermediate value is too large."""
         return _apply(self, value, _LARGEST_PROBED, _LONGEST_PROBED)
 
-    def variables(self) -> tuple[str, ...]:
-        """Names for the argument and every intermediate value, by their kinds."""
+    def name_variables(self) -> tuple[str, ...]:
+        """Variable names for the argument and every intermediate value, chosen by kind."""
         kinds = [self.steps[0].operation.takes, *(step.operation.gives for step in self.steps[:-1])]
         return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
 
-    def define(self, name: str, calls: Mapping[int, str] | None = None) -> str:
-        """A function ``name`` with one statement a step; step ``i`` is a call of ``calls[i]`` where that is given."""
-        names = self.variables()
+    def write_function(self, name: str, calls: Mapping[int, str] | None = None) -> str:
+        """The source of a function ``name``, one statement a step; step ``i`` calls ``calls[i]`` if that is given."""
+        names = self.name_variables()
         lines = [f"def {name}({names[0]}):"]
         for i, step in enumerate(self.steps):
             value = f"{calls[i]}({names[i]})" if calls and i in calls else step.expression(names[i])
@@ -96,51 +96,50 @@ class Composition:
         return "\n".join(lines)
 
 
-def composition_of(problem: Problem) -> Composition:
-    """The composition that a ``coopcode`` problem was made from."""
-    return Composition(tuple(parse_step(key) for key in problem.tags["steps"].split()))
+def parse_composition(problem: Problem) -> Composition:
+    """The composition that a ``coopcode`` problem was generated from."""
+    return Composition(tuple(parse_operation(key) for key in problem.tags["steps"].split()))
 
 
 class CoopCode(Plugin):
-    """Generated problems in the HumanEval form, one third of them at each of three levels of difficulty.
+    """Generated problems in the HumanEval form, in equal shares of three levels of difficulty.
 
-    ``test`` holds compositions known from training with constants never trained on, ``ood`` compositions of operations
-    never trained on. Neither holds a problem that is, as a function, one to train on, or one that the embedded base
-    model was made with: another order of the same steps does not count as new. ``tags``: ``level`` (1, 2 or 3),
-    ``steps`` and ``split``.
+    ``test`` combines trained compositions with constants never trained on; ``ood`` holds compositions of operations
+    never trained on. Neither contains a problem that computes the same function as a training problem or as a problem
+    of the embedded base model's warm start. ``tags``: ``level`` (1, 2 or 3), ``steps`` and ``split``.
     """
 
     num_train: int = Field(1536, ge=3)
-    """Problems to train on."""
+    """Number of training problems."""
     num_test: int = Field(96, ge=3)
-    """Held-out problems: other constants than in training."""
+    """Number of held-out problems with other constants than in training."""
     num_ood: int = Field(96, ge=3)
-    """Held-out problems: other combinations of operations than in training."""
+    """Number of held-out problems with other combinations of operations than in training."""
     levels: tuple[Level, ...] = Field(("1", "2", "3"), min_length=1)
-    """Levels of difficulty to draw from, in equal shares."""
+    """Levels of difficulty, in equal shares. 1: two easy operations; 2: two, at least one of them hard; 3: three."""
 
     def load(self) -> dict[Split, list[Problem]]:
-        """All splits, by level and then in a fixed random order.
+        """All splits, ordered by level and then in a fixed random order.
 
         Raises:
-            ConfigError: a split is asked to be larger than it can be.
+            ConfigError: a split cannot be as large as requested.
         """
         train: list[Problem] = []
         test: list[Problem] = []
         ood: list[Problem] = []
         held_out = []
         for i, level in enumerate(self.levels):
-            families = _families(level)
+            families = _list_families(level)
             trained = [family for family in families if not _is_ood(family)]
-            train += self._take("train", i, self.num_train, _instances(trained, "train"))
-            # Compositions that training meets come first: with a training split much larger than this, only those.
-            met = {composition_of(problem).family for problem in train}
+            train += self._take("train", i, self.num_train, _list_compositions(trained, "train"))
+            # Compositions met in training come first; with a large training split, no others are used.
+            met = {parse_composition(problem).family for problem in train}
             trained.sort(key=lambda family: _family_name(family) not in met)
             held_out.append((trained, [family for family in families if _is_ood(family)]))
-        seen = _seen_functions(train)
+        seen = _collect_seen_functions(train)
         for i, (trained, others) in enumerate(held_out):
-            test += self._take("test", i, self.num_test, _unseen(_instances(trained, "test"), seen))
-            ood += self._take("ood", i, self.num_ood, _unseen(_instances(others, "ood"), seen))
+            test += self._take("test", i, self.num_test, _drop_seen(_list_compositions(trained, "test"), seen))
+            ood += self._take("ood", i, self.num_ood, _drop_seen(_list_compositions(others, "ood"), seen))
         return {"train": train, "test": test, "ood": ood}
 
     def _take(self, split: Split, index: int, total: int, compositions: Iterable[Composition]) -> list[Problem]:
@@ -151,22 +150,22 @@ class CoopCode(Plugin):
         if len(problems) < number:
             raise ConfigError(
                 f"problems.num_{split}: there are {len(problems)} problems of level {self.levels[index]} in this "
-                f"split, {number} were asked for; ask for fewer"
+                f"split, but {number} are needed; lower problems.num_{split}"
             )
         return problems
 
 
 def make_problem(composition: Composition, split: Split) -> Problem | None:
-    """The problem in the HumanEval form; None if no five tests tell the composition from a part of itself."""
+    """The problem in the HumanEval form; None if no five tests distinguish the composition from its proper parts."""
     rng = random.Random(derive_seed("coopcode", "problem", composition.key))
-    tests = _tests(composition, rng)
+    tests = _make_tests(composition, rng)
     if tests is None:
         return None
     text = "".join(
-        separator + step.phrase(rng.randrange(2))
+        separator + step.format_phrase(rng.randrange(2))
         for separator, step in zip(("", *_SEPARATORS[len(composition.steps)]), composition.steps, strict=True)
     )
-    signature, *body = composition.define(composition.entry_point).splitlines(keepends=True)
+    signature, *body = composition.write_function(composition.entry_point).splitlines(keepends=True)
     asserts = "".join(f"    assert candidate({given!r}) == {expected!r}\n" for given, expected in tests)
     return Problem(
         task_id=f"coopcode/{composition.key.replace(' ', '/')}",
@@ -178,8 +177,8 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
     )
 
 
-def _families(level: Level) -> list[tuple[Operation, ...]]:
-    """All sequences of different operations of one level whose kinds fit, in a fixed random order."""
+def _list_families(level: Level) -> list[tuple[Operation, ...]]:
+    """All sequences of distinct operations of one level with matching kinds, in a fixed random order."""
     operations = list(OPERATIONS.values())
     pairs = [(a, b) for a in operations for b in operations if a is not b and a.gives == b.takes]
     families: list[tuple[Operation, ...]]
@@ -210,9 +209,9 @@ def _is_ood(family: Sequence[Operation]) -> bool:
     return any(_is_kept_out(a.name, b.name) for a, b in itertools.pairwise(family))
 
 
-def _instances(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
-    """Every family with constants, one set of constants a round, each family's sets in a fixed random order."""
-    queues = [_constants(family, split) for family in families]
+def _list_compositions(families: Sequence[tuple[Operation, ...]], split: Split) -> Iterator[Composition]:
+    """Compositions of every family, one set of constants a round, each family's sets in a fixed random order."""
+    queues = [_bind_constants(family, split) for family in families]
     while queues:
         alive = []
         for queue in queues:
@@ -223,37 +222,37 @@ def _instances(families: Sequence[tuple[Operation, ...]], split: Split) -> Itera
         queues = alive
 
 
-def _constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composition]:
+def _bind_constants(family: tuple[Operation, ...], split: Split) -> Iterator[Composition]:
     sets = list(itertools.product(*(operation.constants or ("",) for operation in family)))
     random.Random(derive_seed("coopcode", "constants", *(operation.name for operation in family))).shuffle(sets)
     for constants in sets:
-        composition = Composition(tuple(Step(*pair) for pair in zip(family, constants, strict=True)))
+        composition = Composition(tuple(BoundOperation(*pair) for pair in zip(family, constants, strict=True)))
         held_out = len(sets) > 1 and _percentile("test", composition.key) < _TEST_PERCENT
         if split == "ood" or held_out == (split == "test"):
             yield composition
 
 
-def _seen_functions(train: Sequence[Problem]) -> SeenFunctions:
-    """What ``train`` and the problems that the embedded base model was made with compute."""
+def _collect_seen_functions(train: Sequence[Problem]) -> SeenFunctions:
+    """The functions computed by ``train`` and by the problems of the embedded base model's warm start."""
     steps = {problem.tags["steps"] for problem in train}
-    compositions = [composition_of(problem) for problem in train]
+    compositions = [parse_composition(problem) for problem in train]
     for level, number in _WARM_START.items():
-        trained = [family for family in _families(level) if not _is_ood(family)]
-        warm_start = itertools.islice(_instances(trained, "train"), number)
+        trained = [family for family in _list_families(level) if not _is_ood(family)]
+        warm_start = itertools.islice(_list_compositions(trained, "train"), number)
         compositions += [composition for composition in warm_start if composition.key not in steps]
-    seen = SeenFunctions(_probes())
+    seen = SeenFunctions(_make_probes())
     for composition in compositions:
-        seen.add(composition.takes, composition.computed)
+        seen.add_function(composition.argument_kind, composition.compute_bounded)
     return seen
 
 
-def _unseen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
-    return (one for one in compositions if not seen.has_equal(one.takes, one.computed))
+def _drop_seen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iterator[Composition]:
+    return (one for one in compositions if not seen.has_equal(one.argument_kind, one.compute_bounded))
 
 
 @functools.cache
-def _probes() -> Mapping[str, Sequence[Any]]:
-    """Inputs that tell functions apart, of every kind; the first ones small enough for all operations."""
+def _make_probes() -> Mapping[str, Sequence[Any]]:
+    """Inputs of every kind that distinguish functions; the first are small enough for all operations."""
     rng = random.Random(derive_seed("coopcode", "probes"))
     small: dict[Kind, list[Any]] = {
         "int": [7, 24],
@@ -263,8 +262,8 @@ def _probes() -> Mapping[str, Sequence[Any]]:
     return {kind: [*small[kind], *(draw(rng) for _ in range(_NUM_PROBES))] for kind, draw in _INPUTS.items()}
 
 
-def _tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:
-    """Five inputs with their results, on each of which every proper part of the composition gives another result."""
+def _make_tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:
+    """Five inputs with their results; on each, every proper part of the composition gives a different result."""
     steps = composition.steps
     parts = [Composition(part) for size in range(len(steps)) for part in itertools.combinations(steps, size)]
     tests: dict[str, tuple[Any, Any]] = {}
@@ -280,7 +279,7 @@ def _tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]
 
 
 def _apply(composition: Composition, value: Any, largest: int = _LARGEST, longest: int = _LONGEST) -> Any:
-    """The result, or None where the composition is not defined or passes through a large value."""
+    """The result; None if it is undefined or an intermediate value is too large."""
     try:
         for step in composition.steps:
             value = step(value)

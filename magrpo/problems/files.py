@@ -1,4 +1,4 @@
-"""Problem sets read from files: every row of the source is a problem, and a share of them is held out."""
+"""Base class of problem sets read from files: every row is a problem, and a share of them is held out."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, halves, one_line, read_rows
+from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)
 
 
 class FileProblems(Plugin):
-    """What the problem sets of files have in common."""
+    """A problem set whose rows come from a file or the hub; subclasses parse one row."""
 
     benchmark: ClassVar[str]
-    """The public benchmark whose test problems the source holds; empty if it has a training split of its own."""
+    """The public benchmark whose test problems the source holds; empty if the benchmark has its own training split."""
     ids: ClassVar[str] = ""
-    """What the ``task_id`` of every problem of that benchmark begins with."""
+    """Prefix of the ``task_id`` of every problem of that benchmark."""
     hidden_tests: ClassVar[bool] = False
-    """Whether problems have hidden tests, so that each program runs twice; the plan of a run counts with it."""
+    """See :class:`magrpo.interfaces.HasHiddenTests`."""
 
     source: str
     """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     hub_split: str = "test"
-    """Split to read of a hub id."""
+    """Split to read if ``source`` is a hub id."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of the problems held out, chosen by a hash of their prompt."""
+    """Fraction of the problems held out, chosen by a hash of the prompt."""
 
     @abstractmethod
     def parse(self, row: Row) -> Problem | None:
@@ -43,9 +43,9 @@ class FileProblems(Plugin):
         """
 
     def load(self) -> dict[Split, list[Problem]]:
-        """``train`` and ``test``; warns where training would use a public benchmark's test problems.
+        """``train`` and ``test``; warns if the training split holds a public benchmark's test problems.
 
-        Of problems with the same prompt, tests and hidden tests the first is kept, with a warning.
+        Of problems with the same prompt, tests and hidden tests only the first is kept, with a warning.
 
         Raises:
             ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
@@ -60,8 +60,8 @@ class FileProblems(Plugin):
                 len(rows) - len(problems),
                 len(rows),
             )
-        problems = _distinct(problems)
-        splits = halves(problems, self.test_frac, self.source)
+        problems = _drop_duplicates(problems)
+        splits = split_by_hash(problems, self.test_frac, self.source)
         if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
             log.warning(
                 "the train split holds %d problems of the public test split of %s: results on %s itself, or of any "
@@ -73,8 +73,8 @@ class FileProblems(Plugin):
         return splits
 
 
-def _distinct(problems: Sequence[Problem]) -> list[Problem]:
-    """The first of problems with one content, white space aside; one ``task_id`` twice stays, to be refused."""
+def _drop_duplicates(problems: Sequence[Problem]) -> list[Problem]:
+    """The first problem of each content, ignoring white space. Repeated ``task_id``s stay, to be rejected later."""
     ids: dict[tuple[str, ...], str] = {}
     for problem in problems:
         ids.setdefault(_content(problem), problem.task_id)
@@ -88,19 +88,19 @@ def _content(problem: Problem) -> tuple[str, ...]:
     return tuple(one_line(text) for text in (problem.prompt, problem.test, problem.hidden_test))
 
 
-def head(function: ast.FunctionDef) -> str:
-    """The lines of a function above its body."""
+def format_signature(function: ast.FunctionDef) -> str:
+    """The source of a function above its body."""
     decorators = "".join(f"@{ast.unparse(node)}\n" for node in function.decorator_list)
     returns = f" -> {ast.unparse(function.returns)}" if function.returns else ""
     return f"{decorators}def {function.name}({ast.unparse(function.args)}){returns}:"
 
 
-def docstring(text: str) -> str:
-    """A text as the source of a docstring."""
+def format_docstring(text: str) -> str:
+    """The source of a docstring with this text."""
     text = text.replace("\r\n", "\n").strip().replace("\\", "\\\\").replace('"""', "'''")
     return f'"""{text}{" " if text.endswith(chr(34)) else ""}"""'
 
 
-def indent(text: str) -> str:
-    """A text as the body of a function."""
+def indent_body(text: str) -> str:
+    """The text, indented as the body of a function."""
     return "".join(f"    {line}\n" if line else "\n" for line in text.splitlines())

@@ -1,4 +1,4 @@
-"""Problem sets in the HumanEval form: HumanEval (arXiv 2107.03374), CoopHumanEval (arXiv 2508.04652), your own."""
+"""Problem sets in the HumanEval form: HumanEval (arXiv 2107.03374), CoopHumanEval (arXiv 2508.04652), or your own."""
 
 from __future__ import annotations
 
@@ -25,8 +25,25 @@ class HumanEval(FileProblems):
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
 
     def parse(self, row: Row) -> Problem:
-        """See :func:`parse_problem`."""
-        return parse_problem(row)
+        solution = row.values.get("canonical_solution")
+        problem = Problem(
+            task_id=str(row.values["task_id"]) if "task_id" in row.values else row.read_text("task_id"),
+            prompt=row.read_text("prompt"),
+            entry_point=row.read_text("entry_point"),
+            test=row.read_text("test"),
+            canonical_solution="" if solution is None else row.read_text("canonical_solution"),
+        )
+        if not problem.entry_point.isidentifier():
+            raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
+        try:
+            tree = ast.parse(problem.test)
+        except SyntaxError as error:
+            raise ConfigError(
+                f"{row.where}: test is not Python: {error.msg} (line {error.lineno} of the test)"
+            ) from None
+        if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
+            raise ConfigError(f"{row.where}: test does not define check(candidate)")
+        return problem
 
 
 class CoopHumanEval(HumanEval):
@@ -37,27 +54,3 @@ class CoopHumanEval(HumanEval):
 
     source: str = "OpenMLRL/CoopHumanEval"
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
-
-
-def parse_problem(row: Row) -> Problem:
-    """A row in the HumanEval form.
-
-    Raises:
-        ConfigError: a field is missing or unusable; the message names row, field and remedy.
-    """
-    problem = Problem(
-        task_id=str(row.values["task_id"]) if "task_id" in row.values else row.text("task_id"),
-        prompt=row.text("prompt"),
-        entry_point=row.text("entry_point"),
-        test=row.text("test"),
-        canonical_solution=row.text("canonical_solution") if row.values.get("canonical_solution") is not None else "",
-    )
-    if not problem.entry_point.isidentifier():
-        raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
-    try:
-        tree = ast.parse(problem.test)
-    except SyntaxError as error:
-        raise ConfigError(f"{row.where}: test is not Python: {error.msg} (line {error.lineno} of the test)") from None
-    if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
-        raise ConfigError(f"{row.where}: test does not define check(candidate)")
-    return problem

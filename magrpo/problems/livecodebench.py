@@ -1,4 +1,4 @@
-"""LiveCodeBench (arXiv 2403.07974), code generation: contest problems with public and private tests."""
+"""LiveCodeBench (arXiv 2403.07974): contest problems with public and private tests."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import zlib
 from typing import ClassVar, Literal
 
 from magrpo.plugins import ConfigError
-from magrpo.problems.contests import Contest, loaded, prints, returns, starting
+from magrpo.problems.contests import Contest, parse_json, parse_starter_code, write_call_test, write_stdin_test
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
 MAX_BYTES = 1 << 30
-"""Private tests of a problem are unpacked to this size at most."""
+"""Maximum size of a problem's private tests after decompression, in bytes."""
 _TEXT = {"UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"}
 _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 
@@ -21,54 +21,55 @@ _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 class LiveCodeBench(Contest):
     """LiveCodeBench: ``question_id, question_content, starter_code, public_test_cases, private_test_cases, metadata``.
 
-    With starter code the entry point is its function, else ``solve(stdin)``. Public tests may be shown.
+    The entry point is the starter code's function if there is one, else ``solve(stdin)``. Feedback may show public
+    tests.
     """
 
     benchmark: ClassVar[str] = "LiveCodeBench"
 
     source: str = "livecodebench/code_generation_lite:test6.jsonl"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or a file of one: ``owner/name:file``."""
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = ()
-    """Take problems of these difficulties only; none: all."""
+    """Difficulties to include. Empty: all."""
 
     def parse(self, row: Row) -> Problem | None:
-        """The problem; None for another difficulty or if no public test is short enough."""
-        if self.difficulty and row.text("difficulty") not in self.difficulty:
+        """The problem; None if its difficulty is excluded or no public test is short enough."""
+        if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        public = row.text("public_test_cases")
-        shown = _tests(row, "public_test_cases", public)
-        hidden = _tests(row, "private_test_cases", _unpacked(row, "private_test_cases"))
-        task_id, statement = f"LiveCodeBench/{row.text('question_id')}", row.text("question_content")
-        if not row.text("starter_code").strip():
-            return self.stdin_problem(task_id, statement, shown, hidden)
-        metadata = loaded(row, "metadata", row.text("metadata"))
+        public = row.read_text("public_test_cases")
+        shown = _write_tests(row, "public_test_cases", public)
+        hidden = _write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
+        task_id, statement = f"LiveCodeBench/{row.read_text('question_id')}", row.read_text("question_content")
+        if not row.read_text("starter_code").strip():
+            return self.make_stdin_problem(task_id, statement, shown, hidden)
+        metadata = parse_json(row, "metadata", row.read_text("metadata"))
         if not isinstance(metadata, dict) or "func_name" not in metadata:
             raise ConfigError(f"{row.where}: field 'metadata' has no func_name, but there is starter_code")
-        return self.call_problem(task_id, statement, starting(row, metadata["func_name"]), shown, hidden)
+        return self.make_call_problem(task_id, statement, parse_starter_code(row, metadata["func_name"]), shown, hidden)
 
 
-def _tests(row: Row, field: str, text: str) -> list[str]:
-    tests = loaded(row, field, text)
+def _write_tests(row: Row, field: str, text: str) -> list[str]:
+    tests = parse_json(row, field, text)
     try:
-        return [_test(row, field, test["testtype"], test["input"], test["output"]) for test in tests]
+        return [_write_test(row, field, test["testtype"], test["input"], test["output"]) for test in tests]
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(f"{row.where}: field {field!r} is not a list of tests with testtype, input, output") from None
 
 
-def _test(row: Row, field: str, kind: str, given: str, expected: str) -> str:
-    """One argument a line if a function is tested."""
+def _write_test(row: Row, field: str, kind: str, given: str, expected: str) -> str:
+    """The source of one test; for a function, ``given`` holds one argument a line."""
     if kind == "functional":
-        arguments = [loaded(row, field, line) for line in given.split("\n") if line]
-        return returns(arguments, loaded(row, field, expected))
-    return prints(given, expected)
+        arguments = [parse_json(row, field, line) for line in given.split("\n") if line]
+        return write_call_test(arguments, parse_json(row, field, expected))
+    return write_stdin_test(given, expected)
 
 
-def _unpacked(row: Row, field: str) -> str:
-    """JSON as it is, or packed: a text, pickled, compressed, in base 64.
+def _unpack_json(row: Row, field: str) -> str:
+    """The JSON of a field, unpacked if it is a pickled text, compressed and in base 64.
 
-    The pickle is never loaded: its opcodes are read, and nothing but a single text is accepted.
+    The pickle is never loaded: its opcodes are read, and only a single text is accepted.
     """
-    text = row.text(field)
+    text = row.read_text(field)
     if text.lstrip().startswith("["):
         return text
     try:
@@ -79,6 +80,6 @@ def _unpacked(row: Row, field: str) -> str:
     texts = [value for name, value in found if name in _TEXT]
     if len(texts) != 1 or {name for name, _ in found} - _TEXT - _AROUND:
         raise ConfigError(
-            f"{row.where}: field {field!r} holds a pickle of something else than a text; it is not loaded"
+            f"{row.where}: field {field!r} holds a pickle of something other than a text, which is never loaded"
         )
     return str(texts[0])

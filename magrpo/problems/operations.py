@@ -1,7 +1,7 @@
-"""The operations that ``coopcode`` composes its problems of: integer, list and string functions of one argument.
+"""The operations of ``coopcode``: integer, list and string functions of one argument.
 
 An operation is a phrase for the docstring and an expression for the solution. ``{k}`` stands for its constant, one
-character wide, and ``{v}`` for its argument.
+character, and ``{v}`` for its argument.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Kind = Literal["int", "list", "str"]
 class Operation:
     """A function of one argument of kind ``takes`` and, if ``constants`` is not empty, one constant.
 
-    ``phrases`` are two ways to ask for it, ``hard`` marks the ones whose expression is more than one call or operator.
+    ``phrases``: two ways to ask for it; ``hard``: the expression is more than one call or operator.
     """
 
     name: str
@@ -31,36 +31,36 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """An operation with its constant filled in."""
+class BoundOperation:
+    """An operation with its constant."""
 
     operation: Operation
     constant: str = ""
 
     @property
     def key(self) -> str:
-        """``name`` or ``name:constant``; :func:`parse_step` reads it back."""
+        """``name`` or ``name:constant``; :func:`parse_operation` reads it back."""
         return f"{self.operation.name}:{self.constant}" if self.constant else self.operation.name
 
-    def phrase(self, variant: int) -> str:
+    def format_phrase(self, variant: int) -> str:
         return self.operation.phrases[variant].format(k=self.constant)
 
     def expression(self, variable: str) -> str:
-        """Its code applied to ``variable``."""
+        """The code that applies it to ``variable``."""
         return self.operation.expression.format(k=self.constant, v=variable)
 
     def __call__(self, value: Any) -> Any:
-        return _compiled(self.expression("v"))(value)
+        return _compile_expression(self.expression("v"))(value)
 
 
-def parse_step(key: str) -> Step:
-    """The step that :attr:`Step.key` names."""
+def parse_operation(key: str) -> BoundOperation:
+    """The operation whose :attr:`BoundOperation.key` is ``key``."""
     name, _, constant = key.partition(":")
-    return Step(OPERATIONS[name], constant)
+    return BoundOperation(OPERATIONS[name], constant)
 
 
 @functools.cache
-def _compiled(expression: str) -> Callable[[Any], Any]:
+def _compile_expression(expression: str) -> Callable[[Any], Any]:
     function: Callable[[Any], Any] = eval(f"lambda v: {expression}")
     return function
 

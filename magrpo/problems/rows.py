@@ -1,4 +1,4 @@
-"""Rows of a data set from a local JSONL(.gz) or Parquet file or a hub id, each with the place it came from."""
+"""Rows of a data set from a local file or the hub, each with its location; the split into train and test."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row; ``where`` is ``file:line`` or ``file:row`` for messages."""
+    """One row; ``where`` is ``file:line`` or ``file:row``, for messages."""
 
     where: str
     values: dict[str, Any]
 
-    def text(self, *names: str) -> str:
+    def read_text(self, *names: str) -> str:
         """The value of the first of ``names`` that the row has.
 
         Raises:
@@ -35,25 +35,25 @@ class Row:
             if name in self.values:
                 if isinstance(self.values[name], str):
                     return str(self.values[name])
-                raise ConfigError(f"{self.where}: field {name!r} is not a text but {self.values[name]!r:.60}")
+                raise ConfigError(f"{self.where}: field {name!r} must be a text, not {self.values[name]!r:.60}")
         wanted = " or ".join(repr(name) for name in names)
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
 
-    def texts(self, name: str) -> list[str]:
-        """A field that holds a list of texts; an absent one is empty.
+    def read_texts(self, name: str) -> list[str]:
+        """The value of a field that holds a list of texts; empty if the field is absent.
 
         Raises:
-            ConfigError: the value is anything else.
+            ConfigError: the value is not a list of texts.
         """
         values = self.values.get(name)
         values = [] if values is None else values
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{self.where}: field {name!r} is not a list of texts but {values!r:.60}")
+            raise ConfigError(f"{self.where}: field {name!r} must be a list of texts, not {values!r:.60}")
         return values
 
 
 def read_rows(source: str, split: str) -> list[Row]:
-    """All rows of ``source``: a file, a file of a hub id (``owner/name:file``), or a hub id of which ``split`` is read.
+    """All rows of ``source``: a file, one file of a hub id (``owner/name:file``), or ``split`` of a hub id.
 
     Raises:
         ConfigError: there is no such file or data set, it is empty, or a line is not a JSON object.
@@ -61,28 +61,28 @@ def read_rows(source: str, split: str) -> list[Row]:
     path = Path(source).expanduser()
     repository, _, name = source.partition(":")
     if name and repository.count("/") == 1 and not path.exists():
-        path = _hub_file(repository, name)
+        path = _download_file(repository, name)
     if path.is_file():
-        rows = _parquet(path) if path.suffix == ".parquet" else list(_json_lines(path))
+        rows = _read_parquet(path) if path.suffix == ".parquet" else list(_read_json(path))
     elif source.endswith(_SUFFIXES) or source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
     else:
-        rows = _hub(source, split)
+        rows = _load_hub_split(source, split)
     if not rows:
         raise ConfigError(f"{source}: holds no rows")
     return rows
 
 
 def one_line(text: str) -> str:
-    """The words of a text with single spaces between them: equal for texts that differ in white space only."""
+    """The words of a text separated by single spaces: equal for texts that differ only in white space."""
     return " ".join(text.split())
 
 
-def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
-    """``train`` and ``test``, the order kept: by a hash of their content, ``test_frac`` of the problems are held out.
+def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) -> dict[Split, list[Problem]]:
+    """Split into ``train`` and ``test`` by a hash of the prompt, ignoring white space; the order is kept.
 
-    The content is the prompt, white space aside: problems that ask the same are in one split whatever their ids, their
-    tests and their place in the file. Where there are such, the held-out share can be larger by less than one group.
+    Problems with equal prompts are always in the same split, whatever their ids, tests and places in the file. With
+    such problems the held-out share can exceed ``test_frac`` by less than one group of them.
 
     Raises:
         ConfigError: a ``task_id`` occurs twice, or a split would be empty.
@@ -108,15 +108,15 @@ def halves(problems: Sequence[Problem], test_frac: float, source: str) -> dict[S
     }
 
 
-def _json_lines(path: Path) -> Iterator[Row]:
+def _read_json(path: Path) -> Iterator[Row]:
     try:
         with _open(path) as file:
             if path.name.removesuffix(".gz").endswith(".json"):
-                yield from _json_array(path, file.read())
+                yield from _parse_array(path, file.read())
                 return
             for number, line in enumerate(file, start=1):
                 if line.strip():
-                    yield _object(f"{path}:{number}", line.rstrip())
+                    yield _parse_line(f"{path}:{number}", line.rstrip())
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
@@ -125,7 +125,7 @@ def _open(path: Path) -> IO[str]:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
-def _json_array(path: Path, text: str) -> Iterator[Row]:
+def _parse_array(path: Path, text: str) -> Iterator[Row]:
     try:
         values = json.loads(text)
     except json.JSONDecodeError as error:
@@ -135,7 +135,7 @@ def _json_array(path: Path, text: str) -> Iterator[Row]:
     yield from (Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1))
 
 
-def _object(where: str, line: str) -> Row:
+def _parse_line(where: str, line: str) -> Row:
     try:
         values = json.loads(line)
     except json.JSONDecodeError as error:
@@ -145,7 +145,7 @@ def _object(where: str, line: str) -> Row:
     return Row(where, values)
 
 
-def _parquet(path: Path) -> list[Row]:
+def _read_parquet(path: Path) -> list[Row]:
     from pyarrow import ArrowException, parquet
 
     try:
@@ -155,18 +155,18 @@ def _parquet(path: Path) -> list[Row]:
     return [Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1)]
 
 
-def _hub_file(repository: str, name: str) -> Path:
+def _download_file(repository: str, name: str) -> Path:
     from huggingface_hub import hf_hub_download
 
     try:
         return Path(hf_hub_download(repository, name, repo_type="dataset"))
     except (OSError, ValueError) as error:
         raise ConfigError(
-            f"{repository}:{name}: cannot be had from the hub: {error}; give the path of a local copy"
+            f"{repository}:{name}: cannot be downloaded from the hub: {error}; give the path of a local copy"
         ) from None
 
 
-def _hub(name: str, split: str) -> list[Row]:
+def _load_hub_split(name: str, split: str) -> list[Row]:
     from datasets import load_dataset
     from datasets.exceptions import DatasetNotFoundError
 
@@ -175,6 +175,6 @@ def _hub(name: str, split: str) -> list[Row]:
         data = load_dataset(name, config, split=split)
     except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
         raise ConfigError(
-            f"{name}: no such file, and it cannot be had from the hub: {error}; give the path of a local copy"
+            f"{name}: no such file, and it cannot be downloaded from the hub: {error}; give the path of a local copy"
         ) from None
     return [Row(f"{name}:row {number}", dict(value)) for number, value in enumerate(data, start=1)]

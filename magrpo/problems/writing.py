@@ -1,7 +1,7 @@
-"""Texts that two authors write about: posts to summarise (TLDR) and abstracts to make an introduction of (arXiv).
+"""Problem sets for two authors: posts to summarise (TLDR), abstracts to write an introduction from (arXiv).
 
-The two tasks of arXiv 2508.04652 for the environment and the reward ``writing``: ``Problem.prompt`` is the text, and
-there are no tests.
+The two writing tasks of arXiv 2508.04652, for the environment and the reward ``writing``. ``Problem.prompt`` is the
+text; there are no tests.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, halves, one_line, read_rows
+from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -23,28 +23,28 @@ _TLDR = re.compile(r"\s*TL;DR:?\s*$")
 
 
 class Texts(Plugin):
-    """Texts of a hub set or a file; a text that occurs twice, white space aside, counts once, in one split."""
+    """Texts of a hub data set or a file. Texts that differ only in white space count once, in one split."""
 
     name: ClassVar[str]
     fields: ClassVar[tuple[str, ...]]
-    """Where a row may have its text, the first of them counts."""
+    """Fields that may hold a row's text; the first that exists is read."""
 
     source: str
     """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     hub_split: str = "train"
-    """Split of a hub id to train on."""
+    """Training split, if ``source`` is a hub id."""
     hub_test_split: str = "test"
-    """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
+    """Held-out split, if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Share of a file's texts held out, chosen by a hash of the text."""
+    """Fraction of a file's texts held out, chosen by a hash of the text."""
     num_train: int = Field(1000, ge=1)
-    """The most texts to train on, the first ones."""
+    """Maximum number of training texts, from the first."""
     num_test: int = Field(1000, ge=1)
-    """The most texts held out, the first ones."""
+    """Maximum number of held-out texts, from the first."""
     min_words: int = Field(8, ge=1)
-    """Shorter texts are left out."""
+    """Texts with fewer words are left out."""
     max_words: int = Field(500, ge=1)
-    """Longer texts are left out."""
+    """Texts with more words are left out."""
 
     def load(self) -> dict[Split, list[Problem]]:
         """``train`` and ``test``.
@@ -53,48 +53,48 @@ class Texts(Plugin):
             ConfigError: the source, a row or a field is unusable, or no text has an allowed length; the message names
                 it and the remedy.
         """
-        problems = self._problems(self.hub_split)
-        if Path(self.where).expanduser().is_file() or not self.hub_test_split:
-            splits = halves(problems, self.test_frac, self.source)
+        problems = self._read_problems(self.hub_split)
+        if Path(self.resolved_source).expanduser().is_file() or not self.hub_test_split:
+            splits = split_by_hash(problems, self.test_frac, self.source)
         else:
-            held_out = self._problems(self.hub_test_split)
-            known = {one_line(problem.prompt) for problem in held_out}
-            unknown = [problem for problem in problems if one_line(problem.prompt) not in known]
-            splits = {"train": unknown, "test": held_out}
+            held_out = self._read_problems(self.hub_test_split)
+            held_out_texts = {one_line(problem.prompt) for problem in held_out}
+            trainable = [problem for problem in problems if one_line(problem.prompt) not in held_out_texts]
+            splits = {"train": trainable, "test": held_out}
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
     @property
-    def where(self) -> str:
-        """The file or hub id that ``source`` stands for."""
+    def resolved_source(self) -> str:
+        """The file or hub id to read."""
         return self.source
 
-    def _problems(self, split: str) -> list[Problem]:
-        """The texts of allowed length, the first of equal ones."""
+    def _read_problems(self, split: str) -> list[Problem]:
+        """The texts of allowed length, without duplicates."""
         problems: dict[str, Problem] = {}
-        for row in read_rows(self.where, split):
+        for row in read_rows(self.resolved_source, split):
             problem = self._parse(row)
             if self.min_words <= len(problem.prompt.split()) <= self.max_words:
                 problems.setdefault(one_line(problem.prompt), problem)
         if not problems:
             raise ConfigError(
-                f"{self.source}: no text has {self.min_words} to {self.max_words} words; see problems.min_words and "
+                f"{self.source}: no text has {self.min_words} to {self.max_words} words; widen problems.min_words and "
                 "problems.max_words"
             )
         return list(problems.values())
 
     def _parse(self, row: Row) -> Problem:
-        text, tags = self.parts(row.text(*self.fields).replace("\r\n", "\n").strip())
+        text, tags = self.split_text(row.read_text(*self.fields).replace("\r\n", "\n").strip())
         return Problem(str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}"), text, tags=tags)
 
-    def parts(self, text: str) -> tuple[str, dict[str, str]]:
-        """What authors see of a row's text, and tags of the problem."""
+    def split_text(self, text: str) -> tuple[str, dict[str, str]]:
+        """The part of a row's text that authors see, and the problem's tags."""
         return text, {}
 
 
 class Tldr(Texts):
-    """Posts to summarise, in the field ``prompt``; ``SUBREDDIT: ... TITLE: ... POST: ... TL;DR:`` is taken apart.
+    """Posts to summarise, in the field ``prompt``; ``SUBREDDIT: ... TITLE: ... POST: ... TL;DR:`` is parsed.
 
-    ``tags``: ``subreddit`` where it is known. The field ``completion`` is not used.
+    ``tags``: ``subreddit`` if the text names one. The field ``completion`` is not used.
     """
 
     name: ClassVar[str] = "tldr"
@@ -103,8 +103,8 @@ class Tldr(Texts):
     source: str = "trl-lib/tldr"
     """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
-    def parts(self, text: str) -> tuple[str, dict[str, str]]:
-        """Title and post, a blank line between them; a text of another form unchanged but for a final ``TL;DR:``."""
+    def split_text(self, text: str) -> tuple[str, dict[str, str]]:
+        """Title and post, separated by a blank line; other texts unchanged except for a final ``TL;DR:``."""
         text = _TLDR.sub("", text)
         match = _POST.fullmatch(text)
         if match is None:
@@ -114,17 +114,17 @@ class Tldr(Texts):
 
 
 class Arxiv(Texts):
-    """Abstracts to make an introduction of, in the field ``abstract_text`` or ``abstract``."""
+    """Abstracts to write an introduction from, in the field ``abstract_text`` or ``abstract``."""
 
     name: ClassVar[str] = "arxiv"
     fields: ClassVar[tuple[str, ...]] = ("abstract_text", "abstract", "text")
 
     source: str = "OpenMLRL/arXiv_abstract"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id; ``embedded``: twenty abstracts made up for magrpo."""
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id; ``embedded``: twenty abstracts invented for magrpo."""
     hub_test_split: str = "val"
-    """Split of a hub id to hold out; empty: ``test_frac`` of ``hub_split``."""
+    """Held-out split, if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
 
     @property
-    def where(self) -> str:
-        """The file or hub id that ``source`` stands for."""
+    def resolved_source(self) -> str:
+        """The file or hub id to read."""
         return str(_ABSTRACTS) if self.source == "embedded" else self.source

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from huggingface_hub import ModelCard, try_to_load_from_cache
 
-from magrpo.assets import locate
+from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.vllm import MAX_RANKS
@@ -90,7 +90,7 @@ def strip_heading(card: str) -> str:
 
 def find_licence(base: str) -> str | None:
     """The licence stated by the model card of a base: a folder, a shipped model, or a hub id in the local cache."""
-    folder = Path(locate(base))
+    folder = Path(locate_model(base))
     card: object = folder / "README.md" if folder.is_dir() else None
     if card is None and base.count("/") <= 1:
         card = try_to_load_from_cache(base, "README.md")
@@ -156,10 +156,10 @@ def _usage_lines(config: RunConfig, version: int) -> list[str]:
                 "",
                 f"{_list_names(adapted)} with peft, on one base in memory:",
                 "",
-                *_peft_lines(locate(base), adapted),
+                *_peft_lines(locate_model(base), adapted),
             ]
             lines += ["", "The same behind one vLLM server, each a model by its name:", ""]
-            lines += ["```sh", _serve_command(locate(base), adapted, config.lora.rank), "```"]
+            lines += ["```sh", _serve_command(locate_model(base), adapted, config.lora.rank), "```"]
         for agent in agents:
             if agent.weights == "full":
                 lines += ["", f"`{agent.name}` is a model of its own:", "", *_transformers_lines(agent.name)]

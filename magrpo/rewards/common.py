@@ -1,4 +1,4 @@
-"""What rewards have in common: scale and shift; what those of tested programs have."""
+"""Base classes of rewards: scale and shift of parts, and the test results of programs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import Plugin
-from magrpo.rewards.program import Module, assemble, preamble
+from magrpo.rewards.program import Module, extract_preamble, join_modules
 from magrpo.types import Execution, ExecutionReport, Problem
 
 
@@ -21,60 +21,55 @@ class ScaledReward(Plugin):
     """The largest value of every part."""
 
     scale: float = Field(1.0, gt=0, allow_inf_nan=False)
-    """Factor on the sum of the parts."""
+    """Factor on the sum of the parts. 1: as documented."""
     shift: float = Field(0.0, allow_inf_nan=False)
-    """Added to the scaled sum."""
+    """Constant added to the scaled sum. 0: none."""
 
     @property
     def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, ``scale`` and ``shift`` aside."""
         return self.part_maxima
 
     def fraction(self, total: float) -> float:
-        """The share of the maximum that a joint reward, or a mean of joint rewards, is: 1 if every part is full."""
         return (total - self.shift) / (self.scale * sum(self.part_maxima.values()))
 
-    def _total(self, parts: Mapping[str, float]) -> float:
+    def _scale_parts(self, parts: Mapping[str, float]) -> float:
         return self.scale * sum(parts.values()) + self.shift
 
 
 class ProgramReward(ScaledReward):
-    """A reward with a part for tests; the report of the program that all agents made is named ``program``.
+    """A reward with a part for tests; ``program`` is the report of the program that all agents wrote together.
 
-    Hidden tests have a run and a report of their own, ``program_hidden``: what is made from ``program`` alone, as
-    feedback is, cannot tell anything about them.
+    Hidden tests run separately, in the report ``program_hidden``, so feedback made from ``program`` reveals nothing of
+    them.
     """
 
     refuse_forgeable: bool = False
-    """Count a report that did not go through the sandbox's trust split as no test passed."""
+    """Count no test as passed in a report that bypassed the sandbox's trust split, which a program could forge."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
-        """Whether the program ran and passed every test."""
-        report = whole(reports, "program") if "program" in reports else None
-        return report is not None and 0 < report.tests_total == self._num_passed(report)
+        report = merge_hidden_report(reports, "program") if "program" in reports else None
+        return report is not None and 0 < report.tests_total == self._count_passed(report)
 
-    def _num_passed(self, report: ExecutionReport) -> int:
-        assert all(case.status != "infra_error" for case in report.cases), (
-            "a failed sandbox has no price: mask the turn"
-        )
+    def _count_passed(self, report: ExecutionReport) -> int:
+        assert all(case.status != "infra_error" for case in report.cases), "mask the turn, do not price it"
         return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
 
-    def _share_passed(self, report: ExecutionReport) -> float:
-        return self._num_passed(report) / report.tests_total if report.tests_total else 0.0
+    def _passed_fraction(self, report: ExecutionReport) -> float:
+        return self._count_passed(report) / report.tests_total if report.tests_total else 0.0
 
 
-def executions_of(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
-    """A program against the problem's tests and, as ``<name>_hidden``, against its hidden tests if it has any."""
+def make_executions(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
+    """Executions of a program on the problem's tests and, as ``<name>_hidden``, on its hidden tests if any."""
     prompt, entry_point = problem.prompt, problem.entry_point
-    wanted = {name: Execution(source, entry_point, trusted_test(prompt, entry_point, problem.test), watch)}
+    wanted = {name: Execution(source, entry_point, make_trusted_test(prompt, entry_point, problem.test), watch)}
     if problem.hidden_test:
-        hidden = trusted_test(prompt, entry_point, problem.hidden_test)
+        hidden = make_trusted_test(prompt, entry_point, problem.hidden_test)
         wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden)
     return wanted
 
 
-def whole(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
-    """The report ``name`` with the cases of the hidden tests after its own."""
+def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
+    """The report ``name``, extended by the cases of its hidden tests."""
     report, hidden = reports[name], reports.get(f"{name}_hidden")
     if hidden is None:
         return report
@@ -90,7 +85,7 @@ def whole(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:
 
 
 @lru_cache(maxsize=1024)
-def trusted_test(prompt: str, entry_point: str, test: str) -> str:
-    """The test with the prompt's preamble before it: some tests call the helpers that the prompt defines."""
-    above = preamble(prompt, entry_point)
-    return assemble([above, Module((), test)]) if above.source or above.futures else test
+def make_trusted_test(prompt: str, entry_point: str, test: str) -> str:
+    """The test after the prompt's preamble: some tests call helpers that the prompt defines."""
+    above = extract_preamble(prompt, entry_point)
+    return join_modules([above, Module((), test)]) if above.source or above.futures else test

@@ -1,7 +1,7 @@
-"""Completions as Python modules: what is kept of them, and the one program they make together.
+"""Completions as Python modules: extracting code from text, and joining modules into one program.
 
-Nothing here runs a completion. Text is hostile: it is bounded in size, and whatever Python's parser refuses, for
-whatever reason (syntax, nesting, null bytes), is unparsable, never an error.
+Nothing here runs a completion. Text is hostile: its size is bounded, and anything that Python's parser rejects (syntax,
+nesting, null bytes) is unparsable, never an error.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from functools import lru_cache
 from textwrap import dedent
 
 MAX_CHARS = 32_768
-"""A completion is cut to this many characters before anything else happens."""
+"""Completions are cut to this many characters first."""
 MAX_DEPTH = 300
-"""Deeper syntax trees are refused, so that what parses does not depend on how deep the caller's own stack is."""
+"""Maximum depth of a syntax tree, so that the result does not depend on the depth of the caller's stack."""
 _PARSE_CHARS = 8 * MAX_CHARS
-"""Characters handed to the parser for one completion, over all attempts: bounds the time a hostile text can take."""
+"""Maximum number of characters parsed for one completion over all attempts; bounds the time a hostile text takes."""
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = frozenset({"", "py", "python", "python3"})
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
@@ -27,13 +27,13 @@ _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowErr
 
 @dataclass(frozen=True, slots=True)
 class Module:
-    """Top-level statements of one text; ``futures`` are its ``from __future__`` imports, kept apart."""
+    """The top-level statements of one text, with its ``from __future__`` imports apart in ``futures``."""
 
     futures: tuple[str, ...]
     source: str
 
 
-def parse(source: str) -> ast.Module:
+def parse_source(source: str) -> ast.Module:
     """The syntax tree of ``source``.
 
     Raises:
@@ -51,7 +51,7 @@ def parse(source: str) -> ast.Module:
 
 
 @lru_cache(maxsize=4096)
-def compiles(source: str) -> bool:
+def can_compile(source: str) -> bool:
     """Whether Python accepts ``source``. Compiles, executes nothing; constant folding is bounded by the compiler."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -63,43 +63,45 @@ def compiles(source: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
-def extract(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
+def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") -> Module:
     """The program in a completion that should define the function ``defines``.
 
-    A text that parses is taken whole. Else the fenced blocks are taken; else prose is cut off line by line until what
-    is left parses. A text that continues ``prompt`` with an indented body is read as that continuation.
+    A text that parses is used whole, else its fenced blocks, else every run of lines that parses. An indented text that
+    continues ``prompt`` is read as that continuation.
 
-    Kept are imports, constants, classes, functions and whatever else acts. Dropped are ``if __name__ == ...`` blocks,
-    top-level demonstrations (``print(...)``, ``assert``, expressions without effect) and definitions of ``drop``.
+    Drops ``if __name__ == ...`` blocks, top-level demonstrations (``print(...)``, ``assert``, expressions without
+    effect) and definitions of ``drop``; keeps everything else.
     """
-    text = _clean(text)
+    text = _clean_text(text)
     readings = [text, text.lstrip()]
     if prompt and text.lstrip("\n")[:1].isspace():
-        readings.append(f"{_clean(prompt).rstrip()}\n{text}")
+        readings.append(f"{_clean_text(prompt).rstrip()}\n{text}")
     found: list[list[tuple[ast.stmt, str]]] = []
     for reading in dict.fromkeys(readings):
-        statements = [item for item in _statements(reading) if not _is_demonstration(item[0])]
+        statements = [item for item in _parse_statements(reading) if not _is_demonstration(item[0])]
         found.append(statements)
         if any(isinstance(node, ast.FunctionDef) and node.name == defines for node, _ in statements):
             break
     else:
         statements = found[0]
-    return _module(statements, drop)
+    return _make_module(statements, drop)
 
 
 @lru_cache(maxsize=1024)
-def preamble(prompt: str, entry_point: str) -> Module:
-    """What stands above the entry point in a problem's prompt: imports, constants, helper definitions."""
-    prompt = _clean(prompt)
+def extract_preamble(prompt: str, entry_point: str) -> Module:
+    """The module above the entry point in a problem's prompt: imports, constants, helper definitions."""
+    prompt = _clean_text(prompt)
     try:
-        parse(prompt)
+        parse_source(prompt)
     except _UNPARSABLE:
         prompt = f"{prompt.rstrip()}\n    pass\n"
-    return _module([item for item in _statements(prompt) if not _is_demonstration(item[0])], drop=entry_point)
+    return _make_module(
+        [item for item in _parse_statements(prompt) if not _is_demonstration(item[0])], drop=entry_point
+    )
 
 
-def assemble(modules: Sequence[Module]) -> str:
-    """One program: the modules one after the other, later definitions winning, ``from __future__`` imports first."""
+def join_modules(modules: Sequence[Module]) -> str:
+    """Join modules into one program: later definitions win, ``from __future__`` imports come first."""
     futures = dict.fromkeys(line for module in modules for line in module.futures)
     return "\n\n\n".join(part for part in ("\n".join(futures), *(module.source for module in modules)) if part) + "\n"
 
@@ -107,19 +109,19 @@ def assemble(modules: Sequence[Module]) -> str:
 @lru_cache(maxsize=4096)
 def returns_value(source: str, name: str) -> bool:
     """Whether the module defines a function ``name`` at top level that returns (or yields) a value."""
-    function = top_level_function(parse(source), name)
+    function = find_function(parse_source(source), name)
     if function is None:
         return False
     return any(
         isinstance(node, ast.Yield | ast.YieldFrom) or (isinstance(node, ast.Return) and not _is_none(node.value))
-        for node in own_scope(function)
+        for node in walk_own_scope(function)
     )
 
 
 @lru_cache(maxsize=4096)
-def signature(source: str, name: str) -> tuple[str, str]:
-    """The head of the function ``name`` with decorators and colon, and the arguments that pass its parameters on."""
-    function = top_level_function(parse(source), name)
+def read_signature(source: str, name: str) -> tuple[str, str]:
+    """The head of the function ``name`` with decorators and colon, and arguments that pass its parameters on."""
+    function = find_function(parse_source(source), name)
     assert function is not None, name
     arguments = function.args
     call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
@@ -127,19 +129,19 @@ def signature(source: str, name: str) -> tuple[str, str]:
     call += [f"{arg.arg}={arg.arg}" for arg in arguments.kwonlyargs]
     call += [f"**{arguments.kwarg.arg}"] if arguments.kwarg else []
     lines = source.encode().split(b"\n")
-    (begin, _), (row, column) = _start(function), _start(function.body[0])
+    (begin, _), (row, column) = _start_position(function), _start_position(function.body[0])
     head = b"\n".join([*lines[begin - 1 : row - 1], lines[row - 1][:column]]).decode().rstrip()
     return head, ", ".join(call)
 
 
-def top_level_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
+def find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
     """The last definition of the function ``name`` at top level."""
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
     return functions[-1] if functions else None
 
 
-def own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The nodes of a function's body without those of functions, lambdas and classes inside it."""
+def walk_own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
+    """The nodes of a function's body, excluding those inside nested functions, lambdas and classes."""
     stack: list[ast.AST] = list(function.body)
     while stack:
         node = stack.pop()
@@ -148,26 +150,26 @@ def own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
-def _clean(text: str) -> str:
+def _clean_text(text: str) -> str:
     text = text[:MAX_CHARS].replace("\r\n", "\n").replace("\r", "\n").replace("\0", "\ufffd")
     return text.encode("utf-8", "replace").decode()
 
 
-def _statements(text: str) -> list[tuple[ast.stmt, str]]:
-    """Top-level statements with their source: of the whole text, else of its fenced blocks, else of its islands."""
+def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
+    """Top-level statements with their source: of the whole text, else its fenced blocks, else all runs that parse."""
     try:
-        return list(_sources(text, parse(text)))
+        return list(_with_source(text, parse_source(text)))
     except _UNPARSABLE:
         pass
     blocks = [dedent(body) for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
-    fenced = list(_islands("\n".join(blocks)))
+    fenced = list(_parsable_runs("\n".join(blocks)))
     if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node, _ in fenced):
         return fenced
-    return list(_islands(text))
+    return list(_parsable_runs(text))
 
 
-def _islands(text: str) -> Iterator[tuple[ast.stmt, str]]:
-    """The statements of every run of lines that parses, starting at column 0 and as long as possible."""
+def _parsable_runs(text: str) -> Iterator[tuple[ast.stmt, str]]:
+    """The statements of every run of lines that parses: starting at column 0, as long as possible."""
     lines, start, budget = text.split("\n"), 0, _PARSE_CHARS
     while start < len(lines) and budget > 0:
         stop = len(lines) if lines[start][:1].isidentifier() or lines[start][:1] in ("@", "(", "[", '"', "'") else start
@@ -175,48 +177,48 @@ def _islands(text: str) -> Iterator[tuple[ast.stmt, str]]:
             source = "\n".join(lines[start:stop])
             budget -= len(source)
             try:
-                tree = parse(source)
-            except SyntaxError as error:  # no prefix that reaches the error's line can parse
+                tree = parse_source(source)
+            except SyntaxError as error:  # a prefix that reaches the error's line cannot parse
                 stop = min(stop - 1, start + max(0, (error.lineno or 1) - 1))
             except _UNPARSABLE:
                 stop = start
             else:
-                yield from _sources(source, tree)
+                yield from _with_source(source, tree)
                 break
         start = max(stop, start + 1)
 
 
-def _sources(source: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
+def _with_source(source: str, tree: ast.Module) -> Iterator[tuple[ast.stmt, str]]:
     lines = source.encode().split(b"\n")
     for node in tree.body:
         assert node.end_lineno is not None
-        (row, column), end_column = _start(node), node.end_col_offset
+        (row, column), end_column = _start_position(node), node.end_col_offset
         body = lines[row - 1 : node.end_lineno]
         body[-1] = body[-1][:end_column]
         body[0] = body[0][column:]
         yield node, b"\n".join(body).decode()
 
 
-def _start(node: ast.stmt) -> tuple[int, int]:
+def _start_position(node: ast.stmt) -> tuple[int, int]:
     """Line from 1 and byte column of a statement, its decorators included."""
     decorators = getattr(node, "decorator_list", [])
     return (decorators[0].lineno if decorators else node.lineno), node.col_offset
 
 
-def _module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Module:
+def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Module:
     futures, kept = [], []
     for node, source in statements:
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             futures.append(source)
-        elif drop and drop in _bound(node):
+        elif drop and drop in _bound_names(node):
             kept.extend(_without_alias(node, drop))
         else:
             kept.append(source)
     return Module(tuple(futures), "\n\n".join(kept))
 
 
-def _bound(node: ast.stmt) -> set[str]:
-    """Names that a top-level definition, assignment or import binds."""
+def _bound_names(node: ast.stmt) -> set[str]:
+    """Names bound by a top-level definition, assignment or import."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
@@ -228,7 +230,7 @@ def _bound(node: ast.stmt) -> set[str]:
 
 
 def _without_alias(node: ast.stmt, drop: str) -> list[str]:
-    """An import without the name ``drop``, if it imports anything else; nothing for other statements."""
+    """An import without the name ``drop``, if it imports other names; nothing for other statements."""
     if not isinstance(node, ast.Import | ast.ImportFrom):
         return []
     names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) != drop]

@@ -1,7 +1,7 @@
-"""Functions for variants of a program, which find out whether helper and main both do some of the work.
+"""Functions whose source is copied into variants of a program, to find out whether helper and main both do some work.
 
-Their source is copied into the variants, which run in the sandbox and nowhere else. So each is complete in itself, its
-imports included, and nothing protects it from the program around it.
+The variants run only in the sandbox. Each function is therefore self-contained, imports included, and unprotected from
+the program around it. Do not edit a function: its source, docstring included, is part of the programs that run.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from magrpo.rewards.program import Module
 
 @lru_cache
 def module_of(function: Callable[..., Any], call: str) -> Module:
-    """A module that defines one of the functions below and then runs the statement ``call``."""
+    """A module that defines one of the functions below, then runs the statement ``call``."""
     return Module(("from __future__ import annotations",), f"{inspect.getsource(function)}\n\n{call}")
 
 

@@ -1,9 +1,9 @@
-"""Whether a module uses the result of a function, judged on its syntax tree.
+"""Whether a module uses the result of a function, judged by its syntax tree.
 
 A name is *live* if its value can reach something that matters: a returned value, a condition, a loop, an argument of a
-call, an attribute or an item. A value that is dropped, or kept only under names that are not live themselves, is dead.
-Scopes are not told apart, so the judgement errs on the side of live. Branches that can never run (``if False``,
-statements after ``return``) are not looked at.
+call, an attribute or an item. A value that is dropped, or bound only to names that are not live, is dead. Scopes are
+not distinguished, so the judgement errs on the side of live. Branches that can never run (``if False``, statements
+after ``return``) are ignored.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from magrpo.rewards.program import own_scope, parse, top_level_function
+from magrpo.rewards.program import find_function, parse_source, walk_own_scope
 
 Use = Literal["none", "discarded", "used"]
 
@@ -39,35 +39,35 @@ _CARRYING = (
     | ast.Starred
     | ast.expr_context
 )
-"""Nodes that hand values on without doing anything to them."""
+"""Nodes that pass values on unchanged."""
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
 
 @lru_cache(maxsize=4096)
-def use_of(source: str, name: str) -> Use:
-    """How the module treats ``name``, which it must not bind itself.
+def classify_use(source: str, name: str) -> Use:
+    """How the module treats ``name``, a function of the partner.
 
-    ``none``: never mentioned in code that can run, or bound by the module (so that it is not the partner's);
-    ``discarded``: every result is dropped; ``used``: a result can matter.
+    ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
+    ``used``: a result can matter.
     """
-    parents = _reachable(parse(source))
+    parents = _find_reachable(parse_source(source))
     if any(_binds(node, name) for node in parents):
         return "none"
-    if not any(load.id == name for load in _loads(parents)):
+    if not any(load.id == name for load in _list_loads(parents)):
         return "none"
-    return "used" if name in _live(parents) else "discarded"
+    return "used" if name in _find_live_names(parents) else "discarded"
 
 
 @lru_cache(maxsize=4096)
 def only_forwards(source: str, name: str, to: str) -> bool:
-    """Whether the function ``name`` does nothing but return ``to`` of its own parameters or constants.
+    """Whether the function ``name`` only returns ``to`` of its own parameters or constants.
 
     Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
     """
-    tree = parse(source)
-    function = top_level_function(tree, name)
+    tree = parse_source(source)
+    function = find_function(tree, name)
     assert function is not None, name
-    live = _live(_reachable(tree))
+    live = _find_live_names(_find_reachable(tree))
     results: set[str] = set()
     for statement in function.body:
         match statement:
@@ -86,15 +86,17 @@ def only_forwards(source: str, name: str, to: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def does_nothing(source: str, name: str) -> bool:
-    """Whether the function ``name`` has no operation, or reads none of its parameters: it returns what it was given or
-    a constant, as it is or packed in a container. Generators and functions that make functions count as reading.
+    """Whether the function ``name`` has no operation or reads none of its parameters.
+
+    It then returns an argument or a constant, perhaps in a container. Generators and functions that make functions
+    count as reading their parameters.
     """
-    function = top_level_function(parse(source), name)
+    function = find_function(parse_source(source), name)
     assert function is not None, name
     nodes = [node for statement in function.body for node in ast.walk(statement)]
     if all(isinstance(node, _CARRYING) for node in nodes):
         return True
-    read = {load.id for load in _loads(nodes)}
+    read = {load.id for load in _list_loads(nodes)}
     parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     works_later = (ast.Yield, ast.YieldFrom, ast.Lambda, ast.FunctionDef)
     return not read & parameters and not any(isinstance(node, works_later) for node in nodes)
@@ -102,17 +104,17 @@ def does_nothing(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def packs_lists(source: str, name: str) -> bool:
-    """Whether the function ``name`` returns nothing but lists that are written out, as ``[answer, 0]``."""
-    function = top_level_function(parse(source), name)
+    """Whether every return of the function ``name`` is a list display, such as ``[answer, 0]``."""
+    function = find_function(parse_source(source), name)
     assert function is not None, name
-    returned = [node.value for node in own_scope(function) if isinstance(node, ast.Return)]
+    returned = [node.value for node in walk_own_scope(function) if isinstance(node, ast.Return)]
     return all(isinstance(value, ast.List) for value in returned)
 
 
 @lru_cache(maxsize=4096)
-def carrying_call(source: str, name: str, to: str) -> str:
+def find_forwarding_call(source: str, name: str, to: str) -> str:
     """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
-    function = top_level_function(parse(source), name)
+    function = find_function(parse_source(source), name)
     assert function is not None, name
     parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
@@ -125,14 +127,14 @@ def carrying_call(source: str, name: str, to: str) -> str:
     return ""
 
 
-def _reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
+def _find_reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     """Every node that can run, with its parent."""
     parents: dict[ast.AST, ast.AST] = {}
     stack: list[ast.AST] = [tree]
     while stack:
         node = stack.pop()
         for field, value in ast.iter_fields(node):
-            children = _runnable(node, field, value) if isinstance(value, list) else [value]
+            children = _list_runnable(node, field, value) if isinstance(value, list) else [value]
             for child in children:
                 if isinstance(child, ast.AST):
                     parents[child] = node
@@ -140,8 +142,8 @@ def _reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
     return parents
 
 
-def _runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
-    """The statements of a block up to the first that leaves it; none if the block's condition forbids it."""
+def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
+    """The statements of a block up to the first that leaves it; none if the block's condition is never met."""
     if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and field in ("body", "orelse"):
         never = bool(node.test.value) == (field == "orelse")
         if never:
@@ -169,12 +171,12 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _live(parents: dict[ast.AST, ast.AST]) -> set[str]:
-    """Names whose value can matter: those read where it matters, and those copied into such names."""
-    sinks = _sinks(parents)
+def _find_live_names(parents: dict[ast.AST, ast.AST]) -> set[str]:
+    """Names whose value can matter: read where it matters, or copied into such a name."""
+    sinks = _find_sinks(parents)
     copied_from: dict[str, set[str]] = defaultdict(set)
     live: set[str] = set()
-    for load in _loads(parents):
+    for load in _list_loads(parents):
         targets = sinks[load]
         if targets is None:
             live.add(load.id)
@@ -189,41 +191,41 @@ def _live(parents: dict[ast.AST, ast.AST]) -> set[str]:
     return live
 
 
-def _sinks(parents: dict[ast.AST, ast.AST]) -> dict[ast.AST, frozenset[str] | None]:
-    """For each node the names its value ends in (none: it is dropped), or None if it goes where it matters."""
+def _find_sinks(parents: dict[ast.AST, ast.AST]) -> dict[ast.AST, frozenset[str] | None]:
+    """For each node the names its value ends up in (empty: it is dropped), or None if it goes where it matters."""
     sinks: dict[ast.AST, frozenset[str] | None] = {}
     for node, parent in parents.items():  # parents come before their children
         if isinstance(node, ast.stmt):
-            sinks[node] = _sink(node)
+            sinks[node] = _find_sink(node)
         elif isinstance(parent, ast.Call) and node is not parent.func and not _is_pure(parent):
             sinks[node] = None
         else:
             sink = sinks.get(parent)
             if sink is not None and isinstance(parent, ast.NamedExpr) and node is parent.value:
-                sink |= _names([parent.target]) or frozenset()
+                sink |= _target_names([parent.target]) or frozenset()
             sinks[node] = sink
     return sinks
 
 
-def _sink(statement: ast.stmt) -> frozenset[str] | None:
+def _find_sink(statement: ast.stmt) -> frozenset[str] | None:
     match statement:
         case ast.Expr():
             return frozenset()
         case ast.If(body=body, orelse=orelse) if all(isinstance(child, ast.Pass) for child in (*body, *orelse)):
             return frozenset()
         case ast.Assign(targets=targets):
-            return _names(targets)
+            return _target_names(targets)
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
-            return _names([target])
+            return _target_names([target])
     return None
 
 
-def _loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
+def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
     return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
 
 
-def _names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
-    """The names assigned to; None if something other than a name is (an attribute, an item)."""
+def _target_names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
+    """The names assigned to; None if a target is not a name (an attribute, an item)."""
     names: set[str] = set()
     stack = list(targets)
     while stack:
@@ -244,19 +246,19 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
         case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global() | ast.AnnAssign(value=None):
             return True
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
-            targets = _sink(statement)
+            targets = _find_sink(statement)
             calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
             return targets is not None and not targets & live and all(map(_is_pure, calls))
     return False
 
 
 def _is_pure(call: ast.Call) -> bool:
-    """Whether it is a call of a builtin, by its name, that changes nothing the tests can see."""
+    """Whether it calls a builtin, by name, that has no effect visible to tests."""
     return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id) and call.func.id not in _IMPURE
 
 
 def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
-    """Whether ``value`` is ``to(...)`` of nothing but names and constants, or a name that holds such a result."""
+    """Whether ``value`` is ``to(...)`` of names and constants only, or a name that holds such a result."""
     if isinstance(value, ast.Name):
         return value.id in results
     if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == to):

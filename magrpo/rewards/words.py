@@ -44,15 +44,15 @@ TRANSITIONS: Mapping[str, str] = {
 """Transition words and phrases by category, separated by semicolons."""
 
 
-def _pattern(listing: str) -> re.Pattern[str]:
+def _compile_pattern(listing: str) -> re.Pattern[str]:
     phrases = (" ".join(phrase.split()) for phrase in listing.split(";"))
     return re.compile(r"\b(?:" + "|".join(re.escape(phrase).replace(r"\ ", r"\s+") for phrase in phrases) + r")\b")
 
 
-_PATTERNS = {category: _pattern(listing) for category, listing in TRANSITIONS.items()}
+_PATTERNS = {category: _compile_pattern(listing) for category, listing in TRANSITIONS.items()}
 
 
-def num_transition_categories(text: str) -> int:
-    """How many of the twelve categories occur in ``text``, as whole words, whatever their case."""
+def count_transition_categories(text: str) -> int:
+    """The number of the twelve categories that occur in ``text`` as whole words, ignoring case."""
     text = text.lower()
     return sum(pattern.search(text) is not None for pattern in _PATTERNS.values())

@@ -1,4 +1,4 @@
-"""The reward of two authors who write one text: structure, length ratio, unique words, style. Four gated levels."""
+"""The writing reward, for two authors of one text: four gated levels (structure, length ratio, unique words, style)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Literal
 
 from magrpo.rewards.common import ScaledReward
-from magrpo.rewards.words import STOP_WORDS, num_transition_categories
+from magrpo.rewards.words import STOP_WORDS, count_transition_categories
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 MAXIMA: Mapping[str, float] = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
@@ -18,7 +18,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Piecewise linear: 0 up to ``start``, rising to 1 at ``low``, 1 to ``high``, falling to 0 at ``end``."""
+    """Piecewise linear: 0 up to ``start``, rising to 1 at ``low``, 1 up to ``high``, falling to 0 at ``end``."""
 
     start: float
     low: float
@@ -35,7 +35,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What one writing task asks for. ``roles``: first and second author; ``words``: fewest and most for each."""
+    """Targets of one writing task. ``roles``: first and second author; ``words``: minimum and maximum for each."""
 
     roles: tuple[str, str]
     words: tuple[int, int]
@@ -54,84 +54,76 @@ FORMS: Mapping[str, Form] = {
         ("background", "methods"), (128, 256), Window(0.8, 1.3, 1.6, 2.0), Window(0.5, 0.7, 1.3, 1.7), 0.23, True
     ),
 }
-"""The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window its authors moved to after the paper."""
+"""The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window that its authors adopted after the paper."""
 
 
 class WritingReward(ScaledReward):
     """Joint reward of two authors, at most 3.0 before scaling. A level is scored only if the one before it scored.
 
-    See ``docs/rewards.md`` for the levels. Nothing runs in the sandbox and nothing is passed or failed.
+    See ``docs/rewards.md`` for the levels. Nothing runs in the sandbox; there is no pass or fail.
     """
 
     max_executions: ClassVar[int] = 0
-    """Programs of one joint action that run at most; the plan of a run counts with it."""
+    """See :class:`magrpo.interfaces.HasMaxExecutions`."""
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"
     """``tldr``: a short summary and a longer one; ``arxiv``: background and methods of an introduction, with the
-    paper's length window; ``arxiv_late``: the same with the window its authors moved to."""
+    paper's length window; ``arxiv_late``: the same with the authors' later window."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
-        """A text has no tests to pass."""
+        """None: a text has no tests."""
 
     def executions(
-        self,
-        problem: Problem,
-        texts: Mapping[str, str],
-        reports: Mapping[str, ExecutionReport],
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """Nothing: a text is not run."""
+        """None: texts are not run."""
         return {}
 
-    def price(
-        self,
-        problem: Problem,
-        texts: Mapping[str, str],
-        reports: Mapping[str, ExecutionReport],
-    ) -> JointReward:
-        """The joint reward, a part for each level that was reached. ``texts`` by role."""
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        """The joint reward, with a part for each level that was reached. ``texts`` by role."""
         form = FORMS[self.task]
         first, second = (" ".join(texts[role].split()) for role in form.roles)
         parts = dict.fromkeys(MAXIMA, 0.0)
         for name, level in (
-            ("structure", structure),
-            ("length_ratio", length_ratio),
-            ("unique_words", unique_words),
-            ("style", style),
+            ("structure", score_structure),
+            ("length_ratio", score_length_ratio),
+            ("unique_words", score_unique_words),
+            ("style", score_style),
         ):
             parts[name] = MAXIMA[name] * level(form, first, second)
             if parts[name] == 0:
                 break
-        return JointReward(self._total(parts), parts)
+        return JointReward(self._scale_parts(parts), parts)
 
 
-def structure(form: Form, first: str, second: str) -> float:
+def score_structure(form: Form, first: str, second: str) -> float:
     """1 if both texts have an allowed number of words (split at white space), else 0."""
     fewest, most = form.words
     return float(all(fewest <= len(text.split()) <= most for text in (first, second)))
 
 
-def length_ratio(form: Form, first: str, second: str) -> float:
-    """How well the second text's length fits the first's, in characters; runs of white space count as one."""
+def score_length_ratio(form: Form, first: str, second: str) -> float:
+    """The fit, 0 to 1, of the ratio of lengths in characters, second text to first."""
     return form.length_ratio(len(second) / len(first)) if first else 0.0
 
 
-def unique_words(form: Form, first: str, second: str) -> float:
-    """How well the second text's number of different words fits the first's."""
-    words = len(set(_words(first)))
-    return form.unique_words(len(set(_words(second))) / words) if words else 0.0
+def score_unique_words(form: Form, first: str, second: str) -> float:
+    """The fit, 0 to 1, of the ratio of numbers of distinct words, second text to first."""
+    words = len(set(_list_words(first)))
+    return form.unique_words(len(set(_list_words(second))) / words) if words else 0.0
 
 
-def style(form: Form, first: str, second: str) -> float:
+def score_style(form: Form, first: str, second: str) -> float:
     """0.4 times the variety of transition words plus 0.6 times the overlap of vocabularies, each at most 1."""
-    count = num_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
+    count = count_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
     transitions = min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
-    one, two = (set(_words(text)) - STOP_WORDS for text in (first, second))
+    one, two = (set(_list_words(text)) - STOP_WORDS for text in (first, second))
     jaccard = len(one & two) / len(one | two) if one | two else 0.0
     return 0.4 * transitions + 0.6 * min(jaccard, form.jaccard) / form.jaccard
 
 
-def _words(text: str) -> list[str]:
+def _list_words(text: str) -> list[str]:
     return _WORD.findall(text.lower())

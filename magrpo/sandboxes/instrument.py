@@ -41,7 +41,7 @@ class Instrumented:
 
 
 @lru_cache(maxsize=4096)
-def instrument(test: str, entry_point: str) -> Instrumented:
+def instrument_test(test: str, entry_point: str) -> Instrumented:
     """Compile a test into the code that the tester runs.
 
     ``test`` either defines ``check(candidate)`` or is a list of asserts that call ``entry_point`` by its name.

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from magrpo.sandboxes import STRENGTH, SandboxError
-from magrpo.sandboxes.jails import INSTALL, Spec, Unavailable
-from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
+from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
+from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
 from magrpo.types import Execution
 
 LADDER = tuple(STRENGTH)
@@ -70,7 +70,7 @@ class Rung:
     refused: dict[str, str]
 
 
-def climb(spec: Spec, wanted: str, min_level: str) -> Rung:
+def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
     """Find the strongest level that works here. ``wanted`` is a level, or ``auto``; ``none`` has to be wanted.
 
     Raises:
@@ -87,8 +87,8 @@ def climb(spec: Spec, wanted: str, min_level: str) -> Rung:
     refused: dict[str, str] = {}
     for level in candidates:
         try:
-            examine(replace(spec, level=level))
-        except (Unavailable, WorkerDied) as error:
+            examine_level(replace(spec, level=level))
+        except (LevelUnavailable, WorkerDied) as error:
             refused[level] = str(error)
             log.warning("sandbox level %s is not available: %s", level, error)
         else:
@@ -103,7 +103,7 @@ def _remedy(min_level: str) -> str:
     return f"Remedy: {INSTALL}; allow unprivileged user namespaces{weaker}; or use a kernel with Landlock (5.13)"
 
 
-def examine(spec: Spec) -> None:
+def examine_level(spec: JailSpec) -> None:
     """Run the canary at one level and look for what it did.
 
     Raises:
@@ -130,12 +130,12 @@ def examine(spec: Spec) -> None:
         if (folder / "target").read_text() != "untouched" or any(_touched(item) for item in (tcp, unix, udp)):
             failed.append("the canary left a trace outside")
     if any(failed):
-        raise Unavailable("; ".join(failed))
+        raise LevelUnavailable("; ".join(failed))
 
 
 def _run(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
-    job = job_of(Execution(source, entry_point, test))
-    cases = worker.run(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
+    job = make_job(Execution(source, entry_point, test))
+    cases = worker.run_job(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
     return [message for status, message in cases if status != "pass"]
 
 

@@ -17,9 +17,9 @@ from magrpo.plugins import Plugin
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
-from magrpo.sandboxes.jails import Spec
-from magrpo.sandboxes.ladder import Rung, climb
-from magrpo.sandboxes.worker import Worker, WorkerDied, job_of
+from magrpo.sandboxes.jail_command import JailSpec
+from magrpo.sandboxes.ladder import Rung, choose_level
+from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
 from magrpo.types import Case, Execution, ExecutionReport
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PoolSandbox(Plugin):
     recycle_after: int = Field(1000, ge=1)
     """Candidates after which a worker is replaced."""
 
-    def limits(self) -> Limits:
+    def make_limits(self) -> Limits:
         """The limits of one candidate."""
         return Limits(
             test_s=self.test_s,
@@ -83,7 +83,7 @@ class PoolSandbox(Plugin):
         Raises:
             SandboxError: no isolation level that the configuration accepts is available.
         """
-        return climb(self._spec(""), self.level, self.min_level)
+        return choose_level(self._spec(""), self.level, self.min_level)
 
     def open(self) -> Pool:
         """Start the workers.
@@ -94,8 +94,8 @@ class PoolSandbox(Plugin):
         workers = self.workers or len(os.sched_getaffinity(0))
         return Pool(self._spec(self.probe().level), workers, self.recycle_after)
 
-    def _spec(self, level: str) -> Spec:
-        return Spec(self.limits(), level, tuple(PRELOAD.split()), self.packages)
+    def _spec(self, level: str) -> JailSpec:
+        return JailSpec(self.make_limits(), level, tuple(PRELOAD.split()), self.packages)
 
 
 class Pool:
@@ -105,7 +105,7 @@ class Pool:
         spec: how workers are made. size: how many. recycle_after: candidates after which one is replaced.
     """
 
-    def __init__(self, spec: Spec, size: int, recycle_after: int) -> None:
+    def __init__(self, spec: JailSpec, size: int, recycle_after: int) -> None:
         self.spec, self.level, self.recycle_after = spec, spec.level, recycle_after
         self.timeout_s = 20.0 + 4 * WALL_CAP * spec.limits.total_s
         self.failures = 0
@@ -164,7 +164,7 @@ class Pool:
     def _one(self, execution: Execution) -> ExecutionReport:
         """Run one execution; if the worker fails, once more on a fresh one."""
         try:
-            job = job_of(execution)
+            job = make_job(execution)
         except SyntaxError as error:
             return self._infra(f"the test is not Python: {error}")
         worker = self.idle.get()
@@ -175,7 +175,7 @@ class Pool:
                     self._discard(worker)
                     worker = None
                 worker = worker or self._new()
-                result = worker.run(job, self.timeout_s)
+                result = worker.run_job(job, self.timeout_s)
             except WorkerDied as error:
                 message = str(error)
                 log.warning("a sandbox worker failed: %s", message)

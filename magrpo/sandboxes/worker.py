@@ -13,9 +13,9 @@ import subprocess
 import time
 from typing import Any
 
-from magrpo.sandboxes.instrument import instrument
+from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
-from magrpo.sandboxes.jails import ENVIRONMENT, Spec, command
+from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command
 from magrpo.types import Execution
 
 log = logging.getLogger(__name__)
@@ -27,13 +27,13 @@ class WorkerDied(Exception):
     """A worker is gone or does not answer; its job has no result."""
 
 
-def job_of(execution: Execution) -> dict[str, Any]:
+def make_job(execution: Execution) -> dict[str, Any]:
     """What a tester is told.
 
     Raises:
         SyntaxError: the test is not Python.
     """
-    test = instrument(execution.test, execution.entry_point)
+    test = instrument_test(execution.test, execution.entry_point)
     return {
         "source": execution.source,
         "entry_point": execution.entry_point,
@@ -51,7 +51,7 @@ class Worker:
         WorkerDied: it did not start.
     """
 
-    def __init__(self, spec: Spec) -> None:
+    def __init__(self, spec: JailSpec) -> None:
         self.jobs = 0
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -59,11 +59,11 @@ class Worker:
         with far, open(os.devnull, "r+b") as null:  # noqa: PTH123
             try:
                 self.process = subprocess.Popen(
-                    command(spec, info_write),
+                    build_command(spec, info_write),
                     stdin=far.fileno(),
                     stdout=null,
                     stderr=subprocess.PIPE,
-                    pass_fds=(info_write,) if spec.bubblewrap else (),
+                    pass_fds=(info_write,) if spec.uses_bubblewrap else (),
                     env=ENVIRONMENT,
                     cwd="/",
                     start_new_session=True,
@@ -77,7 +77,7 @@ class Worker:
         try:
             with os.fdopen(info_read, "rb") as info:
                 self._wait_until_ready()
-                if spec.bubblewrap:
+                if spec.uses_bubblewrap:
                     self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
         except WorkerDied:
             self.close()
@@ -92,7 +92,7 @@ class Worker:
             log.debug("the jail did not start:\n%s", error)
             raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
 
-    def run(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+    def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The tester's report; empty if the test code itself ran out of its limits.
 
         Raises:
@@ -111,9 +111,9 @@ class Worker:
             with far:
                 socket.send_fds(self.control, [b"job"], [far.fileno()])
             near.settimeout(timeout_s)
-            wire.send(near, job)
+            wire.send_message(near, job)
             try:
-                report: dict[str, Any] = wire.Reader(near, MAX_REPORT).message(wire.until(deadline))
+                report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
             except wire.Closed:
                 report = {}  # the zygote tells how the tester ended
         readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))

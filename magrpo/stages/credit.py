@@ -12,7 +12,7 @@ from magrpo.algo.returns import (
     TreeNode,
     completion_returns,
     discounted_turns,
-    influence,
+    influence_share,
     rewards_of_best,
     tree_returns,
     tree_weights,
@@ -24,37 +24,34 @@ from magrpo.types import PENDING, Estimator, JointReward, RolloutGroup, Sample, 
 _BIASED = {
     "maremax": "algo.estimator = 'maremax': the baseline, the best sibling's return, depends on the completion that it "
     "judges, so the gradient is biased",
-    "std": "algo.normalize = 'std': divided by their standard deviation, groups that hardly differ weigh as much as "
-    "groups that differ a lot; the paper does not",
+    "std": "algo.normalize = 'std': groups with nearly equal returns weigh as much as groups with very different ones; "
+    "the paper does not divide by the standard deviation",
 }
 
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """A node with the joint actions that count: neither masked nor with a future lost to the sandbox."""
+    """A node with its valid joint actions: neither masked nor with a future lost to the sandbox."""
 
     group: RolloutGroup[ScoredTurn]
     turns: tuple[ScoredTurn, ...]
     returns: list[float]
     weight: float
-    """Of each completion in the gradient: 1 at a root."""
+    """Weight of each completion in the gradient: 1 at a root."""
 
     def returns_by_completion(self, agent: str) -> list[float | None]:
-        """The return of each completion of ``agent``; None: it is in no joint action that counts."""
-        return completion_returns(
-            self.returns, [turn.picks[agent] for turn in self.turns], len(self.group.actions[agent])
-        )
+        """The return of each completion of ``agent``; None: it is in no valid joint action."""
+        picks = [turn.picks[agent] for turn in self.turns]
+        return completion_returns(self.returns, picks, len(self.group.actions[agent]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Siblings:
-    """The nodes whose completions of one agent are compared with each other.
-
-    ``ended``: returns of the problem's episodes that ended at an earlier turn; their completions are none of these.
-    """
+    """The nodes whose completions of one agent are compared with each other."""
 
     nodes: list[_Node]
-    ended: list[float]
+    ended_returns: list[float]
+    """Returns of the problem's episodes that ended at an earlier turn, which have no completion in ``nodes``."""
 
 
 def credit(
@@ -68,113 +65,123 @@ def credit(
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
     """The samples of every agent and the metrics of ``reward/`` and ``credit/``.
 
-    An agent has samples of the nodes at which it acts. ``estimators`` are those of agents with one of their own. Where
-    the reward has a local part, an agent's returns are those of the joint reward plus its own; metrics but those of
-    its samples are of the joint reward.
+    An agent has samples of the nodes at which it acts. ``estimators``: of the agents that have an estimator of their
+    own. If the reward has a local part, an agent's returns are those of the joint reward plus its local reward;
+    metrics are of the joint reward, except those of the agent's own samples.
 
-    ``groups`` are the nodes of one iteration, in any order, sampled as ``rollout`` says in episodes of ``num_turns``
+    ``groups`` are the nodes of one iteration, in any order, sampled with ``rollout`` in episodes of ``num_turns``
     turns. Siblings are the completions of one node; with ``rollout.tree = "chains"``, where a later node holds a single
     completion, they are those of one agent and turn of one problem, as AT-GRPO groups them (arXiv 2510.11062). A masked
-    joint action counts for nothing: neither for its siblings' baseline nor for its parent's return, and a completion in
-    no other joint action is dropped.
+    joint action is ignored: it enters neither its siblings' baseline nor its parent's return, and a completion in no
+    other joint action is dropped.
     """
     for biased in sorted({algo.normalize, algo.estimator, *(estimators or {}).values()} & _BIASED.keys()):
         warnings.warn(_BIASED[biased], stacklevel=2)
     forest = _Forest(groups, algo, rollout, num_turns)
-    nodes = forest.nodes("")
+    joint = forest.value_nodes("")
+    nodes = joint.nodes
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
         metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
     has_local = any(turn.reward.local for group in groups for turn in group.turns)
     samples: dict[str, list[Sample]] = {}
-    equal: list[bool] = []
+    all_equal: list[bool] = []
     for agent in agents:
-        payee = agent if has_local else ""
-        siblings = forest.siblings(agent, forest.nodes(payee) if payee else nodes, payee)
+        siblings = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else joint)
         returns = [[node.returns_by_completion(agent) for node in group.nodes] for group in siblings]
-        compared = [[value for values in of_nodes for value in values if value is not None] for of_nodes in returns]
-        known = [values + group.ended if values else [] for values, group in zip(compared, siblings, strict=True)]
-        advantages = group_advantages(known, (estimators or {}).get(agent, algo.estimator), algo.normalize)
-        samples[agent] = _samples(agent, siblings, returns, advantages)
-        agent_equal = [max(values) == min(values) for values in known if values]
-        equal += agent_equal
+        completed = [[value for values in by_node for value in values if value is not None] for by_node in returns]
+        compared = [
+            values + group.ended_returns if values else [] for values, group in zip(completed, siblings, strict=True)
+        ]
+        advantages = group_advantages(compared, (estimators or {}).get(agent, algo.estimator), algo.normalize)
+        samples[agent] = _build_samples(agent, siblings, returns, advantages)
+        agent_equal = [max(values) == min(values) for values in compared if values]
+        all_equal += agent_equal
         metrics[f"credit/{agent}/frac_groups_equal"] = _mean(agent_equal)
         metrics[f"credit/{agent}/advantage_std"] = pstdev([sample.advantage for sample in samples[agent]] or [0.0])
-        metrics |= _influence(agent, [node for node in nodes if agent in node.group.actions])
-    metrics["reward/frac_groups_equal"] = _mean(equal)
+        metrics |= _influence_metric(agent, [node for node in nodes if agent in node.group.actions])
+    metrics["reward/frac_groups_equal"] = _mean(all_equal)
     return samples, metrics
 
 
+@dataclass(frozen=True, slots=True)
+class _Valuation:
+    """The nodes of a forest with one agent's returns, and the tree nodes that they were computed from."""
+
+    nodes: list[_Node]
+    tree: list[TreeNode]
+
+
 class _Forest:
-    """The trees of all problems of an iteration, parents before children. Agent ``""`` gets the joint reward."""
+    """The trees of all problems of an iteration, parents before children."""
 
     def __init__(
         self, groups: Sequence[RolloutGroup[ScoredTurn]], algo: AlgoConfig, rollout: RolloutConfig, num_turns: int
     ) -> None:
         self._algo, self._rollout, self._num_turns = algo, rollout, num_turns
         self._groups = sorted(groups, key=lambda group: len(group.path))
-        self._kept = [[j for j, turn in enumerate(group.turns) if not turn.masked] for group in self._groups]
-        self._place = {(group.problem.task_id, group.path): n for n, group in enumerate(self._groups)}
-        assert len(self._place) == len(self._groups), "two nodes at one place of a tree"
+        self._unmasked = [[j for j, turn in enumerate(group.turns) if not turn.masked] for group in self._groups]
+        self._index = {(group.problem.task_id, group.path): n for n, group in enumerate(self._groups)}
+        assert len(self._index) == len(self._groups), "two nodes at one place of a tree"
 
-    def nodes(self, agent: str) -> list[_Node]:
-        """Every node, with the returns that ``agent`` gets and its weight in the gradient."""
+    def value_nodes(self, agent: str) -> _Valuation:
+        """Every node with its weight and the returns of ``agent``; "": of the joint reward alone."""
         tree = [self._tree_node(n, agent) for n in range(len(self._groups))]
         returns = tree_returns(tree, self._algo.gamma, self._num_turns)
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
-        for group, kept, values, weight in zip(self._groups, self._kept, returns, weights, strict=True):
-            counted = [(group.turns[j], value) for j, value in zip(kept, values, strict=True) if value is not None]
+        for group, unmasked, values, weight in zip(self._groups, self._unmasked, returns, weights, strict=True):
+            valid = [(group.turns[j], value) for j, value in zip(unmasked, values, strict=True) if value is not None]
             size = max(map(len, group.actions.values()))
             per_completion = weight * self._rollout.group_size / size if group.path else 1.0
-            nodes.append(_Node(group, tuple(t for t, _ in counted), [v for _, v in counted], per_completion))
-        return nodes
+            nodes.append(_Node(group, tuple(t for t, _ in valid), [v for _, v in valid], per_completion))
+        return _Valuation(nodes, tree)
 
-    def siblings(self, agent: str, nodes: Sequence[_Node], payee: str) -> list[_Siblings]:
-        """The groups that the advantages of ``agent`` are taken over; ``nodes`` have the returns of ``payee``."""
-        own = [node for node in nodes if agent in node.group.actions]
+    def group_siblings(self, agent: str, valuation: _Valuation) -> list[_Siblings]:
+        """The groups that the advantages of ``agent`` are taken over."""
+        agent_nodes = [node for node in valuation.nodes if agent in node.group.actions]
         if self._rollout.tree != "chains":
-            return [_Siblings([node], []) for node in own]
-        members: dict[tuple[str, int], list[_Node]] = {}
-        for node in own:
-            members.setdefault((node.group.problem.task_id, len(node.group.path)), []).append(node)
-        ended: dict[tuple[str, int], list[float]] = {key: [] for key in members}
-        for n, group in enumerate(self._groups):
-            absorbed = [reward for reward in self._tree_node(n, payee).absorbed if reward is not None]
+            return [_Siblings([node], []) for node in agent_nodes]
+        by_turn: dict[tuple[str, int], list[_Node]] = {}
+        for node in agent_nodes:
+            by_turn.setdefault((node.group.problem.task_id, len(node.group.path)), []).append(node)
+        ended_returns: dict[tuple[str, int], list[float]] = {key: [] for key in by_turn}
+        for group, tree_node in zip(self._groups, valuation.tree, strict=True):
+            absorbed = [reward for reward in tree_node.absorbed if reward is not None]
             for turn in range(len(group.path) + 1, self._num_turns):
-                if (group.problem.task_id, turn) in ended:
-                    turns_left = discounted_turns(self._algo.gamma, self._num_turns - turn)
-                    ended[group.problem.task_id, turn] += [reward * turns_left for reward in absorbed]
-        return [_Siblings(found, ended[key]) for key, found in members.items()]
+                if (group.problem.task_id, turn) in ended_returns:
+                    factor = discounted_turns(self._algo.gamma, self._num_turns - turn)
+                    ended_returns[group.problem.task_id, turn] += [reward * factor for reward in absorbed]
+        return [_Siblings(nodes, ended_returns[key]) for key, nodes in by_turn.items()]
 
     def _tree_node(self, n: int, agent: str) -> TreeNode:
-        """A child belongs to the joint action at the end of its path."""
-        group, kept = self._groups[n], [self._groups[n].turns[j] for j in self._kept[n]]
+        """A node belongs to its parent's joint action at the end of its path."""
+        group, turns = self._groups[n], [self._groups[n].turns[j] for j in self._unmasked[n]]
         opened_by = None
         if group.path:
-            parent = self._place[group.problem.task_id, group.path[:-1]]
-            opened_by = (parent, self._kept[parent].index(group.path[-1]))
-        rewards = [_worth(turn.reward, agent) for turn in kept]
-        stays = [0.0] * len(kept) if self._algo.keep_best else rewards
+            parent = self._index[group.problem.task_id, group.path[:-1]]
+            opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
+        rewards = [_agent_reward(turn.reward, agent) for turn in turns]
+        repeated = [0.0] * len(turns) if self._algo.keep_best else rewards
         if self._algo.keep_best:
-            earlier = [_worth(past.reward, agent) for past in group.history if past.reward != PENDING]
+            earlier = [_agent_reward(past.reward, agent) for past in group.history if past.reward != PENDING]
             rewards = [
                 0.0 if turn.reward == PENDING else rewards_of_best([*earlier, reward])[-1]
-                for turn, reward in zip(kept, rewards, strict=True)
+                for turn, reward in zip(turns, rewards, strict=True)
             ]
         is_last = len(group.path) == self._num_turns - 1
         absorbed = [
             reward if not is_last and has_ended(turn, self._rollout.termination_threshold) else None
-            for turn, reward in zip(kept, stays, strict=True)
+            for turn, reward in zip(turns, repeated, strict=True)
         ]
         return TreeNode(rewards, absorbed, opened_by)
 
 
-def _worth(reward: JointReward, agent: str) -> float:
+def _agent_reward(reward: JointReward, agent: str) -> float:
     return reward.total + reward.local.get(agent, 0.0)
 
 
-def _samples(
+def _build_samples(
     agent: str,
     siblings: Sequence[_Siblings],
     returns: Sequence[Sequence[Sequence[float | None]]],
@@ -182,54 +189,54 @@ def _samples(
 ) -> list[Sample]:
     """``returns``: by group of siblings, node and completion; ``advantages``: of the completions that have a return."""
     samples = []
-    for number, (group, of_nodes, of_group) in enumerate(zip(siblings, returns, advantages, strict=True)):
-        left = iter(of_group)
-        for node, values in zip(group.nodes, of_nodes, strict=True):
-            for action, value in zip(node.group.actions[agent], values, strict=True):
-                if value is not None:
-                    samples.append(
-                        Sample(
-                            prompt_ids=node.group.prompts[agent].token_ids,
-                            completion_ids=action.token_ids,
-                            sampling_logps=action.sampling_logps,
-                            returns=value,
-                            advantage=next(left),
-                            group=number,
-                            policy_version=action.policy_version,
-                            weight=node.weight,
-                            support=action.support,
-                        )
-                    )
+    for number, (group, by_node, group_advantage) in enumerate(zip(siblings, returns, advantages, strict=True)):
+        remaining = iter(group_advantage)
+        for node, values in zip(group.nodes, by_node, strict=True):
+            samples += [
+                Sample(
+                    prompt_ids=node.group.prompts[agent].token_ids,
+                    completion_ids=action.token_ids,
+                    sampling_logps=action.sampling_logps,
+                    returns=value,
+                    advantage=next(remaining),
+                    group=number,
+                    policy_version=action.policy_version,
+                    weight=node.weight,
+                    support=action.support,
+                )
+                for action, value in zip(node.group.actions[agent], values, strict=True)
+                if value is not None
+            ]
     return samples
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:
-    """Means over the joint actions that count and are priced, of all turns; with several turns also of each."""
+    """Means over unmasked, priced joint actions: of all turns together and, if there are several, of each turn."""
     turns = [(len(group.path), turn) for group in groups for turn in group.turns]
-    kept = [(depth, turn.reward) for depth, turn in turns if not turn.masked]
-    counted = [(depth, reward) for depth, reward in kept if reward != PENDING]
+    unmasked = [(depth, turn.reward) for depth, turn in turns if not turn.masked]
+    priced = [(depth, reward) for depth, reward in unmasked if reward != PENDING]
     metrics = {
-        "reward/joint": _mean([reward.total for _, reward in counted]),
-        "reward/masked_frac": 1 - len(kept) / len(turns) if turns else 0.0,
+        "reward/joint": _mean([reward.total for _, reward in priced]),
+        "reward/masked_frac": 1 - len(unmasked) / len(turns) if turns else 0.0,
     }
-    for part in dict.fromkeys(name for _, reward in counted for name in reward.parts):
-        metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in counted])
-    depths = sorted({depth for depth, _ in counted})
+    for part in dict.fromkeys(name for _, reward in priced for name in reward.parts):
+        metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in priced])
+    depths = sorted({depth for depth, _ in priced})
     if len(depths) > 1:
         for depth in depths:
-            metrics[f"reward/joint_turn_{depth + 1}"] = _mean([r.total for d, r in counted if d == depth])
+            metrics[f"reward/joint_turn_{depth + 1}"] = _mean([r.total for d, r in priced if d == depth])
     return metrics
 
 
-def _influence(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:
-    """How much of the joint return's variance the agent's choice explains; defined by crossed pairs only."""
+def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:
+    """The share of the joint return's variance that the agent's choice explains; defined for crossed pairs only."""
     shares = []
     for node in nodes:
         picks = [turn.picks[agent] for turn in node.turns]
         if len(picks) > len(set(picks)):
-            shares.append(influence(node.returns, picks, len(node.group.actions[agent])))
-    known = [share for share in shares if share is not None]
-    return {f"credit/{agent}/influence": fmean(known)} if known else {}
+            shares.append(influence_share(node.returns, picks, len(node.group.actions[agent])))
+    defined = [share for share in shares if share is not None]
+    return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
 
 
 def _mean(values: Sequence[float]) -> float:

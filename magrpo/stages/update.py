@@ -1,9 +1,8 @@
-"""Update: one step of AdamW for every agent (one per epoch) on the loss of one iteration's samples.
+"""Update: one AdamW step per agent and epoch, on the loss of one iteration's samples.
 
-Every agent that trains has its own optimizer and its own batch; nothing but the joint returns connects them. Samples
-without advantage (degenerate groups) are left out before the forward pass when no KL term needs them. Micro-batches
-that do not fit the GPU's memory are halved, for this update and those after it; gradients stay what they were, up to
-rounding.
+Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
+advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Micro-batches that do not
+fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding.
 """
 
 from __future__ import annotations
@@ -12,39 +11,38 @@ import logging
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from statistics import fmean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-import magrpo_kernels
-from magrpo.algo.loss import DIVISORS, LossOf, importance_weights, policy_loss
-from magrpo.collate import Batch, Row, collate, plan
+from magrpo.algo.loss import DIVISORS, LossOf, SampledTokens, importance_weights, policy_loss
+from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
+from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
 from magrpo.interfaces import Progress
-from magrpo.policy import Policy, has_linear_head, head, hidden_states, logits, shares_prompts
+from magrpo.layout import OPTIMIZER, WEIGHTS
+from magrpo.policy import Policy
 from magrpo.types import Sample
+from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden, policy_loss_from_logits
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 
-OPTIMIZER = "optimizer.pt"
-WEIGHTS = "weights"
-
 
 class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient is not a finite number; the message names the batch on disk and remedies."""
+    """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
 class Updater:
-    """Holds the policies' optimizers. ``dump`` is the folder that a batch with a non-finite loss is saved in."""
+    """The policies' optimizers. ``dump`` is the folder for batches with a non-finite loss."""
 
     def __init__(
         self,
@@ -55,30 +53,30 @@ class Updater:
         num_iterations: int,
         dump: Path,
     ) -> None:
-        """Open an optimizer for each agent that trains; for those that share an adapter, one."""
+        """Create an optimizer for each trained agent; agents that share an adapter have one together."""
         self.policy = policy
         self.algo = algo
         self.optim = optim
         self.rollout = rollout
         self.num_iterations = num_iterations
         self.dump = dump
-        self.micro_batch_tokens = optim.micro_batch_tokens  # less once memory did not suffice
+        self.micro_batch_tokens = optim.micro_batch_tokens  # lowered when memory runs out
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._optims: dict[str, OptimConfig] = {}
-        self._shares: dict[str, bool] = {}
-        self._linear: dict[str, bool] = {}
+        self._shares_prompts: dict[str, bool] = {}
+        self._has_linear_head: dict[str, bool] = {}
         for agent in policy.agents:
             if not policy.config(agent).trained or policy.holder(agent) != agent:
                 continue
-            own = policy.config(agent).lr
-            self._optims[agent] = optim if own is None else optim.model_copy(update={"lr": own})
+            agent_lr = policy.config(agent).lr
+            self._optims[agent] = optim if agent_lr is None else optim.model_copy(update={"lr": agent_lr})
             parameters = policy.parameters(agent).values()
             self._optimizers[agent] = torch.optim.AdamW(
                 parameters, lr=self._optims[agent].lr, weight_decay=optim.weight_decay, fused=True
             )
             with policy.active(agent) as model:
-                self._linear[agent] = has_linear_head(model)
-                self._shares[agent] = shares_prompts(model)
+                self._has_linear_head[agent] = has_linear_head(model)
+                self._shares_prompts[agent] = can_share_prompts(model)
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path) -> Updater:
@@ -86,58 +84,62 @@ class Updater:
         return cls(policy, config.algo, config.optim, config.rollout, config.train.num_iterations, dump)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
-        """Train every agent that trains on its samples; returns the metrics of ``update/``.
+        """Take a step for every trained agent; returns the metrics of ``update/``.
 
-        ``samples`` are theirs alone. Agents that share an adapter take one step on the samples of all of them; its
-        metrics are those of the first. ``progress`` counts completions.
+        ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
+        samples of all of them, whose metrics have the name of the first. ``progress`` counts completions.
 
         Raises:
-            NonFiniteLoss: nothing was changed by the step that would have used it.
-            torch.cuda.OutOfMemoryError: one completion alone does not fit; the same holds.
+            NonFiniteLoss: the step that would have used the loss or gradient was not taken.
+            torch.cuda.OutOfMemoryError: a single completion does not fit; the step was not taken.
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
-        merged: dict[str, list[Sample]] = {}
-        for name, own in samples.items():
-            merged.setdefault(self.policy.holder(name), []).extend(own)
-        for agent, members in merged.items():
+        samples_by_holder: dict[str, list[Sample]] = {}
+        for name, agent_samples in samples.items():
+            samples_by_holder.setdefault(self.policy.holder(name), []).extend(agent_samples)
+        for agent, holder_samples in samples_by_holder.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
             if self.policy.config(agent).lr is not None:
                 metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
-            result = self._update_agent(agent, members, progress)
+            result = self._update_agent(agent, holder_samples, progress)
             gaps.append(result["sampling_gap"])
             metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
         metrics["update/sampling_gap"] = fmean(gaps)
-        self.policy.release_cached_memory()  # to the engine, where it is a process of its own
+        self.policy.release_cached_memory()  # for an engine in a process of its own
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """The gradient of the loss at the weights as they are, by parameter, before clipping; changes nothing.
+        """The gradient of the loss at the current weights, by parameter, before clipping; changes nothing.
 
         Parameters that no sample reaches have zeros. Raises as :meth:`update` does.
         """
         agent = self.policy.holder(agent)
-        work = self._work(agent, samples)
-        parameters = self.policy.parameters(agent)
+        work = self._plan_work(agent, samples)
         if work.samples:
-            work, frozen = self._fitting(work, self._frozen)
-            self._fitting(work, partial(self._gradient, frozen=frozen, told=_Furthest(None)))
-        found = {n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in parameters.items()}
+            work, constants = self._fit_memory(work, self._compute_constants)
+            self._fit_memory(
+                work, partial(self._compute_gradient, constants=constants, progress=_RestartableProgress(None))
+            )
+        gradients = {
+            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            for name, parameter in self.policy.parameters(agent).items()
+        }
         self._optimizers[agent].zero_grad(set_to_none=True)
-        return found
+        return gradients
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer states: all that :meth:`load` needs to go on bit for bit."""
+        """Write weights and optimizer states, from which :meth:`load` resumes bit for bit."""
         self.policy.save(folder / WEIGHTS)
         states = {agent: optimizer.state_dict() for agent, optimizer in self._optimizers.items()}
         torch.save({"version": self.policy.version, "optimizers": states}, folder / OPTIMIZER)
 
     def load(self, folder: Path) -> None:
-        """Take over what :meth:`save` wrote: weights, optimizer states and the number of updates."""
+        """Load weights, optimizer states and the number of updates that :meth:`save` wrote."""
         stored = torch.load(folder / OPTIMIZER, map_location=self.policy.device, weights_only=True)
         self.policy.load(stored["version"], {agent: folder / WEIGHTS / agent for agent in self.policy.agents})
         for agent, optimizer in self._optimizers.items():
@@ -145,75 +147,79 @@ class Updater:
 
     # -------------------------------------------------------------------------------------------------- one agent
     def _update_agent(self, agent: str, samples: Sequence[Sample], progress: Progress | None) -> dict[str, float]:
-        work = self._work(agent, samples)
-        kept = work.samples
+        work = self._plan_work(agent, samples)
         if progress:
-            progress(len(samples) - len(kept))
+            progress(len(samples) - len(work.samples))
         totals: dict[str, float] = {}
-        if kept:
-            work, frozen = self._fitting(work, self._frozen)
+        if work.samples:
+            work, constants = self._fit_memory(work, self._compute_constants)
             for epoch in range(self.algo.update_epochs):
-                told = _Furthest(progress if epoch == self.algo.update_epochs - 1 else None)
-                work, sums = self._fitting(work, partial(self._gradient, frozen=frozen, told=told))
+                is_last = epoch == self.algo.update_epochs - 1
+                counter = _RestartableProgress(progress if is_last else None)
+                work, sums = self._fit_memory(
+                    work, partial(self._compute_gradient, constants=constants, progress=counter)
+                )
                 totals = self._step(work, sums)
         return _agent_metrics(totals, samples)
 
-    def _work(self, agent: str, samples: Sequence[Sample]) -> _Work:
-        """Those of ``samples`` that the loss depends on; the divisor counts all of them, by their weights."""
+    def _plan_work(self, agent: str, samples: Sequence[Sample]) -> _Work:
+        """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights."""
         kept = [sample for sample in samples if sample.weight and (sample.advantage or self.algo.beta)]
-        sequences = math.fsum(sample.weight for sample in samples)
-        tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
+        num_sequences = math.fsum(sample.weight for sample in samples)
+        num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         return _Work(
             agent=agent,
             samples=kept,
-            rows=plan(kept, self.micro_batch_tokens, self._shares[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](sequences, tokens, self.rollout.max_new_tokens),
+            batches=plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]),
+            divisor=DIVISORS[self.algo.loss_norm](num_sequences, num_tokens, self.rollout.max_new_tokens),
         )
 
-    def _fitting(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
-        """What ``compute`` makes of ``work``, in smaller micro-batches if the GPU's memory does not suffice.
+    def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
+        """The result of ``compute``, which is repeated with smaller micro-batches while GPU memory runs out.
 
         Raises:
-            torch.cuda.OutOfMemoryError: one completion at a time does not fit either.
+            torch.cuda.OutOfMemoryError: a single completion at a time does not fit either.
         """
         while True:
             try:
                 return work, compute(work)
             except torch.cuda.OutOfMemoryError:
-                if all(len(rows) == len(rows[0]) == 1 for rows in work.rows):
+                if all(len(rows) == len(rows[0]) == 1 for rows in work.batches):
                     raise
-            # Here, and not above, where the exception would keep the tensors of its frames alive.
+            # Outside the except block, where the exception would keep the tensors of its frames alive.
             self._optimizers[work.agent].zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-            rows = work.rows
-            while rows == work.rows:
+            batches = work.batches
+            while batches == work.batches:
                 self.micro_batch_tokens = max(self.micro_batch_tokens // 2, 1)
-                rows = plan(work.samples, self.micro_batch_tokens, self._shares[work.agent])
+                batches = plan_batches(work.samples, self.micro_batch_tokens, self._shares_prompts[work.agent])
             log.warning(
-                "update %d, agent %r: out of GPU memory; going on with micro-batches of %d tokens. "
-                "optim.micro_batch_tokens = %d avoids the detour",
+                "update %d, agent %r: out of GPU memory; continuing with micro-batches of %d tokens. "
+                "Set optim.micro_batch_tokens = %d to start with them",
                 self.policy.version + 1,
                 work.agent,
                 self.micro_batch_tokens,
                 self.micro_batch_tokens,
             )
-            work = replace(work, rows=rows)
+            work = replace(work, batches=batches)
 
-    def _gradient(self, work: _Work, frozen: _Frozen, told: _Furthest) -> list[dict[str, Tensor]]:
-        """Leave the gradient of all micro-batches in the parameters; the loss and the metrics of each."""
+    def _compute_gradient(
+        self, work: _Work, constants: _Constants, progress: _RestartableProgress
+    ) -> list[dict[str, Tensor]]:
+        """Accumulate the gradient of all micro-batches in the parameters; returns the loss and metric sums of each."""
         self._optimizers[work.agent].zero_grad(set_to_none=True)
         sums: list[dict[str, Tensor]] = []
-        done = 0
-        for batch in self._batches(work):
-            loss, metrics = self._loss(work, batch, frozen.of(batch))
+        num_done = 0
+        for batch in self._collate_batches(work):
+            loss, metrics = self._compute_loss(work, batch, constants)
             loss.backward()  # type: ignore[no-untyped-call]
             sums.append({**metrics, "loss": loss.detach()})
-            done += len(batch.samples)
-            told.reach(done)
+            num_done += len(batch.samples)
+            progress.report_done(num_done)
         return sums
 
     def _step(self, work: _Work, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
-        """One optimizer step with the gradient in place; the sums of metrics and loss, and the gradient norm."""
+        """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
         optimizer = self._optimizers[work.agent]
         parameters = self.policy.parameters(work.agent).values()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
@@ -226,128 +232,111 @@ class Updater:
         totals = {name: float(torch.stack([part[name] for part in sums]).sum()) for name in sums[0]}
         return {**totals, "grad_norm": float(norm)}
 
-    def _loss(self, work: _Work, batch: Batch, frozen: _Logps) -> tuple[Tensor, dict[str, Tensor]]:
+    def _compute_loss(self, work: _Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
         with self.policy.active(work.agent) as model:
-            loss_of = self._forward(work.agent, model, batch)
-        several = self.algo.update_epochs > 1
-        return policy_loss(
-            loss_of,
-            batch.token_ids,
-            batch.advantages,
-            batch.sampling_logps,
-            divisor=work.divisor,
-            temperature=self.rollout.temperature,
-            sample_weights=batch.sample_weights,
-            weights=frozen.weights,
-            old_logps=frozen.old if several else None,
-            clip_low=self.algo.clip_low if several else None,
-            clip_high=self.algo.clip_high if several else None,
-            ref_logps=frozen.ref,
-            beta=self.algo.beta,
-            impl=self.algo.kernel,
-        )
+            loss_of = self._run_model(work.agent, model, batch)
+        tokens = constants.add_to_tokens(batch)
+        if self.algo.update_epochs == 1:  # strictly on-policy
+            tokens, options = replace(tokens, old_logps=None), self._options()
+        else:
+            options = replace(self._options(), clip_low=self.algo.clip_low, clip_high=self.algo.clip_high)
+        return policy_loss(loss_of, tokens, options, work.divisor, self.algo.beta)
 
-    def _frozen(self, work: _Work) -> _Frozen:
-        """What is computed once, before the first step, and only if the algorithm asks for it."""
-        frozen = _Frozen()
-        for batch in self._batches(work):
-            old = ref = weights = None
+    def _options(self) -> LossOptions:
+        return LossOptions(self.rollout.temperature, impl=self.algo.kernel)
+
+    def _compute_constants(self, work: _Work) -> _Constants:
+        """The tensors that are computed once, before the first step, as far as the algorithm needs them."""
+        constants = _Constants()
+        for batch in self._collate_batches(work):
+            lengths = [len(work.samples[index].completion_ids) for index in batch.samples]
             if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
-                old = self._logps(work.agent, self.policy.active(work.agent), batch)
-            if self.algo.importance_cap is not None:
-                assert old is not None
-                weights = importance_weights(old, batch.sampling_logps, self.algo.importance_cap)
+                old_logps = self._compute_logps(work.agent, self.policy.active(work.agent), batch)
+                constants.add("old_logps", batch, lengths, old_logps)
+                if self.algo.importance_cap is not None:
+                    weights = importance_weights(old_logps, batch.tokens.sampling_logps, self.algo.importance_cap)
+                    constants.add("importance_weights", batch, lengths, weights)
             if self.algo.beta > 0:
-                ref = self._logps(work.agent, self.policy.reference(work.agent), batch)
-            frozen.add(batch, [len(work.samples[i].completion_ids) for i in batch.samples], _Logps(old, ref, weights))
-        return frozen
+                ref_logps = self._compute_logps(work.agent, self.policy.reference(work.agent), batch)
+                constants.add("ref_logps", batch, lengths, ref_logps)
+        return constants
 
     @torch.no_grad()
-    def _logps(self, agent: str, model: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
-        with model as active:
-            loss_of = self._forward(agent, active, batch)
-        every = torch.ones_like(batch.sampling_logps)
-        return loss_of(batch.token_ids, every, temperature=self.rollout.temperature, impl=self.algo.kernel).logps
+    def _compute_logps(self, agent: str, context: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
+        with context as model:
+            loss_of = self._run_model(agent, model, batch)
+        tokens = batch.tokens
+        every_token = torch.ones_like(tokens.sampling_logps)
+        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._options()).logps
 
-    def _forward(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
-        """Run the model; the loss of its tokens as a function of their coefficients, over their support if it was kept.
+    def _run_model(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
+        """Run the model; returns the loss as a function of the tokens' inputs.
 
-        From hidden states (N, D), in the dtype that matrix products run in, where the head is a linear layer; else from
+        It starts from hidden states (N, D), in the dtype of matrix products, if the head is a linear layer; else from
         the model's own logits.
         """
-        if not self._linear[agent]:
-            return partial(magrpo_kernels.policy_loss_from_logits, logits(model, batch), support=batch.support)
-        weight, bias = head(model)
+        if not self._has_linear_head[agent]:
+            return partial(policy_loss_from_logits, token_logits(model, batch))
+        weight, bias = head_weights(model)
         dtype = self.policy.dtype
         hidden = hidden_states(model, batch).to(dtype)
-        bias = None if bias is None else bias.to(dtype)
-        weight = weight.to(dtype)
-        return partial(magrpo_kernels.policy_loss_from_hidden, hidden, weight, bias=bias, support=batch.support)
+        return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=None if bias is None else bias.to(dtype))
 
-    def _batches(self, work: _Work) -> Iterator[Batch]:
-        return (collate(work.samples, rows).to(self.policy.device) for rows in work.rows)
+    def _collate_batches(self, work: _Work) -> Iterator[Batch]:
+        return (collate(work.samples, rows).to(self.policy.device) for rows in work.batches)
 
     def _non_finite(self, work: _Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
-        members = chain.from_iterable(row for i in bad or range(len(losses)) for row in work.rows[i])
+        indices = chain.from_iterable(row for i in bad or range(len(losses)) for row in work.batches[i])
         self.dump.mkdir(parents=True, exist_ok=True)
         update = self.policy.version + 1
         path = self.dump / f"update-{update}-{work.agent}.jsonl"
-        path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in members))
-        what = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
+        path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in indices))
+        cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
-            f"update {update}, agent {work.agent!r}: {what}; no weight was changed by it. The samples are in {path}. "
+            f"update {update}, agent {work.agent!r}: {cause}; the step was not taken. The samples are in {path}. "
             "Lower optim.lr, or look for a broken base model or reward"
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """One agent's samples of one update, split into micro-batches."""
+    """One agent's samples of one update, split into micro-batches of rows."""
 
     agent: str
     samples: Sequence[Sample]
-    rows: Sequence[Sequence[Row]]
+    batches: Sequence[Sequence[Row]]
     divisor: float
 
 
 @dataclass(frozen=True, slots=True)
-class _Logps:
-    """Log-probabilities and weights that no gradient flows through, for the tokens of one micro-batch."""
+class _Constants:
+    """Tensors without gradient, by field of :class:`SampledTokens` and completion, so that micro-batches may change."""
 
-    old: Tensor | None
-    ref: Tensor | None
-    weights: Tensor | None
+    values: dict[str, dict[int, Tensor]] = field(default_factory=dict)
 
+    def add(self, name: str, batch: Batch, lengths: Sequence[int], tokens: Tensor) -> None:
+        parts = torch.split(tokens, list(lengths))
+        self.values.setdefault(name, {}).update(zip(batch.samples, parts, strict=True))
 
-class _Frozen:
-    """:class:`_Logps` by completion, so that later micro-batches may be others."""
-
-    def __init__(self) -> None:
-        self._kept: dict[str, dict[int, Tensor]] = {"old": {}, "ref": {}, "weights": {}}
-
-    def add(self, batch: Batch, lengths: Sequence[int], logps: _Logps) -> None:
-        for name, kept in self._kept.items():
-            values: Tensor | None = getattr(logps, name)
-            if values is not None:
-                kept.update(zip(batch.samples, torch.split(values, list(lengths)), strict=True))
-
-    def of(self, batch: Batch) -> _Logps:
-        parts = {name: [kept[i] for i in batch.samples] if kept else None for name, kept in self._kept.items()}
-        return _Logps(**{name: None if part is None else torch.cat(part) for name, part in parts.items()})
+    def add_to_tokens(self, batch: Batch) -> SampledTokens:
+        joined: dict[str, Any] = {
+            name: torch.cat([parts[i] for i in batch.samples]) for name, parts in self.values.items()
+        }
+        return replace(batch.tokens, **joined)
 
 
-class _Furthest:
-    """Tells progress in completions, each once, however often the work begins anew."""
+class _RestartableProgress:
+    """Reports each completion once, even if the work starts over."""
 
-    def __init__(self, tell: Progress | None) -> None:
-        self._tell, self._told = tell, 0
+    def __init__(self, progress: Progress | None) -> None:
+        self._progress, self._num_reported = progress, 0
 
-    def reach(self, done: int) -> None:
-        if self._tell and done > self._told:
-            self._tell(done - self._told)
-            self._told = done
+    def report_done(self, num_done: int) -> None:
+        if self._progress and num_done > self._num_reported:
+            self._progress(num_done - self._num_reported)
+            self._num_reported = num_done
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -16,7 +16,7 @@ import psutil
 from rich.console import Console
 from rich.table import Column, Table
 
-from magrpo.sandboxes.jails import SYSTEM, Spec, interpreter_paths, python
+from magrpo.sandboxes.jail_command import SYSTEM, JailSpec, find_interpreter, list_interpreter_paths
 from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
@@ -130,7 +130,7 @@ def _timed(work: Callable[[], object]) -> float:
 
 
 def _start_s(level: str) -> float:
-    spec = replace(Spec(PoolSandbox().limits(), level), preload=tuple(PRELOAD.split()))
+    spec = replace(JailSpec(PoolSandbox().make_limits(), level), preload=tuple(PRELOAD.split()))
     began = time.perf_counter()
     worker = Worker(spec)
     seconds = time.perf_counter() - began
@@ -145,16 +145,16 @@ def _peer_rate(workers: int, number: int, imports: str) -> float:
     """
     preamble = "".join(f"import {name}\n" for name in imports.split())
     command = ["bwrap", "--unshare-all", "--die-with-parent"]
-    for path in interpreter_paths():
+    for path in list_interpreter_paths():
         command += ["--ro-bind", path, path]
     for link in ("/lib", "/lib64"):
-        if link not in interpreter_paths():
+        if link not in list_interpreter_paths():
             command += ["--symlink", f"usr{link}", link]
-    assert set(interpreter_paths()) & set(SYSTEM)
+    assert set(list_interpreter_paths()) & set(SYSTEM)
 
     def one(k: int) -> None:
         done = subprocess.run(
-            [*command, python(), "-I", "-S", "-c", preamble + PEER.format(k)], capture_output=True, check=True
+            [*command, find_interpreter(), "-I", "-S", "-c", preamble + PEER.format(k)], capture_output=True, check=True
         )
         assert done.stdout == b"passed\n"
 

@@ -91,7 +91,7 @@ def _machine(config: RunConfig) -> Iterator[str]:
     dtype = dtype_of(config.model, device)
     engine = config.engine
     if isinstance(engine, AutoEngine):
-        engine = engine.choose(Policy(device, dtype, "auto"))
+        engine = engine.choose_engine(Policy(device, dtype, "auto"))
     chosen = f"{engine.kind}{' (chosen by auto)' if engine is not config.engine else ''}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.config import AgentConfig, RunConfig, holders
+from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
@@ -78,7 +78,7 @@ def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[s
         ConfigError: the configuration of a base model cannot be read.
     """
     models = {agent.model: _model(agent, config) for agent in config.agents}
-    holder = holders(config.agents)
+    holder = weight_holders(config.agents)
     apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
     lora = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
@@ -111,10 +111,10 @@ def _model(agent: AgentConfig, config: RunConfig) -> _Model:
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from magrpo.assets import locate
+    from magrpo.assets import locate_model
 
     try:
-        described = AutoConfig.from_pretrained(locate(agent.model))
+        described = AutoConfig.from_pretrained(locate_model(agent.model))
     except (OSError, ValueError) as error:
         reason = str(error).strip().partition("\n")[0]
         raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None

@@ -20,7 +20,7 @@ from rich.progress import Progress, TimeRemainingColumn
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
-from magrpo.rewards.common import whole
+from magrpo.rewards.common import merge_hidden_report
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem
@@ -122,7 +122,7 @@ def _reports(
 
 
 def _report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
-    program = whole(scored.reports, next(iter(scored.reports))) if scored.reports else None
+    program = merge_hidden_report(scored.reports, next(iter(scored.reports))) if scored.reports else None
     status = "infra_error" if scored.masked else program.status if program else "not_run"
     return ReportLine(
         task_id=task_id,

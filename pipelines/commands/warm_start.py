@@ -18,10 +18,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from magrpo.embedded.conventions import Divisions
-from magrpo.embedded.demonstrations import Example, Recipe, revisions
+from magrpo.embedded.demonstrations import Example, Recipe, make_revisions
 from magrpo.embedded.voices import Voices
-from magrpo.embedded.warm_start import WarmStartConfig
-from magrpo.embedded.warm_start import warm_start as train
+from magrpo.embedded.warm_start import WarmStartConfig, train_base_model
 from magrpo.envs import diagnosis, writing
 from magrpo.envs.coding import CodingEnv
 from magrpo.interfaces import Problems, SandboxPlugin
@@ -143,7 +142,7 @@ def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
     recipe, plugin = RECIPES[config.problems]
     sandbox = plugin.open()
     try:
-        examples = revisions(chosen, recipe, sandbox, config.seed)
+        examples = make_revisions(chosen, recipe, sandbox, config.seed)
     finally:
         sandbox.close()
     write_records(folder / "second_turns.jsonl.gz", examples)
@@ -152,7 +151,7 @@ def _demonstrate(folder: Path, config: WarmStartConfig) -> None:
 def _train(folder: Path, config: WarmStartConfig, console: Console) -> None:
     second_turns = read_records(folder / "second_turns.jsonl.gz", Example)
     with _progress(config.num_steps, console) as advance:
-        result = train(_problems(config), second_turns, RECIPES[config.problems][0], config, advance)
+        result = train_base_model(_problems(config), second_turns, RECIPES[config.problems][0], config, advance)
     loss = fmean(result.losses[-_RECENT:])
     result.save(folder / "model")
     recipe = {**config.model_dump(), "loss": round(loss, 4), "parameters": result.model.num_parameters()}

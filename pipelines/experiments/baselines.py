@@ -1,7 +1,7 @@
 """The baselines of section 5 of arXiv 2508.04652 and cross-play, each one entry of a table.
 
-An entry says what differs from the run it is compared with: fields of the environment and the reward, and who sits in
-which role with whose weights. What cannot be made for a run is left out, with the reason.
+An entry lists its differences from the run it is compared with: fields of the environment and the reward, and which
+agent takes each role with which weights. Rows that cannot be made for a run are left out, with the reason.
 """
 
 from __future__ import annotations
@@ -20,25 +20,25 @@ from magrpo.reports.baselines import REFERENCE
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """The agents of a run as they came out of training, or before it."""
+    """The agents of a run, before or after training."""
 
     name: str
     agents: tuple[AgentConfig, ...]
 
-    def of(self, roles: Sequence[str]) -> list[AgentConfig]:
-        """The agents for ``roles``; a role alone is taken by the last agent, ``main`` in coding."""
+    def agents_for(self, roles: Sequence[str]) -> list[AgentConfig]:
+        """The agents for ``roles``, in their order; a single role is taken by the last agent, ``main`` in coding."""
         by_role = {agent.role: agent for agent in self.agents}
         if len(roles) == 1:
             return [by_role.get(roles[0], self.agents[-1])]
-        strange = [role for role in roles if role not in by_role]
-        if strange:
-            raise LeftOut(f"{self.name} has no agent in the role {strange[0]!r}")
+        missing = [role for role in roles if role not in by_role]
+        if missing:
+            raise LeftOut(f"{self.name} has no agent in the role {missing[0]!r}")
         return [by_role[role] for role in roles]
 
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """Whom the rows can seat. None: there is none, ``why`` says the reason."""
+    """The teams that rows can take agents from; ``why`` gives the reason where one is missing."""
 
     untrained: Team
     run: Team | None = None
@@ -46,7 +46,8 @@ class Teams:
     partners: tuple[Team, ...] = ()
     why: Mapping[str, str] = field(default_factory=dict)
 
-    def trained(self) -> Team:
+    def trained_team(self) -> Team:
+        """The run after training. Raises LeftOut if there is none."""
         if self.run is None:
             raise LeftOut(self.why["run"])
         return self.run
@@ -57,39 +58,39 @@ class LeftOut(Exception):
 
 
 Seats = tuple[str, str, Sequence[AgentConfig]]
-"""What a row adds to the name and the title of its entry, and its agents in the order of the roles."""
+"""Additions to the name and the title of an entry, and the agents in the order of the roles."""
 Seating = Callable[[Teams, Sequence[str]], Iterator[Seats]]
 
 
 def _untrained(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.untrained.of(roles)
+    yield "", "", teams.untrained.agents_for(roles)
 
 
 def _run(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.trained().of(roles)
+    yield "", "", teams.trained_team().agents_for(roles)
 
 
 def _single(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
     if teams.single is None:
         raise LeftOut(teams.why["single"])
-    yield "", f" ({teams.single.name})", teams.single.of(roles)
+    yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
 
 
 def _swap(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    agents = teams.trained().of(roles)
+    agents = teams.trained_team().agents_for(roles)
     _needs_partners(agents)
     yield "", "", [*agents[1:], *agents[:1]]
 
 
 def _solo(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    agents = teams.trained().of(roles)
+    agents = teams.trained_team().agents_for(roles)
     _needs_partners(agents)
     for agent in agents:
         yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
 
 
 def _untrained_partner(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    trained, untrained = teams.trained().of(roles), teams.untrained.of(roles)
+    trained, untrained = teams.trained_team().agents_for(roles), teams.untrained.agents_for(roles)
     _needs_partners(trained)
     for index, agent in enumerate(trained):
         seats = [*untrained[:index], agent, *untrained[index + 1 :]]
@@ -97,15 +98,15 @@ def _untrained_partner(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
 
 
 def _partners(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    """The first role of one run with the other roles of another, for every two runs."""
+    """The first role of one run with the other roles of another, for every pair of runs."""
     if not teams.partners:
         raise LeftOut(teams.why["partners"])
-    everyone = [teams.trained(), *teams.partners]
-    _needs_partners(everyone[0].of(roles))
+    everyone = [teams.trained_team(), *teams.partners]
+    _needs_partners(everyone[0].agents_for(roles))
     for first in everyone:
         for rest in everyone:
             if first is not everyone[0] or rest is not first:
-                seats = [*first.of(roles)[:1], *rest.of(roles)[1:]]
+                seats = [*first.agents_for(roles)[:1], *rest.agents_for(roles)[1:]]
                 yield f"_{first.name}_{rest.name}", f": {first.name} with {rest.name}", seats
 
 
@@ -116,7 +117,7 @@ def _needs_partners(agents: Sequence[AgentConfig]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Baseline:
-    """An entry: what its rows differ in from the run. A ``kind`` replaces the plug-in; keys that both have stay."""
+    """An entry: how its rows differ from the run. A ``kind`` replaces the plug-in and keeps the fields both have."""
 
     title: str
     seating: Seating
@@ -124,9 +125,9 @@ class Baseline:
     reward: Mapping[str, Any] = field(default_factory=dict)
     votes: Literal["none", "majority", "best"] = "none"
     tasks: tuple[str, ...] = ()
-    """The rewards, by ``kind``, that it can stand beside; none named: any."""
+    """The kinds of reward it applies to; empty: every reward."""
     blind: bool = False
-    """Its agents act at once, also where those of the run take turns."""
+    """Its agents act at the same time, even where those of the run take turns."""
     oracle: Literal["none", "stop", "retry"] = "none"
     """``stop``: end a trajectory where its reward exceeds ``eval.stop_above``; None: where it is the largest.
     ``retry``: the same, and start again where it does not, until there are as many tries as the run has turns."""
@@ -155,7 +156,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def parse_names(text: str) -> list[str]:
-    """The entries that ``--baselines`` asks for: ``all``, or names with commas; what they need is added.
+    """The entries of ``--baselines``, ``all`` or names joined by commas, with the entries they depend on.
 
     Raises:
         ConfigError: there is no such entry.
@@ -169,7 +170,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
-    """The configuration of the run that makes the table.
+    """The configuration of a run that makes the table.
 
     Raises:
         ConfigError: no row can be made; the message says why.
@@ -179,7 +180,7 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
     for name in names:
         try:
             for row in _rows(name, config, teams):
-                same = next((other.name for other in rows if _what(other) == _what(row)), None)
+                same = next((other.name for other in rows if _content(other) == _content(row)), None)
                 if same is None:
                     rows.append(row)
                 else:
@@ -230,7 +231,7 @@ def _oracle_threshold(config: RunConfig) -> float:
 
 
 def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
-    """The plug-in with other fields, or another one with the fields that both have."""
+    """The plug-in with changed fields, or another plug-in with the fields that both have."""
     changes = {key: value for key, value in changes.items() if getattr(plugin, key, None) != value}
     cls = import_plugin(TABLES[section], changes["kind"]) if "kind" in changes else type(plugin)
     unknown = next((key for key in changes if key not in cls.model_fields), None)
@@ -243,9 +244,9 @@ def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
 def _carried(
     seats: Sequence[AgentConfig], roles: Sequence[str], pool: Sequence[AgentConfig]
 ) -> tuple[AgentConfig, ...]:
-    """The agents of the run that carry the weights of ``seats``: of the same base, by name where that is free.
+    """The agents of the run that carry the weights of ``seats``: of the same base, of the same name if it is free.
 
-    Models are loaded for the agents of the run alone; a row loads adapters or weights into them.
+    Only the run's agents have models; a row loads adapters or weights into them.
     """
     free, carriers = list(pool), {}
     by_name = sorted(range(len(seats)), key=lambda i: seats[i].name not in [agent.name for agent in pool])
@@ -260,5 +261,5 @@ def _carried(
     )
 
 
-def _what(row: BaselineRow) -> str:
+def _content(row: BaselineRow) -> str:
     return row.model_dump_json(exclude={"name", "title"})

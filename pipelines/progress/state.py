@@ -40,7 +40,7 @@ class RunState:
         config = store.config()
         state, every, missing = cls.of(config), steps(config), first_missing(config, store)
         for step in every[:missing]:
-            if store.committed(step.folder):
+            if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)
         if missing < len(every):
             state.start_step(every[missing])

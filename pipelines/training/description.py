@@ -1,4 +1,4 @@
-"""What a run's page in MLflow says above its figures: what was run, what came of it so far, how to go on.
+"""The description of a run on its MLflow page: what it runs, its results so far, and how to resume it.
 
 Imports no prefect.
 """
@@ -31,13 +31,13 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     lines = [f"{_what(config)} {_STATES[status]}. {' '.join(_results(store, config))}".strip(), ""]
     lines += [f"- on `{socket.gethostname()}` in `{store.path}`"]
     again = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
-    lines += [] if status == "FINISHED" else [f"- to go on with it: `{again}`"]
+    lines += [] if status == "FINISHED" else [f"- to resume it: `{again}`"]
     lines += [f"- [flow run in Prefect]({flow_run_url})"] if flow_run_url else []
     tags = {} if flow_run_url is None else {FLOW_RUN_URL: flow_run_url}
-    from_iteration = _done_again(store)
+    from_iteration = _first_repeated_iteration(store)
     if from_iteration is not None:
         tags["magrpo.rewound"] = f"from iteration {from_iteration} on"
-        lines += [f"- done again from iteration {from_iteration} on: of two values for a step the later one counts"]
+        lines += [f"- computed again from iteration {from_iteration} on: of two values for a step the later one counts"]
     return tags | {NOTE: "\n".join(lines)}
 
 
@@ -64,6 +64,6 @@ def _results(store: RunStore, config: RunConfig) -> Iterator[str]:
         yield f"(untrained: {first.summary[HEADLINE]['return'].mean:.1%})"
 
 
-def _done_again(store: RunStore) -> int | None:
-    """The earliest iteration of which a stage was taken out of the run, to be done again."""
+def _first_repeated_iteration(store: RunStore) -> int | None:
+    """The earliest iteration of which a stage was set aside, to be computed again."""
     return min((int(path.name) for path in store.path.glob("set-aside/*/*")), default=None)

@@ -1,9 +1,9 @@
-"""The rule of the gate: when a team is better than the champion, by the returns of both on the same problems.
+"""The rule of the gate: whether a team is better than the champion, by the returns of both on the same problems.
 
-Every night's team is compared, so some are better by luck: of thirty that are no better, each with a chance of 2.5 %,
-one passes with a chance of up to 53 %. What chose a team cannot confirm it. So a team that passes the first comparison,
-of evaluations that are there anyway, is evaluated again together with the champion, on fresh samples and more of them,
-and has to pass a stricter comparison of those alone.
+Every night's team is compared, so some pass by luck: of thirty teams that are no better, each with a chance of 2.5 %,
+one passes with a chance of up to 53 %. The comparison that selects a team cannot confirm it. So a team that passes the
+first comparison, of evaluations made anyway, is evaluated again together with the champion on fresh and more samples,
+and must pass a stricter comparison of those alone.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from magrpo.reports.figures import format_difference
 from magrpo.types import Interval
 
 _SEED = 0
-"""Of the resampling, as in ``magrpo compare``."""
+"""Seed of the resampling, as in ``magrpo compare``."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """What a difference has to pass: an interval above 0 that leaves out ``tail`` percent at each end."""
+    """A difference passes if its interval, which leaves out ``tail`` percent at each end, lies above 0."""
 
     tail: float
     num_resamples: int
 
     @property
     def coverage(self) -> str:
-        """What the interval covers: ``95 %``."""
+        """Coverage of the interval: ``95 %``."""
         return f"{100 - 2 * self.tail:g} %"
 
 

@@ -1,4 +1,4 @@
-"""What follows a run: its team becomes a version of a registered model, and the champion if it passes the gate.
+"""After a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
 The gate compares the run's last evaluation with the champion's on the same held-out problems, sampled alike; if the
 team is better, both are evaluated again on fresh samples (:mod:`pipelines.training.gate`). A team is promoted if it is
@@ -38,22 +38,22 @@ EVALUATION = "evaluation.json"
 _SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
-"""Makes a context that calls a function if what is done inside it fails."""
+"""Makes a context that calls a function if its block fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Promotion:
-    """A registered version, and what the gate made of it."""
+    """A registered version, and the gate's decision."""
 
     model: str
     version: int
     promoted: bool
-    """Whether it was made the champion."""
+    """Whether it became the champion."""
     reason: str
     champion: int | None
     """The version that was the champion before."""
     fresh: bool = True
-    """Decided just now, not by an earlier process of the same run."""
+    """Whether this process decided, not an earlier process of the same run."""
 
     def __str__(self) -> str:
         verdict = "is the champion now" if self.promoted else "is registered, the champion stays"
@@ -73,9 +73,9 @@ def undo_on_error(undo: Callable[[], None]) -> Iterator[None]:
 def register_team(
     store: RunStore, outcome: Outcome, mlflow_run_id: str, evaluate: Callable[[str], Outcome], undo: Undo
 ) -> Promotion | None:
-    """Register the team of a finished run and ask the gate; None: nothing is to be registered, or MLflow is away.
+    """Register the team of a finished run and ask the gate; None: nothing to register, or MLflow is away.
 
-    ``evaluate`` goes through a run of no iterations in the same root. If MLflow is away, a later call goes on.
+    ``evaluate`` executes a run of no iterations in the same root. If MLflow is away, a later call continues.
     """
     config = store.config()
     if config.registry.model is None or not config.train.num_iterations:
@@ -85,9 +85,9 @@ def register_team(
         if not mlflow_run_id:
             raise Unavailable("MLflow was not reached")
         registered = _register(store, config, outcome, registry, mlflow_run_id)
-        return _Gate(store, config, registry, outcome, registered, evaluate).decide(undo)
+        return _Gate(store, config, registry, outcome, registered, evaluate).decide_promotion(undo)
     except Unavailable as error:
-        log.warning("registry: %s; magrpo train --resume %s goes on with it", error, store.run_id)
+        log.warning("registry: %s; to continue: magrpo train --resume %s", error, store.run_id)
         return None
 
 
@@ -99,8 +99,8 @@ def _register(
     last = config.train.num_iterations
     checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
 
-    def work(folder: Path) -> Mapping[str, float]:
-        from magrpo.reports.model_card import render_model_card, strip_heading
+    def write(folder: Path) -> Mapping[str, float]:
+        from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
 
         version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
         reports = [
@@ -125,11 +125,11 @@ def _register(
 
     name = f"{last:05d}/register"
     key = digest("register", registry.model, checkpoint["sha"], evaluation["sha"])
-    return store.find(name, key) or store.commit(name, key, work)
+    return store.find(name, key) or store.commit(name, key, write)
 
 
 def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
-    """A digest of all that an evaluation depends on, but the agents; equal ones may be compared problem by problem."""
+    """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
     sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
     tree = json.loads(config.model_dump_json(include=sections))
     del tree["eval"]["every"]
@@ -147,8 +147,8 @@ class _Gate:
     registered: Pointer
     evaluate: Callable[[str], Outcome]
 
-    def decide(self, undo: Undo) -> Promotion:
-        """What was decided, once: the alias moves and the decision is committed, or neither is."""
+    def decide_promotion(self, undo: Undo) -> Promotion:
+        """Decide once: either the alias moves and the decision is committed, or neither happens."""
         name = f"{self.config.train.num_iterations:05d}/promote"
         key = digest("promote", self.registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
@@ -162,7 +162,7 @@ class _Gate:
             champion = registry.find_champion()
             promotion = self._judge(version, champion)
 
-        def work(folder: Path) -> Mapping[str, float]:
+        def write(folder: Path) -> Mapping[str, float]:
             (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
             return {}
 
@@ -176,7 +176,7 @@ class _Gate:
             registry.tag_version(version, _verdict(promotion))
             if promotion.promoted:
                 registry.set_champion(version.number)
-            self.store.commit(name, key, work)
+            self.store.commit(name, key, write)
         return promotion
 
     def _version(self) -> TeamVersion:
@@ -218,7 +218,7 @@ class _Gate:
         return mean_returns(report, HEADLINE, self.config.reward)
 
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
-        """The champion's return on each problem, and how it was come by."""
+        """The champion's return on each problem, and how it was measured."""
         facts = json.loads(self.registry.read_file(champion, EVALUATION))
         if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
             return facts["returns"], ""
@@ -228,9 +228,9 @@ class _Gate:
         return self._evaluated(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
-        """The team's lead over the champion with a seed that no evaluation has had, and where it was measured.
+        """The team's lead over the champion with a seed no evaluation has used, and where it was measured.
 
-        Each is evaluated in a run of its own; one that an earlier process began is gone on with.
+        Each is evaluated in a run of its own; a run begun by an earlier process is resumed.
         """
         asked = self.config.eval
         seed = derive_seed("confirm", self.store.run_id, version.number, champion.number)
@@ -245,7 +245,7 @@ class _Gate:
         return lead, f", in runs {team.run_id} and {other.run_id}"
 
     def _evaluated(self, run: RunStore) -> dict[str, float]:
-        """The return on each problem in a run of no iterations, gone through if it is not done."""
+        """The return on each problem in a run of no iterations, which is executed unless it is finished."""
         report = read_evaluation(run.folder(self.evaluate(run.run_id).evaluations[0]))
         return mean_returns(report, HEADLINE, self.config.reward)
 

@@ -90,7 +90,9 @@ class RunRecorder:
             for stage in ("rollout", "score")
         )
         levels = [read_scored(store.folder(pointer)) for pointer in scores]
-        times = [TurnTimes(store.interval(r), store.interval(s)) for r, s in zip(rollouts, scores, strict=False)]
+        times = [
+            TurnTimes(store.work_interval(r), store.work_interval(s)) for r, s in zip(rollouts, scores, strict=False)
+        ]
         for root in spread_evenly(levels[0], tracking.traces):
             trajectory = first_trajectory(root, levels)
             self._tracker.trace(trajectory, iteration, times[: len(trajectory.steps)])
@@ -101,7 +103,7 @@ class RunRecorder:
         if not self._config.tracking.traces or not path.exists():  # early versions kept no trajectories
             return
         sampled = [t for t in read_records(path, Trajectory) if (t.split, t.mode) == ("test", "sampled")]
-        interval = self._store.interval(evaluation)
+        interval = self._store.work_interval(evaluation)
         for trajectory in spread_evenly(sampled, self._config.tracking.traces):
             self._tracker.trace(trajectory, iteration, [TurnTimes(interval, interval)] * len(trajectory.steps))
 

@@ -35,7 +35,7 @@ class Resources:
     @cached_property
     def policy(self) -> Policy:
         """The agents' models."""
-        from magrpo.policy import Policy
+        from magrpo.policy import Policy  # torch, transformers
 
         config = self._config
         return Policy.open(config.agents, config.model, config.lora, config.train.seed)
@@ -43,7 +43,7 @@ class Resources:
     @cached_property
     def updater(self) -> Updater:
         """The optimizers of ``policy``."""
-        from magrpo.stages.update import Updater
+        from magrpo.stages.update import Updater  # torch
 
         return Updater.of(self.policy, self._config, self._store.path / "failed-batch")
 
@@ -62,7 +62,7 @@ class Resources:
         self._open.callback(engine.close)
         return engine
 
-    def serve(self, checkpoint: Pointer) -> Engine:
+    def serve_checkpoint(self, checkpoint: Pointer) -> Engine:
         """The engine, awake, with the weights of ``checkpoint``."""
         self._resume(checkpoint)
         if self._served is not None:
@@ -82,7 +82,7 @@ class Resources:
         self._engine.load(self._rows_served, weights)
         return self._engine
 
-    def train(self, checkpoint: Pointer) -> Updater:
+    def prepare_update(self, checkpoint: Pointer) -> Updater:
         """The updater with the weights of ``checkpoint``, for an update; the engine sleeps.
 
         Until :meth:`mark_trained` is called, the weights match no checkpoint.

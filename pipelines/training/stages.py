@@ -36,7 +36,7 @@ from magrpo.layout import (
 )
 from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
-from magrpo.sandboxes.remarkable import write_remarkable
+from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
@@ -156,7 +156,7 @@ class StageRunner:
             nodes = root_nodes(drawn, config.rollout)
         groups: list[RolloutGroup[Turn]] = []
         if nodes:
-            backend = self._backend(self._resources.serve(checkpoint))
+            backend = self._backend(self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / GROUPS, groups)
         return _rollout_metrics(groups)
@@ -168,7 +168,7 @@ class StageRunner:
         team, sandbox = Team.of(self._config), self._resources.sandbox
         scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
         write_records(folder / GROUPS, scored)
-        write_remarkable(folder / NOTABLE_EXECUTIONS, stats.ran)
+        write_notable_executions(folder / NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -196,7 +196,7 @@ class StageRunner:
             for agent in self._config.agents
             if agent.trained
         }
-        updater = self._resources.train(checkpoint)
+        updater = self._resources.prepare_update(checkpoint)
         metrics = updater.update(batch, self._advance)
         updater.save(folder)
         return metrics
@@ -205,7 +205,7 @@ class StageRunner:
         """Evaluate a checkpoint on problems never trained on."""
         config = self._config
         problems, checkpoint = inputs
-        backend = self._backend(self._resources.serve(checkpoint))
+        backend = self._backend(self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
         _write_evaluation(folder, report, backend)
@@ -295,7 +295,7 @@ _WRITERS: Mapping[StageName, Callable[[StageRunner, Step, Sequence[Pointer], Pat
 
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> None:
-    write_remarkable(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
+    write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
     (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
 
 

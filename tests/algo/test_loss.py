@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from magrpo.algo import loss as algo_loss
-from magrpo.algo.loss import DIVISORS, LossNorm, importance_weights, k3
+from magrpo.algo.loss import DIVISORS, LossNorm, SampledTokens, importance_weights, k3
 from magrpo.config import AlgoConfig
-from magrpo_kernels import policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels import LossOptions, policy_loss_from_hidden, policy_loss_from_logits
 
 N, D, V = 7, 5, 11
 
@@ -36,12 +36,20 @@ def inputs(seed: int = 0, n: int = N) -> dict[str, Tensor]:
 
 
 def policy_loss(
-    hidden: Tensor, head_weight: Tensor, *args: Any, from_logits: bool = False, **kwargs: Any
+    hidden: Tensor,
+    head_weight: Tensor,
+    *,
+    divisor: float,
+    beta: float = 0.0,
+    from_logits: bool = False,
+    options: LossOptions = LossOptions(),  # noqa: B008  # frozen
+    **tokens: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss from hidden states or, to the same effect, from the logits."""
+    loss_of = partial(policy_loss_from_hidden, hidden, head_weight)
     if from_logits:
-        return algo_loss.policy_loss(partial(policy_loss_from_logits, hidden @ head_weight.T), *args, **kwargs)
-    return algo_loss.policy_loss(partial(policy_loss_from_hidden, hidden, head_weight), *args, **kwargs)
+        loss_of = partial(policy_loss_from_logits, hidden @ head_weight.T)
+    return algo_loss.policy_loss(loss_of, SampledTokens(**tokens), options, divisor, beta)
 
 
 def reference_logps(hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -77,9 +85,9 @@ def test_one_token_by_hand() -> None:
     # Logits 0 and log 3: the probability of token 1 is 3/4. L = -2 log(3/4) / 4; dL/dlogit_1 = -2/4 * (1 - 3/4).
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.tensor([[0.0], [math.log(3.0)]], requires_grad=True)
-    loss, sums = policy_loss(
-        hidden, weight, torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)]), divisor=4.0
-    )
+    tokens = [torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)])]
+    loss_of = partial(policy_loss_from_hidden, hidden, weight)
+    loss, sums = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0)
     assert float(loss.detach()) == pytest.approx(-2 * math.log(0.75) / 4)
     (slope,) = gradients(loss, weight)
     assert slope.flatten().tolist() == pytest.approx([2 / 4 * 0.25, -2 / 4 * 0.25])
@@ -100,7 +108,7 @@ def test_weights_and_k3_by_hand() -> None:
 def test_on_policy_the_gradient_is_that_of_reinforce(from_logits: bool, seed: int, temperature: float) -> None:
     values = inputs(seed)
     leaves(values)
-    loss, _ = policy_loss(**values, from_logits=from_logits, divisor=3.0, temperature=temperature)
+    loss, _ = policy_loss(**values, from_logits=from_logits, divisor=3.0, options=LossOptions(temperature))
     logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"], temperature)
     assert_same(loss, -(values["advantages"] * logps).sum() / 3.0, values)
 
@@ -109,7 +117,7 @@ def test_importance_weights_scale_each_token() -> None:
     values = inputs()
     leaves(values)
     weights = torch.linspace(0.5, 2.0, N)
-    loss, _ = policy_loss(**values, divisor=2.0, weights=weights)
+    loss, _ = policy_loss(**values, divisor=2.0, importance_weights=weights)
     logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
     assert_same(loss, -(weights * values["advantages"] * logps).sum() / 2.0, values)
 
@@ -121,7 +129,9 @@ def test_the_clipped_surrogate(seed: int) -> None:
     leaves(values)
     logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
     old = (logps + 0.5 * torch.randn(N, generator=torch.Generator().manual_seed(seed))).detach()
-    loss, sums = policy_loss(**values, divisor=2.0, old_logps=old.float(), clip_low=0.2, clip_high=0.3)
+    loss, sums = policy_loss(
+        **values, divisor=2.0, old_logps=old.float(), options=LossOptions(clip_low=0.2, clip_high=0.3)
+    )
     ratio, advantages = (logps - old).exp(), values["advantages"]
     unclipped, clipped = ratio * advantages, ratio.clamp(0.8, 1.3) * advantages
     assert_same(loss, -torch.minimum(unclipped, clipped).sum() / 2.0, values)

@@ -13,11 +13,12 @@ import torch
 from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import PromptTooLong
+from magrpo.forward import head_weights, hidden_states
 from magrpo.interfaces import Engine
 from magrpo.plugins import TABLES, ConfigError, build_plugin
-from magrpo.policy import Policy, head, hidden_states
+from magrpo.policy import Policy
 from magrpo.types import Action, Request, Sample, SamplingParams
-from magrpo_kernels import policy_loss_from_hidden
+from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
 
 MAX_LENGTH = 128
@@ -241,17 +242,11 @@ def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: 
         ]
         batch = collate(samples, [(i,) for i in range(len(samples))])
         with world.policy.active(agent) as model, torch.no_grad():
-            weight, bias = head(model)
-            logps = policy_loss_from_hidden(
-                hidden_states(model, batch),
-                weight,
-                batch.token_ids,
-                batch.advantages,
-                bias=bias,
-                temperature=0.8,
-                support=batch.support,
-            ).logps
-        assert float((logps - batch.sampling_logps).abs().max()) < 1e-4
+            weight, bias = head_weights(model)
+            inputs = TokenInputs(batch.tokens.token_ids, batch.tokens.advantages, support=batch.tokens.support)
+            options = LossOptions(temperature=0.8)
+            logps = policy_loss_from_hidden(hidden_states(model, batch), weight, inputs, options, bias=bias).logps
+        assert float((logps - batch.tokens.sampling_logps).abs().max()) < 1e-4
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)

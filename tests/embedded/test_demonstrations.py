@@ -5,10 +5,10 @@ from collections import Counter
 
 import pytest
 
-from magrpo.embedded.conventions import WEIGHTS, write
-from magrpo.embedded.demonstrations import Example, all_texts, first_turns, revisions
+from magrpo.embedded.conventions import WEIGHTS, write_completion
+from magrpo.embedded.demonstrations import Example, collect_texts, make_first_turns, make_revisions
 from magrpo.envs.diagnosis import BARE_LINES
-from magrpo.problems.coopcode import CoopCode, composition_of
+from magrpo.problems.coopcode import CoopCode, parse_composition
 from magrpo.problems.notes import Notes
 from magrpo.types import Problem
 from pipelines.commands.warm_start import RECIPES
@@ -24,11 +24,11 @@ def problems() -> list[Problem]:
 
 
 def conventions_of(problem: Problem, role: str, text: str) -> list[str]:
-    return [name for name in WEIGHTS[role] if write(composition_of(problem), role, name) == text]
+    return [name for name in WEIGHTS[role] if write_completion(parse_composition(problem), role, name) == text]
 
 
 def test_first_turns_follow_a_convention_of_each_role(problems: list[Problem]) -> None:
-    examples = first_turns(problems, RECIPE, seed=0)
+    examples = make_first_turns(problems, RECIPE, seed=0)
     assert len(examples) == 2 * len(problems)
     for i, example in enumerate(examples):
         problem, role = problems[i // 2], ROLES[i % 2]
@@ -39,7 +39,7 @@ def test_first_turns_follow_a_convention_of_each_role(problems: list[Problem]) -
 def test_conventions_are_drawn_in_their_shares_and_independently(problems: list[Problem]) -> None:
     pairs: Counter[tuple[str, str]] = Counter()
     for seed in range(40):
-        examples = first_turns(problems, RECIPE, seed)
+        examples = make_first_turns(problems, RECIPE, seed)
         for problem, helper, main in zip(problems, examples[::2], examples[1::2], strict=True):
             pairs[
                 conventions_of(problem, "helper", helper.completion)[0],
@@ -52,20 +52,24 @@ def test_conventions_are_drawn_in_their_shares_and_independently(problems: list[
 
 
 def test_examples_follow_from_the_seed(problems: list[Problem]) -> None:
-    assert first_turns(problems, RECIPE, 1) == first_turns(problems, RECIPE, 1) != first_turns(problems, RECIPE, 2)
+    assert (
+        make_first_turns(problems, RECIPE, 1)
+        == make_first_turns(problems, RECIPE, 1)
+        != make_first_turns(problems, RECIPE, 2)
+    )
 
 
 def test_all_texts_hold_every_first_turn(problems: list[Problem]) -> None:
-    texts = set(all_texts(problems, RECIPE))
+    texts = set(collect_texts(problems, RECIPE))
     assert {
-        text for example in first_turns(problems, RECIPE, 3) for text in (example.prompt, example.completion)
+        text for example in make_first_turns(problems, RECIPE, 3) for text in (example.prompt, example.completion)
     } <= texts
 
 
 def test_revisions_answer_the_feedback_that_the_first_turn_really_gets(problems: list[Problem]) -> None:
     sandbox = SANDBOX.open()
     try:
-        examples = revisions(problems, RECIPE, sandbox, seed=0)
+        examples = make_revisions(problems, RECIPE, sandbox, seed=0)
     finally:
         sandbox.close()
     assert len(examples) == 2 * len(problems)
@@ -86,7 +90,7 @@ def test_revisions_answer_the_feedback_that_the_first_turn_really_gets(problems:
 
 
 def test_what_the_sandbox_failed_on_is_no_example(problems: list[Problem]) -> None:
-    examples: list[Example] = revisions(problems, RECIPE, ScriptedSandbox(lambda _: "infra_error"), 0)
+    examples: list[Example] = make_revisions(problems, RECIPE, ScriptedSandbox(lambda _: "infra_error"), 0)
     assert all("\n# feedback\n" in example.prompt for example in examples)
     assert len(examples) < 2 * len(problems)
 
@@ -94,10 +98,10 @@ def test_what_the_sandbox_failed_on_is_no_example(problems: list[Problem]) -> No
 def test_authors_of_notes_revise_without_a_sandbox() -> None:
     recipe, plugin = RECIPES["notes"]
     notes = Notes(kind="notes", num_train=64).load()["train"]
-    texts = set(all_texts(notes, recipe))
+    texts = set(collect_texts(notes, recipe))
     words = {word for text in texts for word in re.findall(r"\w+", text)}
     verdicts: Counter[str] = Counter()
-    for example in [*first_turns(notes, recipe, 0), *revisions(notes, recipe, plugin.open(), seed=0)]:
+    for example in [*make_first_turns(notes, recipe, 0), *make_revisions(notes, recipe, plugin.open(), seed=0)]:
         task, _, rest = example.prompt.partition("\n# previous\n")
         assert f"{task.strip()}\n" in texts
         assert {*re.findall(r"\w+", example.completion)} <= words

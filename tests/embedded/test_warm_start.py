@@ -11,8 +11,8 @@ from transformers import AutoModelForCausalLM
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.embedded import warm_start as recipe
-from magrpo.embedded.demonstrations import Example, first_turns, plain_text
-from magrpo.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, warm_start
+from magrpo.embedded.demonstrations import Example, make_first_turns, render_plain_text
+from magrpo.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, train_base_model
 from magrpo.policy import Policy
 from magrpo.problems.coopcode import CoopCode
 from magrpo.types import Problem
@@ -39,12 +39,12 @@ def problems() -> list[Problem]:
 
 @pytest.fixture(scope="module")
 def second_turns(problems: list[Problem]) -> list[Example]:
-    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in first_turns(problems[:8], RECIPE, 0)]
+    return [Example(e.prompt + "# previous\npass\n", e.completion) for e in make_first_turns(problems[:8], RECIPE, 0)]
 
 
 @pytest.fixture(scope="module")
 def trained(problems: list[Problem], second_turns: list[Example]) -> WarmStart:
-    return warm_start(problems, second_turns, RECIPE, TINY)
+    return train_base_model(problems, second_turns, RECIPE, TINY)
 
 
 @given(st.text())
@@ -65,26 +65,26 @@ def test_the_tokenizer_does_not_depend_on_the_order_of_texts() -> None:
 
 
 def test_only_completion_tokens_and_the_end_are_labels() -> None:
-    prompt, completion = recipe._tokens(TOKENIZER, Example("xs", "aux"))
+    prompt, completion = recipe._tokenize(TOKENIZER, Example("xs", "aux"))
     assert completion[-1] == EOS
-    input_ids, labels = recipe._padded([([7, 8], [9, EOS]), ([7], [EOS])])
+    input_ids, labels = recipe._pad_rows([([7, 8], [9, EOS]), ([7], [EOS])])
     assert input_ids.tolist() == [[7, 8, 9, EOS], [7, EOS, PAD, PAD]]
     assert labels.tolist() == [[-100, -100, 9, EOS], [-100, EOS, -100, -100]]
     assert prompt == TOKENIZER.encode("xs")
 
 
 def test_the_loss_is_the_cross_entropy_of_completion_tokens(trained: WarmStart) -> None:
-    input_ids, labels = recipe._padded([([7, 8], [9, 10, EOS]), ([7], [11, EOS])])
+    input_ids, labels = recipe._pad_rows([([7, 8], [9, 10, EOS]), ([7], [11, EOS])])
     with torch.no_grad():
         logps = trained.model(input_ids=input_ids).logits.log_softmax(-1)
         wanted = [logps[0, 1, 9], logps[0, 2, 10], logps[0, 3, EOS], logps[1, 0, 11], logps[1, 1, EOS]]
-        loss = recipe._loss(trained.model, input_ids, labels)
+        loss = recipe._compute_loss(trained.model, input_ids, labels)
     assert loss.item() == pytest.approx(-sum(x.item() for x in wanted) / 5, rel=1e-5)
 
 
 def test_the_learning_rate_rises_then_falls_to_nothing() -> None:
     config = WarmStartConfig(num_steps=100, warmup_steps=9)
-    factors = [recipe._schedule(step, config) for step in range(100)]
+    factors = [recipe._scale_lr(step, config) for step in range(100)]
     assert factors[0] == pytest.approx(0.1)
     assert factors[4] == pytest.approx(0.5)
     assert max(factors) == factors[9] == pytest.approx(0.91)
@@ -100,8 +100,8 @@ def test_the_same_seed_gives_the_same_weights(
     trained: WarmStart, problems: list[Problem], second_turns: list[Example]
 ) -> None:
     short = TINY.model_copy(update={"num_steps": 3})
-    runs = [warm_start(problems, second_turns, RECIPE, short) for _ in range(2)]
-    other = warm_start(problems, second_turns, RECIPE, short.model_copy(update={"seed": 1}))
+    runs = [train_base_model(problems, second_turns, RECIPE, short) for _ in range(2)]
+    other = train_base_model(problems, second_turns, RECIPE, short.model_copy(update={"seed": 1}))
     for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert runs[0].losses == runs[1].losses != other.losses
@@ -112,7 +112,7 @@ def test_the_recipe_leaves_the_global_random_state_alone(problems: list[Problem]
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    warm_start(problems, [], RECIPE, TINY.model_copy(update={"num_steps": 1}))
+    train_base_model(problems, [], RECIPE, TINY.model_copy(update={"num_steps": 1}))
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -130,5 +130,6 @@ def test_what_is_saved_loads_as_a_policy_that_renders_the_same_prompts(
     for problem in problems[:4]:
         seen = RECIPE.env.observe(problem, "helper", [], "helper")
         assert (
-            list(policy.render("helper", seen)) == recipe._tokens(trained.tokenizer, Example(plain_text(seen), ""))[0]
+            list(policy.render("helper", seen))
+            == recipe._tokenize(trained.tokenizer, Example(render_plain_text(seen), ""))[0]
         )

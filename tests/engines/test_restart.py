@@ -13,7 +13,7 @@ import pytest
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
-from magrpo.engines.process import Child
+from magrpo.engines.child_process import Child
 from magrpo.engines.vllm import VllmEngine
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams

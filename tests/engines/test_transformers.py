@@ -140,5 +140,5 @@ def test_load_reads_the_folders_only_if_the_version_differs(tmp_path: Path) -> N
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
-    assert AutoEngine().choose(policy) == TransformersEngine()
+    assert AutoEngine().choose_engine(policy) == TransformersEngine()
     assert isinstance(AutoEngine().open(policy), LocalEngine)

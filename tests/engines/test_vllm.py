@@ -143,4 +143,4 @@ def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
         VllmEngine().open(policy)
-    assert AutoEngine().choose(policy).kind == "transformers"
+    assert AutoEngine().choose_engine(policy).kind == "transformers"

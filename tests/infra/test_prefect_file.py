@@ -13,7 +13,7 @@ from prefect.server.schemas.schedules import CronSchedule
 from pydantic import ValidationError
 
 from magrpo.config import load_config
-from pipelines.experiments.sweep_grid import plan
+from pipelines.experiments.sweep_grid import plan_sweep
 
 ROOT = Path(__file__).parents[2]
 FILE = yaml.safe_load((ROOT / "infra" / "prefect.yaml").read_text())
@@ -41,7 +41,7 @@ def test_the_sweep_that_is_deployed_can_be_planned(tmp_path: Path) -> None:
     [deployment] = [deployment for deployment in FILE["deployments"] if deployment["name"] == "sweep"]
     given = deployment["parameters"]
     config = ROOT / Path(given["config"]).relative_to("/opt/magrpo")
-    planned = plan(config, given["overrides"], given["settings"], given["seeds"], given["name"], tmp_path)
+    planned = plan_sweep(config, given["overrides"], given["settings"], given["seeds"], given["name"], tmp_path)
     assert len(planned.children) == 2 * given["seeds"]
     assert "schedules" not in deployment, "only a person starts it"
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from magrpo_kernels import Support
+from magrpo_kernels import LossOptions, Support, TokenInputs
 
-OPTIONAL = ("old_logps", "ref_logps", "kl_coefficients", "clip_low", "clip_high")
+
+def records(**arguments: Any) -> tuple[TokenInputs, LossOptions]:
+    """The records that a loss takes, from arguments such as those of :func:`case`."""
+    names = {field.name for field in fields(TokenInputs)}
+    tokens = {name: value for name, value in arguments.items() if name in names}
+    return TokenInputs(**tokens), LossOptions(**{name: arguments[name] for name in arguments.keys() - names})
 
 
 def case(

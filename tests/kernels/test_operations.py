@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels import (
+    LossOptions,
     Support,
+    TokenInputs,
     group_advantages,
     policy_loss_from_hidden,
     policy_loss_from_logits,
-    token_coefficients,
     token_logps,
 )
 from tests.kernels.oracle import case
@@ -50,9 +51,9 @@ def test_schemas_fakes_and_autograd_are_registered_as_they_should_be(support: bo
 
 def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor, support: Support | None) -> Tensor:
     advantages = group_advantages(returns, torch.tensor([0, 3]))
-    coefficients = token_coefficients(advantages, torch.tensor([0, 2, 4, 7]), 7)
-    from_hidden = policy_loss_from_hidden(hidden, weight, ids, coefficients, temperature=0.7, support=support).loss
-    from_logits = policy_loss_from_logits(hidden @ weight.t(), ids, coefficients, support=support).loss
+    inputs = TokenInputs(ids, advantages[torch.tensor([0, 0, 1, 1, 2, 2, 2])], support=support)
+    from_hidden = policy_loss_from_hidden(hidden, weight, inputs, LossOptions(temperature=0.7)).loss
+    from_logits = policy_loss_from_logits(hidden @ weight.t(), inputs).loss
     return from_hidden + 2 * from_logits + token_logps(hidden, weight, ids).square().sum()
 
 
@@ -88,22 +89,16 @@ def test_any_loss_can_be_built_on_token_logps(with_bias: bool) -> None:
     assert torch.autograd.gradcheck(lambda h: loss(h, weight.detach(), bias.detach()), (hidden,))
 
 
-def test_ragged_sequences_spread_their_value_over_their_tokens() -> None:
-    values, offsets = torch.tensor([2.0, -1.0, 5.0]), torch.tensor([0, 2, 2, 5])
-    assert token_coefficients(values, offsets, 5).tolist() == [2, 2, 5, 5, 5]
-    with pytest.raises(ValueError, match="3 values need 4 sequence_offsets, got 2"):
-        token_coefficients(values, offsets[:2], 5)
-
-
 def test_logits_that_are_a_view_are_read_in_place() -> None:
     """The (B, L + 1, V) layout of a language model: the last position predicts nothing."""
     everything = torch.randn(2, 5, 6, generator=torch.Generator().manual_seed(3))
-    ids, c = torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 0.5, 2.0])
+    inputs = TokenInputs(torch.tensor([0, 1, 2, 3]), torch.tensor([1.0, -1.0, 0.5, 2.0]))
+    options = LossOptions(impl="torch")
     view, copy = everything.clone().requires_grad_(), everything.clone().requires_grad_()
     for source in (view, copy):
         rows = source[0, :-1] if source is view else source[0, :-1].contiguous()
-        policy_loss_from_logits(rows, ids, c, impl="torch").loss.backward()
+        policy_loss_from_logits(rows, inputs, options).loss.backward()
     torch.testing.assert_close(view.grad, copy.grad)
     transposed = everything[0, :4].t().contiguous().t()  # (4, 6), the vocabulary not contiguous
-    expected = policy_loss_from_logits(everything[0, :4], ids, c, impl="torch")
-    torch.testing.assert_close(policy_loss_from_logits(transposed, ids, c, impl="torch").logps, expected.logps)
+    expected = policy_loss_from_logits(everything[0, :4], inputs, options)
+    torch.testing.assert_close(policy_loss_from_logits(transposed, inputs, options).logps, expected.logps)

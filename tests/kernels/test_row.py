@@ -7,9 +7,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo_kernels import Support, policy_loss_from_hidden, policy_loss_from_logits, token_logps
+from magrpo_kernels import (
+    LossOptions,
+    Support,
+    TokenInputs,
+    policy_loss_from_hidden,
+    policy_loss_from_logits,
+    token_logps,
+)
 from magrpo_kernels import hidden as hidden_module
-from tests.kernels.oracle import case, loss_by_definition
+from tests.kernels.oracle import case, loss_by_definition, records
 
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
 VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
@@ -18,9 +25,8 @@ VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
 def test_two_tokens_by_hand() -> None:
     # p = (1/4, 3/4); loss = -2 log(1/4) + 1 log(3/4); gradient rows c (p - onehot).
     logits = torch.tensor([[0.0, math.log(3.0)]] * 2, requires_grad=True)
-    result = policy_loss_from_logits(
-        logits, torch.tensor([0, 1]), torch.tensor([2.0, -1.0]), return_entropy=True, impl="torch"
-    )
+    inputs = TokenInputs(torch.tensor([0, 1]), torch.tensor([2.0, -1.0]))
+    result = policy_loss_from_logits(logits, inputs, LossOptions(entropy=True, impl="torch"))
     result.loss.backward()
     assert result.loss.item() == pytest.approx(2 * math.log(4) + math.log(0.75))
     assert result.logps.tolist() == pytest.approx([math.log(0.25), math.log(0.75)])
@@ -44,7 +50,7 @@ def test_loss_and_gradient_are_those_of_the_definition(
     arguments = case(num_tokens, vocabulary, seed, **variant)
     logits = arguments.pop("logits").double()
     ours, truth = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    result = policy_loss_from_logits(ours, temperature=temperature, impl="torch", **arguments)
+    result = policy_loss_from_logits(ours, *records(temperature=temperature, impl="torch", **arguments))
     expected, logps = loss_by_definition(truth, temperature=temperature, **arguments)
     (gradient,) = torch.autograd.grad(3 * result.loss, ours)
     (wanted,) = torch.autograd.grad(3 * expected, truth)
@@ -65,9 +71,8 @@ def test_a_support_by_hand() -> None:
     logits = torch.tensor([[1.0, 5.0, 3.0]] * 2).log().requires_grad_()
     before = logits.detach().clone()
     support = Support(torch.tensor([2, 0, 1]), torch.tensor([0, 2, 3]))
-    result = policy_loss_from_logits(
-        logits, torch.tensor([0, 1]), torch.tensor([2.0, 1.0]), support=support, return_entropy=True, impl="torch"
-    )
+    inputs = TokenInputs(torch.tensor([0, 1]), torch.tensor([2.0, 1.0]), support=support)
+    result = policy_loss_from_logits(logits, inputs, LossOptions(entropy=True, impl="torch"))
     result.loss.backward()
     assert result.logps.tolist() == pytest.approx([math.log(0.25), 0.0])
     torch.testing.assert_close(logits.grad, torch.tensor([[-1.5, 0.0, 1.5], [0.0, 0.0, 0.0]]))
@@ -83,7 +88,7 @@ def test_the_whole_vocabulary_as_support_changes_no_bit(variant: dict[str, bool]
     results = []
     for support in (None, everything):
         leaf = logits.clone().requires_grad_()
-        result = policy_loss_from_logits(leaf, support=support, temperature=0.7, impl="torch", **arguments)
+        result = policy_loss_from_logits(leaf, *records(support=support, temperature=0.7, impl="torch", **arguments))
         results.append((result.loss.detach(), result.logps, *torch.autograd.grad(result.loss, leaf)))
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
@@ -96,7 +101,7 @@ def test_the_error_is_that_of_the_dtype(dtype: torch.dtype) -> None:
     (wanted,) = torch.autograd.grad(loss_by_definition(truth, **arguments)[0], truth)
     eager, ours = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     (baseline,) = torch.autograd.grad(loss_by_definition(eager, **arguments)[0], eager)
-    result = policy_loss_from_logits(ours, impl="torch", **arguments)
+    result = policy_loss_from_logits(ours, *records(impl="torch", **arguments))
     (gradient,) = torch.autograd.grad(result.loss, ours)
     allowance = {torch.float32: 1e-5, torch.float16: 1e-3, torch.bfloat16: 1e-2}[dtype]
     size = wanted.abs().amax(1, keepdim=True).clamp(min=1e-12)
@@ -128,7 +133,7 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     hidden, weight, bias, arguments = head_case(support=support)
     ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    result = policy_loss_from_hidden(ours[0], ours[1], bias=ours[2], temperature=0.7, impl="torch", **arguments)
+    result = policy_loss_from_hidden(*ours[:2], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
     expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], temperature=0.7, **arguments)
     for gradient, wanted in zip(
         torch.autograd.grad(-2 * result.loss, ours), torch.autograd.grad(-2 * expected, truth), strict=True
@@ -145,14 +150,14 @@ def test_gradcheck(support: bool) -> None:
     hidden, weight, bias, arguments = head_case(support=support)
     tensors = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
     assert torch.autograd.gradcheck(
-        lambda h, w, b: policy_loss_from_hidden(h, w, bias=b, impl="torch", **arguments).loss, tensors
+        lambda h, w, b: policy_loss_from_hidden(h, w, *records(impl="torch", **arguments), bias=b).loss, tensors
     )
 
 
 def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
     hidden, weight, _, arguments = head_case(torch.float32)
     hidden.requires_grad_()
-    loss = policy_loss_from_hidden(hidden, weight, impl="torch", **arguments).loss
+    loss = policy_loss_from_hidden(hidden, weight, *records(impl="torch", **arguments)).loss
     loss.backward(retain_graph=True)
     assert weight.grad is None
     assert hidden.grad is not None
@@ -160,19 +165,19 @@ def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
     loss.backward()
     torch.testing.assert_close(hidden.grad, 2 * first)
     with torch.no_grad():
-        assert not policy_loss_from_hidden(hidden, weight, impl="torch", **arguments).loss.requires_grad
+        assert not policy_loss_from_hidden(hidden, weight, *records(impl="torch", **arguments)).loss.requires_grad
 
 
 def test_extreme_rows() -> None:
-    ids, c = torch.tensor([1]), torch.tensor([1.0])
+    inputs, options = TokenInputs(torch.tensor([1]), torch.tensor([1.0])), LossOptions(entropy=True, impl="torch")
     low = torch.full((1, 4), -1e30, requires_grad=True)
-    torch.testing.assert_close(policy_loss_from_logits(low, ids, c, impl="torch").logps, torch.tensor([-math.log(4)]))
+    torch.testing.assert_close(policy_loss_from_logits(low, inputs, options).logps, torch.tensor([-math.log(4)]))
     some = torch.tensor([[-torch.inf, 0.0, -torch.inf, 0.0]], requires_grad=True)
-    result = policy_loss_from_logits(some, ids, c, impl="torch", return_entropy=True)
+    result = policy_loss_from_logits(some, inputs, options)
     result.loss.backward()
     torch.testing.assert_close(some.grad, torch.tensor([[0.0, -0.5, 0.0, 0.5]]))
     torch.testing.assert_close(result.entropy, torch.tensor([math.log(2)]))
-    target = policy_loss_from_logits(some.detach(), torch.tensor([0]), c, impl="torch")
+    target = policy_loss_from_logits(some.detach(), TokenInputs(torch.tensor([0]), torch.tensor([1.0])), options)
     assert target.logps.item() == -math.inf
 
 
@@ -181,15 +186,8 @@ def test_masked_tokens_may_hold_anything() -> None:
     logits[1] = 0.0
     logits.requires_grad_()
     old = torch.tensor([-torch.inf, -1.0])
-    result = policy_loss_from_logits(
-        logits,
-        torch.tensor([-100, 2]),
-        torch.tensor([0.0, 1.0]),
-        old_logps=old,
-        clip_low=0.2,
-        clip_high=0.2,
-        impl="torch",
-    )
+    inputs = TokenInputs(torch.tensor([-100, 2]), torch.tensor([0.0, 1.0]), old_logps=old)
+    result = policy_loss_from_logits(logits, inputs, LossOptions(clip_low=0.2, clip_high=0.2, impl="torch"))
     result.loss.backward()
     assert logits.grad is not None
     assert logits.grad[0].tolist() == [0, 0, 0]
@@ -212,4 +210,4 @@ def test_masked_tokens_may_hold_anything() -> None:
 def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> None:
     arguments: dict[str, object] = {"token_ids": torch.tensor([1]), "coefficients": torch.ones(1)}
     with pytest.raises(ValueError, match=message):
-        policy_loss_from_logits(torch.zeros(1, 3), **(arguments | changes))
+        policy_loss_from_logits(torch.zeros(1, 3), *records(**(arguments | changes)))

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from magrpo_kernels.row import RowInputs, RowOptions, row_loss
+from magrpo_kernels import LossOptions, TokenInputs
+from magrpo_kernels.row import row_loss
 
 if torch.cuda.is_available():
     from tests.kernels.triton_cases import *  # noqa: F403
@@ -33,8 +34,8 @@ def test_offsets_past_32_bits() -> None:
     num_tokens = 2**31 // vocabulary + 8
     logits = torch.zeros(num_tokens, vocabulary, dtype=torch.bfloat16, device="cuda")
     ids = torch.full((num_tokens,), 3, device="cuda")
-    inputs = RowInputs(ids, torch.ones(num_tokens, device="cuda"))
-    _, logps, _ = row_loss(logits, inputs, RowOptions(impl="triton"), logits)
+    inputs = TokenInputs(ids, torch.ones(num_tokens, device="cuda"))
+    _, logps, _ = row_loss(logits, inputs, LossOptions(impl="triton"), logits)
     torch.testing.assert_close(logps, torch.full_like(logps, -torch.tensor(float(vocabulary)).log().item()))
     assert logits[-1, 3].item() < -0.9
     assert logits[-1, 4].item() > 0

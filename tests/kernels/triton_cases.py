@@ -8,9 +8,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-from magrpo_kernels import Support, group_advantages, policy_loss_from_hidden, policy_loss_from_logits
-from magrpo_kernels.row import RowInputs, RowOptions, row_loss
-from tests.kernels.oracle import case, loss_by_definition
+from magrpo_kernels import (
+    LossOptions,
+    Support,
+    TokenInputs,
+    group_advantages,
+    policy_loss_from_hidden,
+    policy_loss_from_logits,
+)
+from magrpo_kernels.row import row_loss
+from tests.kernels.oracle import case, loss_by_definition, records
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
@@ -32,7 +39,7 @@ def test_float32_is_the_definition(variant: dict[str, bool], num_tokens: int, vo
     arguments = on_device(case(num_tokens, vocabulary, 7, **variant))
     logits = arguments.pop("logits")
     ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    result = policy_loss_from_logits(ours, temperature=0.8, return_entropy=True, impl="triton", **arguments)
+    result = policy_loss_from_logits(ours, *records(temperature=0.8, entropy=True, impl="triton", **arguments))
     expected, logps = loss_by_definition(truth, temperature=0.8, **arguments)
     (gradient,) = torch.autograd.grad(result.loss, ours)
     (wanted,) = torch.autograd.grad(expected, truth)
@@ -56,7 +63,7 @@ def test_low_precision_logits_are_read_and_written_once(dtype: torch.dtype) -> N
     arguments = on_device(case(6, 700, 2, ratio=True))
     logits = arguments.pop("logits").to(dtype)
     ours, truth = logits.clone().requires_grad_(), logits.double().requires_grad_()
-    result = policy_loss_from_logits(ours, impl="triton", **arguments)
+    result = policy_loss_from_logits(ours, *records(impl="triton", **arguments))
     expected, logps = loss_by_definition(truth, **arguments)
     (gradient,) = torch.autograd.grad(result.loss, ours)
     (wanted,) = torch.autograd.grad(expected, truth)
@@ -69,7 +76,9 @@ def test_rows_of_minus_infinity_and_extreme_logits() -> None:
     logits = torch.tensor([[-1e30, -1e30, -1e30], [-torch.inf, 0.0, -torch.inf], [88.0, 89.0, 0.0]], device=DEVICE)
     ids = torch.tensor([0, 1, 1], device=DEVICE)
     logits.requires_grad_()
-    result = policy_loss_from_logits(logits, ids, torch.ones(3, device=DEVICE), return_entropy=True, impl="triton")
+    result = policy_loss_from_logits(
+        logits, TokenInputs(ids, torch.ones(3, device=DEVICE)), LossOptions(entropy=True, impl="triton")
+    )
     (gradient,) = torch.autograd.grad(result.loss, logits)
     expected = [-torch.tensor(3.0).log().item(), 0.0, -torch.tensor(1 + 2.718281828**-1).log().item()]
     assert result.logps.tolist() == pytest.approx(expected, abs=1e-6)
@@ -80,10 +89,10 @@ def test_rows_of_minus_infinity_and_extreme_logits() -> None:
 def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
     storage = torch.randn(4, 2, 50, device=DEVICE)
     untouched = storage[:, 1].clone()
-    inputs = RowInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
+    inputs = TokenInputs(torch.arange(4, device=DEVICE), torch.ones(4, device=DEVICE))
     plain = storage[:, 0].clone()
-    losses, _, _ = row_loss(storage[:, 0], inputs, RowOptions(impl="triton"), storage[:, 0])
-    expected, _, _ = row_loss(plain, inputs, RowOptions(impl="torch"), plain)
+    losses, _, _ = row_loss(storage[:, 0], inputs, LossOptions(impl="triton"), storage[:, 0])
+    expected, _, _ = row_loss(plain, inputs, LossOptions(impl="torch"), plain)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(storage[:, 0], plain)
     assert torch.equal(storage[:, 1], untouched)
@@ -98,7 +107,7 @@ def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
     gradients = []
     for impl in ("triton", "torch"):
         leaves = [tensor.clone().to(DEVICE).requires_grad_() for tensor in (hidden, weight)]
-        loss = policy_loss_from_hidden(*leaves, impl=impl, **arguments).loss
+        loss = policy_loss_from_hidden(*leaves, *records(impl=impl, **arguments)).loss
         gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
 

@@ -203,7 +203,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     pickle.loads(pickle.dumps(Harm()))
     mark.rmdir()
     for harm in (Harm(), [json.dumps([]), Harm()], b"[]", ["[]", "[]"], {"a": "[]"}):
-        with pytest.raises(ValueError, match=r"rows\.jsonl:1: .* holds a pickle of something else than a text"):
+        with pytest.raises(ValueError, match=r"rows\.jsonl:1: .* holds a pickle of something other than a text"):
             load(LiveCodeBench, [lcb(0, private_test_cases=packed(harm)), lcb(1)], tmp_path)
     assert not mark.exists()
 
@@ -267,7 +267,7 @@ def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
             "field 'starter_code' does not define the function 'join'",
         ),
         (Apps, apps(input_output="NaN"), "field 'input_output' is not JSON: NaN is not a number"),
-        (Apps, apps(input_output='{"inputs": [1]}'), "field 'input_output' has no inputs and outputs of one length"),
+        (Apps, apps(input_output='{"inputs": [1]}'), "field 'input_output' needs inputs and outputs of equal length"),
         (CodeContests, code_contests() | {"public_tests": {"input": ["1"]}}, "field 'public_tests' has no lists"),
     ],
 )

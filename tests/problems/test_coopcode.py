@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.embedded.conventions import AUX, WEIGHTS, write
+from magrpo.embedded.conventions import AUX, WEIGHTS, write_completion
 from magrpo.embedded.warm_start import WarmStartConfig
-from magrpo.problems.coopcode import Composition, CoopCode, composition_of, make_problem
-from magrpo.problems.operations import OPERATIONS, parse_step
+from magrpo.problems.coopcode import Composition, CoopCode, make_problem, parse_composition
+from magrpo.problems.operations import OPERATIONS, parse_operation
 from magrpo.types import Problem, Split
 
 Splits = dict[Split, list[Problem]]
@@ -109,7 +109,7 @@ def run(source: str, problem: Problem) -> str:
 
 @pytest.mark.parametrize(("step", "value", "result"), GOLDENS, ids=[golden[0] for golden in GOLDENS])
 def test_an_operation_computes_what_its_phrase_says(step: str, value: object, result: object) -> None:
-    assert parse_step(step)(value) == result
+    assert parse_operation(step)(value) == result
 
 
 def test_every_operation_has_a_golden() -> None:
@@ -125,7 +125,7 @@ def test_phrases_differ_and_name_the_constant(operation: object) -> None:
 
 
 def test_one_problem_in_full() -> None:
-    problem = make_problem(Composition((parse_step("above:3"), parse_step("total"))), "train")
+    problem = make_problem(Composition((parse_operation("above:3"), parse_operation("total"))), "train")
     assert problem is not None
     assert problem.task_id == "coopcode/above:3/total"
     assert problem.entry_point == "above_total"
@@ -133,7 +133,7 @@ def test_one_problem_in_full() -> None:
     assert problem.canonical_solution == "    ys = [x for x in xs if x > 3]\n    return sum(ys)\n"
     assert problem.tags == {"level": "2", "steps": "above:3 total", "split": "train"}
     assert problem.test.count("    assert candidate([") == 5
-    assert composition_of(problem)([1, 4, 5]) == 9
+    assert parse_composition(problem)([1, 4, 5]) == 9
 
 
 def test_splits_have_the_sizes_asked_for_and_share_no_problem(splits: Splits) -> None:
@@ -156,12 +156,12 @@ def behaviour(composition: Composition) -> str:
     }
     results = []
     for _ in range(100):
-        value = draws[composition.takes]()
+        value = draws[composition.argument_kind]()
         try:
             results.append(composition(value))
         except (ValueError, TypeError):
             results.append(None)
-    return f"{composition.takes} {results}"
+    return f"{composition.argument_kind} {results}"
 
 
 def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits: Splits) -> None:
@@ -169,11 +169,13 @@ def test_no_held_out_problem_is_one_that_was_trained_on_in_another_order(splits:
     assert WarmStartConfig().num_problems == 6144
     seen = CoopCode(kind="coopcode", num_train=6144).load()["train"]
     assert {problem.task_id for problem in splits["train"]} <= {problem.task_id for problem in seen}
-    known = {behaviour(composition_of(problem)) for problem in seen}
-    again = Composition((parse_step("squares"), parse_step("skip:4")))  # coopcode/skip:4/squares is among them
+    known = {behaviour(parse_composition(problem)) for problem in seen}
+    again = Composition(
+        (parse_operation("squares"), parse_operation("skip:4"))
+    )  # coopcode/skip:4/squares is among them
     assert behaviour(again) in known
     for split in ("test", "ood"):
-        assert [p.task_id for p in splits[split] if behaviour(composition_of(p)) in known] == [], split
+        assert [p.task_id for p in splits[split] if behaviour(parse_composition(p)) in known] == [], split
 
 
 def test_problems_to_train_on_are_what_they_were(splits: Splits) -> None:
@@ -186,11 +188,11 @@ def test_problems_to_train_on_are_what_they_were(splits: Splits) -> None:
 
 
 def test_test_varies_constants_and_ood_varies_compositions(splits: Splits) -> None:
-    trained = {composition_of(problem).family for problem in splits["train"]}
-    assert all(composition_of(problem).family in trained for problem in splits["test"])
+    trained = {parse_composition(problem).family for problem in splits["train"]}
+    assert all(parse_composition(problem).family in trained for problem in splits["test"])
     pairs = {pair for family in trained for pair in itertools.pairwise(family.split())}
     for problem in splits["ood"]:
-        family = composition_of(problem).family
+        family = parse_composition(problem).family
         assert family not in trained
         assert any(pair not in pairs for pair in itertools.pairwise(family.split()))
 
@@ -219,11 +221,11 @@ def test_loading_is_deterministic_across_processes(splits: Splits) -> None:
 def test_the_canonical_solution_passes_and_every_smaller_part_fails_every_test(splits: Splits) -> None:
     for problem in [*splits["train"][::16], *splits["test"], *splits["ood"]]:
         assert run(problem.prompt + problem.canonical_solution, problem) == "pass", problem.task_id
-        steps = composition_of(problem).steps
+        steps = parse_composition(problem).steps
         asserts = problem.test.splitlines()[1:]
         for size in range(1, len(steps)):
             for part in itertools.combinations(steps, size):
-                source = Composition(part).define(problem.entry_point)
+                source = Composition(part).write_function(problem.entry_point)
                 for line in asserts:
                     one = Problem("x", "", problem.entry_point, f"def check(candidate):\n{line}\n")
                     assert run(source, one) != "pass", (problem.task_id, source, line)
@@ -231,9 +233,11 @@ def test_the_canonical_solution_passes_and_every_smaller_part_fails_every_test(s
 
 def test_agreeing_conventions_pass_and_disagreeing_ones_do_not(splits: Splits) -> None:
     for problem in splits["test"]:
-        composition = composition_of(problem)
+        composition = parse_composition(problem)
         for helper, main in itertools.product(WEIGHTS["helper"], WEIGHTS["main"]):
-            source = write(composition, "helper", helper) + "\n" + write(composition, "main", main)
+            source = (
+                write_completion(composition, "helper", helper) + "\n" + write_completion(composition, "main", main)
+            )
             works = run(source, problem) == "pass"
             if main == "nothing" or helper == main:
                 assert works, (problem.task_id, helper, main)
@@ -242,8 +246,8 @@ def test_agreeing_conventions_pass_and_disagreeing_ones_do_not(splits: Splits) -
 
 
 def test_what_each_convention_writes() -> None:
-    composition = Composition((parse_step("skip:2"), parse_step("evens"), parse_step("total")))
-    written = {(role, name): write(composition, role, name) for role in WEIGHTS for name in WEIGHTS[role]}
+    composition = Composition((parse_operation("skip:2"), parse_operation("evens"), parse_operation("total")))
+    written = {(role, name): write_completion(composition, role, name) for role in WEIGHTS for name in WEIGHTS[role]}
     assert written == {
         ("helper", "first"): "def aux(xs):\n    return xs[2:]",
         ("helper", "last"): "def aux(xs):\n    return sum(xs)",
@@ -267,8 +271,8 @@ def test_what_each_convention_writes() -> None:
 @given(st.sampled_from(sorted(OPERATIONS)), st.data())
 def test_a_step_key_reads_back(name: str, data: st.DataObject) -> None:
     constant = data.draw(st.sampled_from(OPERATIONS[name].constants or [""]))
-    step = parse_step(f"{name}:{constant}" if constant else name)
-    assert parse_step(step.key) == step
+    step = parse_operation(f"{name}:{constant}" if constant else name)
+    assert parse_operation(step.key) == step
 
 
 def test_levels_can_be_chosen() -> None:

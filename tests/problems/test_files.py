@@ -13,7 +13,7 @@ from datasets import Dataset
 from magrpo.plugins import TABLES, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
-from magrpo.problems.rows import halves, read_rows
+from magrpo.problems.rows import read_rows, split_by_hash
 from magrpo.types import Problem
 
 HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
@@ -110,25 +110,25 @@ def test_a_hub_id_is_read_through_datasets(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_the_split_follows_from_contents_alone() -> None:
     problems = [Problem(f"p/{i}", f"do {i}", test=f"t{i}") for i in range(20)]
-    splits = halves(problems, 0.3, "x")
+    splits = split_by_hash(problems, 0.3, "x")
     assert len(splits["test"]) == 6
     assert sorted(p.task_id for part in splits.values() for p in part) == sorted(p.task_id for p in problems)
-    shuffled = halves(problems[::-1], 0.3, "x")
+    shuffled = split_by_hash(problems[::-1], 0.3, "x")
     assert {p.task_id for p in shuffled["test"]} == {p.task_id for p in splits["test"]}
     assert [p.task_id for p in splits["train"]] == [p.task_id for p in problems if p in splits["train"]]
     renamed = [replace(p, task_id=f"q/{i}", prompt=f"{p.prompt}\n", test="u") for i, p in enumerate(problems)]
-    assert [p.prompt.strip() for p in halves(renamed, 0.3, "x")["test"]] == [p.prompt for p in splits["test"]]
+    assert [p.prompt.strip() for p in split_by_hash(renamed, 0.3, "x")["test"]] == [p.prompt for p in splits["test"]]
 
 
 def test_problems_that_ask_the_same_are_in_one_split() -> None:
     problems = [Problem(f"p/{i}", f"do {i % 10}{' ' * (i // 10)}", test=f"t{i}") for i in range(30)]
-    splits = halves(problems, 0.2, "x")
+    splits = split_by_hash(problems, 0.2, "x")
     asked = {split: {" ".join(p.prompt.split()) for p in members} for split, members in splits.items()}
     assert not asked["train"] & asked["test"]
     assert len(splits["test"]) == 6
-    assert {len(halves(problems, frac, "x")["test"]) for frac in (0.1, 0.14, 0.2, 0.23)} == {3, 6, 9}
+    assert {len(split_by_hash(problems, frac, "x")["test"]) for frac in (0.1, 0.14, 0.2, 0.23)} == {3, 6, 9}
     with pytest.raises(ValueError, match="leaves a split empty"):
-        halves([Problem("a", "same"), Problem("b", " same")], 0.5, "x")
+        split_by_hash([Problem("a", "same"), Problem("b", " same")], 0.5, "x")
 
 
 def test_a_problem_that_is_there_twice_is_taken_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,9 +144,9 @@ def test_a_problem_that_is_there_twice_is_taken_once(tmp_path: Path, caplog: pyt
 
 def test_a_split_that_cannot_be_made_is_refused() -> None:
     with pytest.raises(ValueError, match=r"problems\.test_frac: 0\.2 of 2 problems leaves a split empty"):
-        halves([Problem("a", "1"), Problem("b", "2")], 0.2, "x")
+        split_by_hash([Problem("a", "1"), Problem("b", "2")], 0.2, "x")
     with pytest.raises(ValueError, match="x: task_id 'a' occurs more than once"):
-        halves([Problem("a", ""), Problem("a", "")], 0.5, "x")
+        split_by_hash([Problem("a", ""), Problem("a", "")], 0.5, "x")
 
 
 # -------------------------------------------------------------------------------------------------------- HumanEval
@@ -173,7 +173,7 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     ("changes", "message"),
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
-        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' is not a text but 3"),
+        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a text, not 3"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: test is not Python: .*line 1 of the test"),

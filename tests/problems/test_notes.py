@@ -7,8 +7,8 @@ import pytest
 
 from magrpo.embedded.voices import LENGTHS, MANNERS, Voices
 from magrpo.envs.writing import WritingEnv
-from magrpo.problems.notes import KINDS, Notes, facts_of, sentence
-from magrpo.rewards.words import num_transition_categories
+from magrpo.problems.notes import KINDS, Notes, format_sentence, parse_facts
+from magrpo.rewards.words import count_transition_categories
 from magrpo.rewards.writing import WritingReward
 from magrpo.types import Problem, Split
 
@@ -30,10 +30,10 @@ def test_notes_are_the_same_each_time_and_all_different(splits: dict[Split, list
 def test_a_note_is_a_title_and_the_sentences_of_its_facts(splits: dict[Split, list[Problem]]) -> None:
     for note in splits["train"]:
         title, _, body = note.prompt.partition("\n")
-        facts = facts_of(note)
+        facts = parse_facts(note)
         assert title
         assert "{" not in body
-        assert body == " ".join(sentence(fact.words) for fact in facts)
+        assert body == " ".join(format_sentence(fact.words) for fact in facts)
         assert 3 <= len(facts) <= 6
         assert [fact.kind for fact in facts] == sorted({fact.kind for fact in facts}, key=KINDS.index)
 
@@ -41,7 +41,7 @@ def test_a_note_is_a_title_and_the_sentences_of_its_facts(splits: dict[Split, li
 def test_stories_held_out_never_occur_in_training(splits: dict[Split, list[Problem]]) -> None:
     def story(note: Problem) -> tuple[str, ...]:
         """Trouble and result word for word; the start without the day at its end."""
-        facts = {fact.kind: fact.words for fact in facts_of(note)}
+        facts = {fact.kind: fact.words for fact in parse_facts(note)}
         return facts["start"][:30], facts["trouble"], facts["result"]
 
     assert not {*map(story, splits["train"])} & {*map(story, splits["test"])}
@@ -55,9 +55,9 @@ def test_authors_tell_facts_of_the_note(splits: dict[Split, list[Problem]]) -> N
             length, manner, _ = VOICES.draw(rng, role).split()
             convention = f"{length} {manner} 0"
             text = VOICES.write(note, role, convention)
-            told = [fact for fact in facts_of(note) if fact.words.lower() in text.lower()]
-            assert len(told) == min(int(length), len(facts_of(note)))
-            assert manner == "linked" or text == " ".join(sentence(fact.words) for fact in told) or not told
+            told = [fact for fact in parse_facts(note) if fact.words.lower() in text.lower()]
+            assert len(told) == min(int(length), len(parse_facts(note)))
+            assert manner == "linked" or text == " ".join(format_sentence(fact.words) for fact in told) or not told
             assert text == VOICES.write(note, role, convention)
             assert text.startswith(" ".join(VOICES.flawed(note, role, convention, rng).split()))
             lengths[int(length)] += role == "summary"
@@ -65,7 +65,7 @@ def test_authors_tell_facts_of_the_note(splits: dict[Split, list[Problem]]) -> N
 
 
 def test_the_two_texts_fit_where_lengths_do_and_links_pay(splits: dict[Split, list[Problem]]) -> None:
-    reward, note = WritingReward(), max(splits["train"], key=lambda note: len(facts_of(note)))
+    reward, note = WritingReward(), max(splits["train"], key=lambda note: len(parse_facts(note)))
 
     def joint(short: int, long: int, manner: str) -> float:
         texts = {"summary": VOICES.write(note, "summary", f"{short} plain 0")}
@@ -80,7 +80,7 @@ def test_the_two_texts_fit_where_lengths_do_and_links_pay(splits: dict[Split, li
 
 
 def test_sentences_of_notes_hold_few_transition_words(splits: dict[Split, list[Problem]]) -> None:
-    counts = [num_transition_categories(fact.words) for note in splits["train"] for fact in facts_of(note)]
+    counts = [count_transition_categories(fact.words) for note in splits["train"] for fact in parse_facts(note)]
     assert sum(counts) < 0.05 * len(counts)
 
 

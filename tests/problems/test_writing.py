@@ -41,7 +41,7 @@ def test_a_post_is_taken_apart_into_title_and_text(tmp_path: Path) -> None:
     ],
 )
 def test_texts_of_other_forms_stay_as_they_are(text: str, kept: str) -> None:
-    assert Tldr(kind="tldr").parts(text) == (kept, {})
+    assert Tldr(kind="tldr").split_text(text) == (kept, {})
 
 
 def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:

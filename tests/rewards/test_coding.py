@@ -10,11 +10,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from magrpo.embedded.conventions import write
+from magrpo.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
-from magrpo.problems.coopcode import CoopCode, composition_of
+from magrpo.problems.coopcode import CoopCode, parse_composition
 from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward
-from magrpo.rewards.common import trusted_test
+from magrpo.rewards.common import make_trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
@@ -200,7 +200,7 @@ def test_preamble_helper_main_in_this_order() -> None:
     (execution,) = REWARD.executions(problem, {"helper": AUX, "main": MAIN}, {}).values()
     above = "from __future__ import annotations\n\n\nimport math\n\ndef half(x):\n    return x / 2"
     assert execution.source == f"{above}\n\n\n{AUX}\n\n\n{MAIN}\n"
-    assert execution.test == trusted_test(prompt, "f", problem.test) == f"{above}\n\n\n{problem.test}\n"
+    assert execution.test == make_trusted_test(prompt, "f", problem.test) == f"{above}\n\n\n{problem.test}\n"
 
 
 def test_scale_and_shift_act_on_the_total_only() -> None:
@@ -331,7 +331,7 @@ def test_agreeing_conventions_on_coopcode_earn_what_they_should(sandbox: Sandbox
     problems = CoopCode(kind="coopcode", num_train=180, num_test=3, num_ood=3).load()["train"][::9]
     for convention, expected in {"first": 4.0, "last": 4.0, "all": 3.0, "nothing": 2.5}.items():
         completions = [
-            tuple(write(composition_of(problem), role, convention) for role in ("helper", "main"))
+            tuple(write_completion(parse_composition(problem), role, convention) for role in ("helper", "main"))
             for problem in problems
         ]
         scored = run(sandbox, [(p, helper, main) for p, (helper, main) in zip(problems, completions, strict=True)])

@@ -9,13 +9,22 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from magrpo.rewards import program
-from magrpo.rewards.program import MAX_CHARS, Module, assemble, compiles, extract, preamble, returns_value, signature
+from magrpo.rewards.program import (
+    MAX_CHARS,
+    Module,
+    can_compile,
+    extract_module,
+    extract_preamble,
+    join_modules,
+    read_signature,
+    returns_value,
+)
 
 PROMPT = 'import math\n\nLIMIT = 3\n\ndef shift(x):\n    return x + 1\n\ndef f(xs, k=2):\n    """Do it."""\n'
 
 
 def source(text: str, defines: str = "f", prompt: str = "", drop: str = "aux") -> str:
-    module = extract(text, defines, prompt, drop)
+    module = extract_module(text, defines, prompt, drop)
     ast.parse(module.source)
     return module.source
 
@@ -111,19 +120,22 @@ def test_a_truncated_function_is_cut_to_what_parses() -> None:
 
 
 def test_continuation_of_the_prompt() -> None:
-    kept = extract("    y = shift(xs)\n    return y\n", "f", prompt=PROMPT).source
+    kept = extract_module("    y = shift(xs)\n    return y\n", "f", prompt=PROMPT).source
     assert kept.endswith('def f(xs, k=2):\n    """Do it."""\n    y = shift(xs)\n    return y')
     assert returns_value(kept, "f")
-    assert extract("    return y +\n", "f", prompt=PROMPT).source.endswith('"""Do it."""')
-    assert not returns_value(extract("  I cannot do that.\n", "f", prompt=PROMPT).source, "f")
+    assert extract_module("    return y +\n", "f", prompt=PROMPT).source.endswith('"""Do it."""')
+    assert not returns_value(extract_module("  I cannot do that.\n", "f", prompt=PROMPT).source, "f")
 
 
 def test_future_imports_are_kept_apart_and_come_first() -> None:
-    modules = [Module((), "import math"), extract("from __future__ import annotations\ndef aux(x: A): return x", "aux")]
-    combined = assemble([*modules, modules[1]])
+    modules = [
+        Module((), "import math"),
+        extract_module("from __future__ import annotations\ndef aux(x: A): return x", "aux"),
+    ]
+    combined = join_modules([*modules, modules[1]])
     assert combined.splitlines()[0] == "from __future__ import annotations"
     assert combined.count("__future__") == 1
-    assert compiles(combined)
+    assert can_compile(combined)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +179,7 @@ HOSTILE = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_neither_hangs_nor_raises(name: str) -> None:
-    compiles(source(HOSTILE[name]))
+    can_compile(source(HOSTILE[name]))
 
 
 def test_nesting_is_refused_at_a_fixed_depth() -> None:
@@ -178,23 +190,23 @@ def test_nesting_is_refused_at_a_fixed_depth() -> None:
 
 @pytest.mark.parametrize("text", ["x = 10 ** 10 ** 9", "x = 'a' * 10 ** 10", "x = (((1 << 9999) << 9999) << 9999)"])
 def test_compiling_does_not_evaluate(text: str) -> None:
-    assert compiles(text)
-    assert compiles("raise SystemExit")
+    assert can_compile(text)
+    assert can_compile("raise SystemExit")
 
 
 @pytest.mark.parametrize(
     "text", ["return 1", "def f(a, a): pass", "break", "x = \0", "def f():\n    nonlocal y", "x ="]
 )
 def test_what_does_not_compile(text: str) -> None:
-    assert not compiles(text)
+    assert not can_compile(text)
 
 
 # ------------------------------------------------------------------------------------------------------ other parts
 def test_preamble_is_what_stands_above_the_entry_point() -> None:
     expected = "import math\n\nLIMIT = 3\n\ndef shift(x):\n    return x + 1"
-    assert preamble(PROMPT, "f").source == expected
-    assert preamble("import math\n\ndef f(x):\n", "f").source == "import math"
-    assert preamble("Write a function f.", "f").source == ""
+    assert extract_preamble(PROMPT, "f").source == expected
+    assert extract_preamble("import math\n\ndef f(x):\n", "f").source == "import math"
+    assert extract_preamble("Write a function f.", "f").source == ""
 
 
 @pytest.mark.parametrize(
@@ -234,12 +246,15 @@ def test_the_last_definition_counts() -> None:
 )
 def test_the_signature_and_the_arguments_that_pass_it_on(parameters: str, call: str) -> None:
     source = f"ü = 1\n@cache\ndef f({parameters}) -> int:  # ü\n    '''Doc.'''\n    return 1\n\nz = 2"
-    assert signature(source, "f") == (f"@cache\ndef f({parameters}) -> int:  # ü", call)
+    assert read_signature(source, "f") == (f"@cache\ndef f({parameters}) -> int:  # ü", call)
 
 
 def test_the_signature_of_one_line_and_of_a_nested_decorator() -> None:
-    assert signature("def f(x): return x", "f") == ("def f(x):", "x")
-    assert signature("def f(x):\n    @cache\n    def g():\n        return 1\n    return g()", "f") == ("def f(x):", "x")
+    assert read_signature("def f(x): return x", "f") == ("def f(x):", "x")
+    assert read_signature("def f(x):\n    @cache\n    def g():\n        return 1\n    return g()", "f") == (
+        "def f(x):",
+        "x",
+    )
 
 
 # ------------------------------------------------------------------------------------------------------- properties
@@ -248,8 +263,8 @@ def test_the_signature_of_one_line_and_of_a_nested_decorator() -> None:
 @example(" \x0cdef f(): return 1", "")
 @settings(max_examples=200)
 def test_any_text_gives_a_module(text: str, prompt: str) -> None:
-    for module in (extract(text, "f", prompt, "aux"), preamble(text, "f")):
-        program.parse(module.source)
+    for module in (extract_module(text, "f", prompt, "aux"), extract_preamble(text, "f")):
+        program.parse_source(module.source)
 
 
 WORDS = [
@@ -277,10 +292,10 @@ SOUP = st.lists(st.sampled_from(WORDS), max_size=40).map(" ".join)
 @given(SOUP)
 @settings(max_examples=300)
 def test_python_like_text_gives_a_module(text: str) -> None:
-    module = extract(text, "f", PROMPT, "aux")
-    program.parse(module.source)
+    module = extract_module(text, "f", PROMPT, "aux")
+    program.parse_source(module.source)
     returns_value(module.source, "f")
-    compiles(assemble([module, module]))
+    can_compile(join_modules([module, module]))
 
 
 def longest_prefix(text: str) -> list[str]:

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.rewards.program import extract
-from magrpo.rewards.usage import carrying_call, does_nothing, only_forwards, packs_lists, use_of
+from magrpo.rewards.program import extract_module
+from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
 
 
 def f(body: str) -> str:
@@ -41,7 +41,7 @@ def f(body: str) -> str:
     ],
 )
 def test_used(body: str) -> None:
-    assert use_of(f(body), "aux") == "used"
+    assert classify_use(f(body), "aux") == "used"
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_used(body: str) -> None:
     ],
 )
 def test_discarded(body: str) -> None:
-    assert use_of(f(body), "aux") == "discarded"
+    assert classify_use(f(body), "aux") == "discarded"
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_discarded(body: str) -> None:
     ],
 )
 def test_not_the_partners(body: str) -> None:
-    assert use_of(f(body), "aux") == "none"
+    assert classify_use(f(body), "aux") == "none"
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_does_something(body: str) -> None:
     ],
 )
 def test_the_call_that_carries_the_parameters(body: str, call: str) -> None:
-    assert carrying_call(f(body), "f", "aux") == call
+    assert find_forwarding_call(f(body), "f", "aux") == call
 
 
 @pytest.mark.parametrize(
@@ -212,18 +212,18 @@ def test_lists_that_are_written_out(body: str, packs: bool) -> None:
     "body", ["aux.__code__ = g.__code__\nreturn aux(xs)", "match xs:\n    case {**aux}:\n        return aux"]
 )
 def test_a_function_that_is_changed_is_not_the_partners(body: str) -> None:
-    assert use_of(f(body), "aux") == "none"
+    assert classify_use(f(body), "aux") == "none"
 
 
 @given(
     st.lists(st.sampled_from(["y = aux(xs)", "y", "return y", "z = y", "if y:\n    pass", "aux", "y = k"]), max_size=8)
 )
 def test_use_is_always_decided(lines: list[str]) -> None:
-    source = extract(f("\n".join([*lines, "pass"])), "f").source
+    source = extract_module(f("\n".join([*lines, "pass"])), "f").source
     mentioned = any(isinstance(n, ast.Name) and n.id == "aux" for n in ast.walk(ast.parse(source)))
-    assert mentioned or use_of(source, "aux") == "none"
+    assert mentioned or classify_use(source, "aux") == "none"
     if only_forwards(source, "f", "aux"):
-        assert use_of(source, "aux") == "used"
+        assert classify_use(source, "aux") == "used"
 
 
 @pytest.mark.timeout(60)
@@ -237,5 +237,5 @@ def test_use_is_always_decided(lines: list[str]) -> None:
     ids=["chain", "sums", "calls"],
 )
 def test_large_modules(source: str) -> None:
-    assert use_of(source, "aux") == "used"
+    assert classify_use(source, "aux") == "used"
     assert not only_forwards(source, "f", "aux")

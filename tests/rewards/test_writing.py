@@ -7,8 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.rewards.words import TRANSITIONS, num_transition_categories
-from magrpo.rewards.writing import FORMS, MAXIMA, Window, WritingReward, length_ratio, structure, style, unique_words
+from magrpo.rewards.words import TRANSITIONS, count_transition_categories
+from magrpo.rewards.writing import (
+    FORMS,
+    MAXIMA,
+    Window,
+    WritingReward,
+    score_length_ratio,
+    score_structure,
+    score_style,
+    score_unique_words,
+)
 from magrpo.types import Problem
 
 PROBLEM = Problem("post/0", "A post.")
@@ -69,32 +78,32 @@ def test_arxiv_unique_window(task: str, x: float, y: float) -> None:
     ],
 )
 def test_structure_counts_words(task: str, counts: tuple[int, int], value: float) -> None:
-    assert structure(FORMS[task], *(words(count, 5) for count in counts)) == value
+    assert score_structure(FORMS[task], *(words(count, 5) for count in counts)) == value
 
 
 def test_ratios_are_of_characters_and_of_different_words() -> None:
     first, second = "ab ab cd", "ab cd ef gh ij kl"  # 8 and 17 characters, 2 and 6 words
-    assert length_ratio(Form := FORMS["tldr"], first, second) == 1.0
-    assert unique_words(Form, first, second) == 1.0
-    assert length_ratio(Form, first, "ab Ab aB AB") == pytest.approx((11 / 8 - 1.1) / 0.5)
-    assert unique_words(Form, first, "ab Ab aB AB") == 0.0
-    assert length_ratio(Form, "", "ab") == 0.0
-    assert unique_words(Form, "...", "ab") == 0.0
+    assert score_length_ratio(Form := FORMS["tldr"], first, second) == 1.0
+    assert score_unique_words(Form, first, second) == 1.0
+    assert score_length_ratio(Form, first, "ab Ab aB AB") == pytest.approx((11 / 8 - 1.1) / 0.5)
+    assert score_unique_words(Form, first, "ab Ab aB AB") == 0.0
+    assert score_length_ratio(Form, "", "ab") == 0.0
+    assert score_unique_words(Form, "...", "ab") == 0.0
 
 
 def test_style_of_tldr() -> None:
     form = FORMS["tldr"]
     # 1 shared of 4 content words: 0.25 is over the cap of 0.03; transitions only in the second text: 2 categories
-    assert style(form, "However the cat", "cat dog, therefore mouse; if") == pytest.approx(0.4 * 0.45 + 0.6)
-    assert style(form, "however if cat", "dog") == 0.0
-    assert style(form, "the", "and") == pytest.approx(0.0)
+    assert score_style(form, "However the cat", "cat dog, therefore mouse; if") == pytest.approx(0.4 * 0.45 + 0.6)
+    assert score_style(form, "however if cat", "dog") == 0.0
+    assert score_style(form, "the", "and") == pytest.approx(0.0)
 
 
 def test_style_of_arxiv() -> None:
     form = FORMS["arxiv"]
     # 1 shared content word of 8: 0.125 / 0.23; transitions in both texts: contrast, cause
     first, second = "cats run however far", "cats swim fast; therefore win"
-    assert style(form, first, second) == pytest.approx(0.4 * 0.45 + 0.6 * 0.125 / 0.23)
+    assert score_style(form, first, second) == pytest.approx(0.4 * 0.45 + 0.6 * 0.125 / 0.23)
 
 
 def test_levels_are_gated() -> None:
@@ -126,22 +135,22 @@ def test_white_space_does_not_lengthen() -> None:
 
 # ----------------------------------------------------------------------------------------------------- transition words
 def test_transitions_are_whole_words() -> None:
-    assert num_transition_categories("butter, thenceforth; asymmetric sofas, ifs, nowhere") == 0
-    assert num_transition_categories("BUT") == 1
-    assert num_transition_categories("(but)") == 1
-    assert num_transition_categories("On the other\nhand, ...") == 1
-    assert num_transition_categories("on the other") == 0
+    assert count_transition_categories("butter, thenceforth; asymmetric sofas, ifs, nowhere") == 0
+    assert count_transition_categories("BUT") == 1
+    assert count_transition_categories("(but)") == 1
+    assert count_transition_categories("On the other\nhand, ...") == 1
+    assert count_transition_categories("on the other") == 0
 
 
 def test_twelve_categories() -> None:
     assert len(TRANSITIONS) == 12
-    assert num_transition_categories(" ".join(listing.split(";")[0] for listing in TRANSITIONS.values())) == 12
+    assert count_transition_categories(" ".join(listing.split(";")[0] for listing in TRANSITIONS.values())) == 12
 
 
 def test_transition_scale() -> None:
     firsts = [listing.split(";")[0].strip() for listing in TRANSITIONS.values()]
     for count, value in [(1, 0.4), (2, 0.45), (12, 0.95)]:
-        assert style(FORMS["tldr"], "cat", ", ".join(firsts[:count])) == pytest.approx(0.4 * value)
+        assert score_style(FORMS["tldr"], "cat", ", ".join(firsts[:count])) == pytest.approx(0.4 * value)
 
 
 # -------------------------------------------------------------------------------------------------------- the plug-in

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from magrpo.sandboxes.instrument import instrument
+from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail.candidate import Local
-from magrpo.sandboxes.jail.recorder import CandidateFailure, Unusable, run, same
+from magrpo.sandboxes.jail.recorder import CandidateFailure, Unusable, run_test_code, same
 from magrpo.sandboxes.pairs import pairs_as_test
 
 
 def verdicts(test: str, function: Callable[..., Any], entry_point: str = "f") -> list[str]:
     """Statuses of the cases."""
-    cases = run(base64.b64decode(instrument(test, entry_point).code), entry_point, Local(function), {})
+    cases = run_test_code(base64.b64decode(instrument_test(test, entry_point).code), entry_point, Local(function), {})
     return [status for status, _ in cases]
 
 
@@ -147,23 +147,23 @@ def test_a_test_that_cannot_run_is_nobodys_fault() -> None:
     with pytest.raises(Unusable, match="cases"):
         verdicts("for n in range(20000):\n    assert f(n) == n + 1", one_more)
     with pytest.raises(SyntaxError):
-        instrument("assert (", "f")
+        instrument_test("assert (", "f")
 
 
 def test_needs_are_names_that_only_the_program_can_define() -> None:
     body = "    x = [y for y in g(poly(1))]\n    assert math.e < c < len(x)"
     test = f"import math\nfrom a import b as c\ndef check(g):\n{body}"
-    assert instrument(test, "f").needs == ("poly",)
-    assert instrument(LOOP, "f").needs == ()
-    assert instrument("from helpers import *\nassert f(poly(1))", "f").needs == ()
+    assert instrument_test(test, "f").needs == ("poly",)
+    assert instrument_test(LOOP, "f").needs == ()
+    assert instrument_test("from helpers import *\nassert f(poly(1))", "f").needs == ()
 
 
 def test_messages_are_short_and_printable() -> None:
     def raises(_: Any) -> Any:
         raise ValueError("\x1b[2J\u202e\x00" + "x" * 10_000)
 
-    test = instrument("assert f(1) == 2", "f")
-    [[_, message]] = run(base64.b64decode(test.code), "f", Local(raises), {})
+    test = instrument_test("assert f(1) == 2", "f")
+    [[_, message]] = run_test_code(base64.b64decode(test.code), "f", Local(raises), {})
     assert len(message) <= 500
     assert message.isprintable()
     assert "\\x1b" in message

@@ -14,7 +14,7 @@ import pytest
 
 from magrpo.sandboxes import SandboxError, ladder
 from magrpo.sandboxes.jail import seccomp
-from magrpo.sandboxes.jails import Spec, Unavailable
+from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
 
@@ -22,18 +22,18 @@ from .conftest import open_pool
 from .hostile import CORPUS
 from .world import World
 
-SPEC = Spec(PoolSandbox().limits(), "")
+SPEC = JailSpec(PoolSandbox().make_limits(), "")
 
 
 def test_auto_takes_the_strongest() -> None:
-    assert ladder.climb(SPEC, "auto", "landlock").level == "namespaces"
+    assert ladder.choose_level(SPEC, "auto", "landlock").level == "namespaces"
 
 
 def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
-    rung = ladder.climb(SPEC, "auto", "landlock")
+    rung = ladder.choose_level(SPEC, "auto", "landlock")
     assert rung.level == "landlock"
     assert set(rung.refused) == {"namespaces", "namespaces-flat"}
     assert "apt-get install bubblewrap" in caplog.text
@@ -50,29 +50,29 @@ def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch
 def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shutil, "which", lambda _: None)
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
-        ladder.climb(SPEC, "auto", "namespaces-flat")
+        ladder.choose_level(SPEC, "auto", "namespaces-flat")
     with pytest.raises(SandboxError, match="min_level"):
-        ladder.climb(SPEC, "landlock", "namespaces")
+        ladder.choose_level(SPEC, "landlock", "namespaces")
 
 
 def test_none_needs_the_config_and_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(ladder.ALLOW_NONE, raising=False)
     with pytest.raises(SandboxError, match="min_level"):
-        ladder.climb(SPEC, "none", "landlock")
+        ladder.choose_level(SPEC, "none", "landlock")
     with pytest.raises(SandboxError, match=ladder.ALLOW_NONE):
-        ladder.climb(SPEC, "none", "none")
+        ladder.choose_level(SPEC, "none", "none")
     monkeypatch.setenv(ladder.ALLOW_NONE, "1")
-    assert ladder.climb(SPEC, "none", "none").level == "none"
+    assert ladder.choose_level(SPEC, "none", "none").level == "none"
 
 
 def test_nothing_falls_through_to_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    def unavailable(spec: Spec) -> None:
-        raise Unavailable(f"{spec.level} is broken")
+    def unavailable(spec: JailSpec) -> None:
+        raise LevelUnavailable(f"{spec.level} is broken")
 
     monkeypatch.setenv(ladder.ALLOW_NONE, "1")
-    monkeypatch.setattr(ladder, "examine", unavailable)
+    monkeypatch.setattr(ladder, "examine_level", unavailable)
     with pytest.raises(SandboxError, match="landlock is broken"):
-        ladder.climb(SPEC, "auto", "none")
+        ladder.choose_level(SPEC, "auto", "none")
 
 
 @pytest.mark.parametrize("level", ["namespaces", "namespaces-flat", "landlock"])
@@ -84,8 +84,8 @@ def test_the_canary_is_refused(level: str) -> None:
 
 def test_the_canary_gets_through_without_isolation() -> None:
     """The canary's own harm is real: without isolation it reads, writes and connects."""
-    with pytest.raises(Unavailable) as refusal:
-        ladder.examine(Spec(SPEC.limits, "none"))
+    with pytest.raises(LevelUnavailable) as refusal:
+        ladder.examine_level(JailSpec(SPEC.limits, "none"))
     for attempt in ("read", "write", "connect", "connect_unix", "send_udp", "left a trace outside"):
         assert attempt in str(refusal.value)
 
@@ -179,5 +179,5 @@ def test_every_system_call_that_is_named_has_a_number() -> None:
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        ladder.climb(SPEC, "auto", "landlock")
+        ladder.choose_level(SPEC, "auto", "landlock")
     assert [record.message for record in caplog.records] == ["sandbox level: namespaces"]

@@ -37,8 +37,8 @@ GOLDEN = [
 
 @pytest.mark.parametrize(("value", "code"), GOLDEN)
 def test_golden(value: Any, code: str) -> None:
-    assert json.dumps(wire.encode(value), separators=(",", ":")) == code
-    back = wire.decode(wire.load(code.encode()))
+    assert json.dumps(wire.encode_value(value), separators=(",", ":")) == code
+    back = wire.decode_value(wire.parse_frame(code.encode()))
     assert back == value
     assert type(back) is type(value)
 
@@ -54,7 +54,9 @@ PLAIN = st.recursive(
 
 @given(PLAIN)
 def test_plain_data_comes_back_with_its_exact_types(value: Any) -> None:
-    assert repr_of(wire.decode(wire.load(wire.dump(wire.encode(value))[4:]))) == repr_of(value)
+    assert repr_of(wire.decode_value(wire.parse_frame(wire.frame_message(wire.encode_value(value))[4:]))) == repr_of(
+        value
+    )
 
 
 def repr_of(value: Any) -> Any:
@@ -103,19 +105,19 @@ Point = namedtuple("Point", "x y")
     ],
 )
 def test_subclasses_are_reduced_to_their_builtin_base(value: Any, plain: Any) -> None:
-    back = wire.decode(wire.encode(value))
+    back = wire.decode_value(wire.encode_value(value))
     assert repr_of(back) == repr_of(plain)
 
 
 def test_an_opaque_value_equals_nothing() -> None:
-    back = wire.decode(wire.encode([object()]))[0]
+    back = wire.decode_value(wire.encode_value([object()]))[0]
     assert not any(other == back for other in (back, 1, None))
     with pytest.raises(TypeError):
         assert back != 3
     with pytest.raises(TypeError):
         bool(back)
     with pytest.raises(wire.NotPlain):
-        wire.encode(object(), plain=True)
+        wire.encode_value(object(), plain=True)
 
 
 def test_cycles_and_depth_are_refused() -> None:
@@ -123,7 +125,7 @@ def test_cycles_and_depth_are_refused() -> None:
     cyclic.append(cyclic)
     for value in (cyclic, [0] * (wire.MAX_NODES + 1)):
         with pytest.raises(wire.TooLarge):
-            wire.encode(value)
+            wire.encode_value(value)
 
 
 @pytest.mark.parametrize(
@@ -136,7 +138,7 @@ def test_cycles_and_depth_are_refused() -> None:
 )  # fmt: skip
 def test_malformed_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(wire.WireError):
-        wire.decode(wire.load(body))
+        wire.decode_value(wire.parse_frame(body))
 
 
 def exchange(data: bytes, cap: int, wait_s: float = 1.0) -> Any:
@@ -145,11 +147,11 @@ def exchange(data: bytes, cap: int, wait_s: float = 1.0) -> Any:
     with near:
         with far:
             far.sendall(data)
-        return wire.Reader(near, cap).message(lambda: wait_s)
+        return wire.FrameReader(near, cap).read_message(lambda: wait_s)
 
 
 def test_frames() -> None:
-    assert exchange(wire.dump({"a": [1]}), 100) == {"a": [1]}
+    assert exchange(wire.frame_message({"a": [1]}), 100) == {"a": [1]}
     with pytest.raises(wire.Closed):
         exchange(b"\x00\x00", 100)
     with pytest.raises(wire.Closed):
@@ -163,14 +165,14 @@ def test_frames() -> None:
 def test_the_cap_is_on_all_frames_together() -> None:
     near, far = socket.socketpair()
     with near, far:
-        reader = wire.Reader(near, 29)
+        reader = wire.FrameReader(near, 29)
         for _ in range(2):
-            wire.send(far, "123456789")
-        assert reader.message(lambda: 1.0) == "123456789"
+            wire.send_message(far, "123456789")
+        assert reader.read_message(lambda: 1.0) == "123456789"
         with pytest.raises(wire.TooLarge):
-            reader.message(lambda: 1.0)
+            reader.read_message(lambda: 1.0)
 
 
 def test_non_finite_floats_travel() -> None:
-    assert math.isnan(wire.decode(wire.load(b"NaN")))
-    assert exchange(wire.dump(float("-inf")), 100) == float("-inf")
+    assert math.isnan(wire.decode_value(wire.parse_frame(b"NaN")))
+    assert exchange(wire.frame_message(float("-inf")), 100) == float("-inf")

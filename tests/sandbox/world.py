@@ -12,7 +12,7 @@ from pathlib import Path
 
 import psutil
 
-from magrpo.sandboxes.jails import SANDBOX_UID, interpreter_paths
+from magrpo.sandboxes.jail_command import SANDBOX_UID, list_interpreter_paths
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import ExecutionReport
 
@@ -82,7 +82,7 @@ class World:
         stat = target.stat()
         process = psutil.Process(self.victim.pid)
         jail = Path(__file__).parents[2] / "magrpo" / "sandboxes" / "jail"
-        stdlib = Path(next(path for path in interpreter_paths() if Path(path).is_dir()))
+        stdlib = Path(next(path for path in list_interpreter_paths() if Path(path).is_dir()))
         return {
             "target": (target.read_text(), stat.st_mode, stat.st_mtime, stat.st_nlink, os.listxattr(target)),
             "files": sorted(path.name for path in self.folder.iterdir()),

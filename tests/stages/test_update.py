@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magrpo.collate import plan
+from magrpo.collate import plan_batches
 from magrpo.config import LoraConfig
 from magrpo.engines.decoding import decoding_model
 from magrpo.types import Sample
@@ -123,8 +123,8 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
     whole = make(base, dump, algo=algo, micro_batch_tokens=64)
     expected = gradients_used(whole, samples)
     updater = make(base, dump, algo=algo, micro_batch_tokens=64)
-    loss, calls, left = updater._loss, 0, times
-    first_epochs = (len(expected) - 1) * len(plan(samples, 64, True))
+    loss, calls, left = updater._compute_loss, 0, times
+    first_epochs = (len(expected) - 1) * len(plan_batches(samples, 64, True))
 
     def short_of_memory(*arguments: Any) -> Any:
         nonlocal calls, left
@@ -134,7 +134,7 @@ def test_memory_that_does_not_suffice_halves_the_micro_batches(
             raise torch.cuda.OutOfMemoryError("CUDA out of memory")
         return loss(*arguments)
 
-    monkeypatch.setattr(updater, "_loss", short_of_memory)
+    monkeypatch.setattr(updater, "_compute_loss", short_of_memory)
     steps: list[dict[str, Tensor]] = []
     hook = updater._optimizers["main"].register_step_pre_hook(
         lambda *_: steps.append({n: p.grad.clone() for n, p in updater.policy.parameters("main").items()})
@@ -159,7 +159,7 @@ def test_a_completion_that_does_not_fit_alone_ends_the_update(
     def never(*_: object) -> Any:
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(updater, "_loss", never)
+    monkeypatch.setattr(updater, "_compute_loss", never)
     with pytest.raises(torch.cuda.OutOfMemoryError):
         updater.update({"main": make_samples()})
     assert_equal(weights_of(updater), before)
@@ -167,8 +167,8 @@ def test_a_completion_that_does_not_fit_alone_ends_the_update(
 
 def test_siblings_apart_are_siblings_in_one_row(base: Path, dump: Path) -> None:
     together, apart = make(base, dump), make(base, dump)
-    assert together._shares == {"main": True}
-    apart._shares = {"main": False}
+    assert together._shares_prompts == {"main": True}
+    apart._shares_prompts = {"main": False}
     samples = make_samples()
     assert_close(gradients_used(apart, samples)[0], gradients_used(together, samples)[0])
 

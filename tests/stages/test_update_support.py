@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from magrpo.algo.loss import importance_weights, policy_loss
+from magrpo.algo.loss import SampledTokens, importance_weights, policy_loss
 from magrpo.config import LoraConfig
 from magrpo.engines.sampling import kept_tokens
 from magrpo.engines.transformers import LocalEngine
 from magrpo.stages.update import Updater
 from magrpo.types import Request, Sample, SamplingParams
-from magrpo_kernels import Support, policy_loss_from_logits
+from magrpo_kernels import LossOptions, Support, TokenInputs, policy_loss_from_logits
 from tests.stages.updating import (
     TEMPERATURE,
     assert_close,
@@ -81,14 +81,11 @@ class Table:
         chosen = Support(torch.tensor([i for ids in rows for i in ids]), bounds) if support else None
         advantages = torch.stack([p.detach() * self.rewards[i, j] for i, j, p in drawn]).repeat_interleave(2)
 
-        def loss_of(*arguments: Any, **options: Any) -> Any:
-            return policy_loss_from_logits(logits, *arguments, support=chosen, **options)
-
-        sampling_logps = loss_of(ids, torch.ones(len(ids)), temperature=TEMPERATURE).logps  # as the engine reports them
+        options, every = LossOptions(TEMPERATURE), TokenInputs(ids, torch.ones(len(ids)), support=chosen)
+        sampling_logps = policy_loss_from_logits(logits, every, options).logps  # as the engine reports them
         weights = None if cap is None else importance_weights(sampling_logps, sampling_logps, cap)
-        loss, _ = policy_loss(
-            loss_of, ids, advantages, sampling_logps, divisor=1.0, temperature=TEMPERATURE, weights=weights
-        )
+        tokens = SampledTokens(ids, advantages, sampling_logps, importance_weights=weights, support=chosen)
+        loss, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0)
         return torch.autograd.grad(-loss, (self.first, self.second))
 
 

@@ -72,7 +72,7 @@ for _name in OPERATIONS.split():
     setattr(Hidden, f"__{_name}__", _refuse)
 
 
-class Program:
+class CandidateProgram:
     """The candidate's module and its entry point.
 
     Args:
@@ -105,19 +105,19 @@ class Program:
         exec(self.code, module.__dict__)  # the one purpose of this process
         return module.__dict__[self.entry_point]
 
-    def call(self, args: Any, kwargs: Any) -> list[Any]:
+    def call_function(self, args: Any, kwargs: Any) -> list[Any]:
         """``[status, value, arguments if changed, calls of the watched function]``."""
         return self._answer(self.function, self.tracer, args, kwargs)
 
-    def used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
+    def is_result_used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
         """Whether the answer to a call changes when results of the watched function are hidden."""
         tracer = Watch()
         function = self._load(tracer)
         tracer.hide = True
         again = self._answer(function, tracer, args, kwargs)
-        return tracer.calls > 0 and comparable(again) != comparable(answer)
+        return tracer.calls > 0 and strip_addresses(again) != strip_addresses(answer)
 
-    def beside(self, code: str) -> list[Any]:
+    def run_test(self, code: str) -> list[Any]:
         """Run test code in this process: ``[status, [used, case, ...], None, calls of the watched function]``."""
         cases, tracer = self._judge(code, hide=False)
         used = tracer.calls > 0 and self._judge(code, hide=True)[0] != cases
@@ -128,19 +128,19 @@ class Program:
         function = self._load(tracer)
         tracer.hide, tracer.running = hide, True
         names = dict(vars(sys.modules[MODULE]))
-        return recorder.run(base64.b64decode(code), self.entry_point, Local(function), names), tracer
+        return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
 
     @staticmethod
     def _answer(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
-        arguments, keywords = wire.decode(args), wire.decode(kwargs)
+        arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
         tracer.calls, tracer.running, tracer.depth = 0, True, 0
         try:
-            value = wire.encode(function(*arguments, **keywords))
+            value = wire.encode_value(function(*arguments, **keywords))
         except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
-            return [*describe(error), None, tracer.calls]
+            return [*describe_error(error), None, tracer.calls]
         finally:
             tracer.running = False
-        after = wire.encode(arguments)
+        after = wire.encode_value(arguments)
         return ["ok", value, None if after == args else after, tracer.calls]
 
 
@@ -157,7 +157,7 @@ def names_bound(statement: ast.stmt) -> set[str]:
     return names
 
 
-def comparable(answer: list[Any]) -> list[Any]:
+def strip_addresses(answer: list[Any]) -> list[Any]:
     """What equal calls have in common: an exception's message without the addresses that a default repr holds."""
     status, value, arguments, _ = answer
     return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
@@ -176,14 +176,14 @@ class Local:
         try:
             value = self.function(*args, **kwargs)
         except Exception as error:
-            status, (_, message) = describe(error)
+            status, (_, message) = describe_error(error)
             self.raised = error, status, message
             raise
         self.values.append(value)
         return value
 
 
-def describe(error: BaseException) -> list[Any]:
+def describe_error(error: BaseException) -> list[Any]:
     """``[status, [builtin class, message]]`` of an exception."""
     if isinstance(error, wire.TooLarge):
         return ["output_limit", ["", str(error)]]
@@ -196,28 +196,28 @@ def describe(error: BaseException) -> list[Any]:
     return [status, [known, message[:1000]]]
 
 
-def serve(channel: socket) -> None:
+def serve_calls(channel: socket) -> None:
     """Say that the process is confined, then answer the tester until it hangs up: ``load``, ``call``, ``used``."""
-    wire.send(channel, HELLO)
-    reader = wire.Reader(channel, 1 << 40)
-    program: Program | None = None
+    wire.send_message(channel, HELLO)
+    reader = wire.FrameReader(channel, 1 << 40)
+    program: CandidateProgram | None = None
     while True:
         try:
-            index, verb, *rest = reader.message(lambda: None)
+            index, verb, *rest = reader.read_message(lambda: None)
         except wire.Closed:
             return
         try:
             if verb == "load":
-                program = Program(*rest)
+                program = CandidateProgram(*rest)
                 reply = ["ok", None, None, 0]
             elif program is None:
                 return
             elif verb == "call":
-                reply = program.call(*rest)
+                reply = program.call_function(*rest)
             elif verb == "beside":
-                reply = program.beside(*rest)
+                reply = program.run_test(*rest)
             else:
-                reply = ["ok", any(program.used(*call) for call in rest[0]), None, 0]
+                reply = ["ok", any(program.is_result_used(*call) for call in rest[0]), None, 0]
         except BaseException as error:  # noqa: BLE001 - a program that does not load says why
-            reply = [*describe(error), None, 0]
-        wire.send(channel, [index, *reply])
+            reply = [*describe_error(error), None, 0]
+        wire.send_message(channel, [index, *reply])

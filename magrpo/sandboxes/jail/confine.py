@@ -31,33 +31,33 @@ class Limits:
     output_bytes: int
 
 
-def check(result: int, what: str) -> None:
+def check_call(result: int, what: str) -> None:
     """Raise OSError if a libc call returned -1."""
     if result == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
 
 
-def unshare(flags: int) -> None:
-    check(libc.unshare(flags), "unshare")
+def unshare_namespaces(flags: int) -> None:
+    check_call(libc.unshare(flags), "unshare")
 
 
 def enter_pid_namespace(descriptor: int) -> None:
     """Let the next children be born in the pid namespace behind ``descriptor``."""
-    check(libc.setns(descriptor, CLONE_NEWPID), "setns")
+    check_call(libc.setns(descriptor, CLONE_NEWPID), "setns")
 
 
-def private_scratch(limits: Limits) -> None:
+def mount_scratch(limits: Limits) -> None:
     """Fresh mount and ipc namespaces with a small ``/tmp``."""
-    unshare(CLONE_NEWNS | CLONE_NEWIPC)
+    unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
     options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
-    check(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
+    check_call(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
     os.chdir("/tmp")
 
 
 def hide_proc() -> None:
     """Take ``/proc`` out of this mount namespace and all made from it. Open descriptors keep working."""
-    check(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+    check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
 
 
 def drop_bounding_set() -> None:
@@ -66,13 +66,13 @@ def drop_bounding_set() -> None:
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
 
 
-def close_to_others() -> None:
+def forbid_inspection() -> None:
     """Let no process of the same user look into this one, and let it gain no privilege."""
-    check(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    check(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
+    check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
 
 
-def own_tasks() -> int:
+def count_own_tasks() -> int:
     """Processes and threads of this user on this machine."""
     mine = 0
     for entry in os.scandir("/proc"):
@@ -84,7 +84,7 @@ def own_tasks() -> int:
     return mine
 
 
-def become(uid: int) -> None:
+def become_user(uid: int) -> None:
     """Become an ordinary user, for good."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
@@ -93,9 +93,9 @@ def become(uid: int) -> None:
 
 def drop_capabilities() -> None:
     """No capability in any set, and none ever again."""
-    check(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+    check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def set_limits(limits: Limits, processes: int | None) -> None:

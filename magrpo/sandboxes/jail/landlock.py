@@ -6,7 +6,7 @@ import ctypes
 import os
 import struct
 
-from .confine import check, libc
+from .confine import check_call, libc
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
 VERSION = 1
@@ -18,7 +18,7 @@ NET_SINCE, NET_RIGHTS = 4, 3
 SCOPE_SINCE, SCOPES = 6, 3  # abstract unix sockets and signals stay inside
 
 
-def version() -> int:
+def kernel_version() -> int:
     """Version of the kernel's interface, 0 without Landlock."""
     return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)))
 
@@ -34,14 +34,14 @@ class Ruleset:
     """
 
     def __init__(self, paths: list[str]) -> None:
-        kernel = version()
+        kernel = kernel_version()
         if kernel == 0:
             raise OSError("this kernel has no Landlock")
         rights = FILE_RIGHTS[max(since for since in FILE_RIGHTS if since <= kernel)]
         attributes = struct.pack("QQQ", rights, NET_RIGHTS, SCOPES)
         size = 24 if kernel >= SCOPE_SINCE else 16 if kernel >= NET_SINCE else 8
         self.descriptor = int(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
-        check(self.descriptor, "landlock_create_ruleset")
+        check_call(self.descriptor, "landlock_create_ruleset")
         for path in paths:
             try:
                 opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
@@ -49,9 +49,9 @@ class Ruleset:
                 continue
             allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE  # noqa: PTH112
             rule = struct.pack("=Qi", allowed, opened)
-            check(libc.syscall(ADD_RULE, self.descriptor, PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+            check_call(libc.syscall(ADD_RULE, self.descriptor, PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
             os.close(opened)
 
-    def restrict(self) -> None:
+    def restrict_process(self) -> None:
         """Restrict this process and all it will fork. Needs ``no_new_privs``."""
-        check(libc.syscall(RESTRICT_SELF, self.descriptor, 0), "landlock_restrict_self")
+        check_call(libc.syscall(RESTRICT_SELF, self.descriptor, 0), "landlock_restrict_self")

@@ -17,20 +17,20 @@ PR_SET_NO_NEW_PRIVS = 38
 STAGE = "/tmp"
 
 
-def mount(source: str, target: str, kind: str, flags: int) -> None:
+def mount_path(source: str, target: str, kind: str, flags: int) -> None:
     if ctypes.CDLL(None, use_errno=True).mount(source.encode(), target.encode(), kind.encode(), flags, None) == -1:
         number = ctypes.get_errno()
         raise OSError(number, f"mount {source} on {target}: {os.strerror(number)}")
 
 
-def stage(binds: list[list[str]]) -> list[str]:
+def stage_binds(binds: list[list[str]]) -> list[str]:
     """Bind each source below :data:`STAGE`; the bubblewrap arguments that bind it on to its destination."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) == -1:
         raise OSError(ctypes.get_errno(), "unshare")
-    mount("none", "/", "", MS_REC | MS_PRIVATE)
+    mount_path("none", "/", "", MS_REC | MS_PRIVATE)
     opened = [os.open(source, os.O_PATH) for source, _ in binds]  # before the stage hides any of them
-    mount("tmpfs", STAGE, "tmpfs", 0)
+    mount_path("tmpfs", STAGE, "tmpfs", 0)
     os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
     arguments: list[str] = []
     for k, (descriptor, (_, destination)) in enumerate(zip(opened, binds, strict=True)):
@@ -39,7 +39,7 @@ def stage(binds: list[list[str]]) -> list[str]:
             os.mkdir(target)  # noqa: PTH102
         else:
             os.close(os.open(target, os.O_CREAT))
-        mount(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
+        mount_path(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
         os.close(descriptor)
         arguments += ["--ro-bind", target, destination]
     return arguments
@@ -48,7 +48,7 @@ def stage(binds: list[list[str]]) -> list[str]:
 def main() -> None:
     """``argv[1]``: JSON with uid, binds, and the command before and after the binds."""
     config = json.loads(sys.argv[1])
-    binds = stage(config["binds"])
+    binds = stage_binds(config["binds"])
     os.setgroups([])
     os.setresgid(config["uid"], config["uid"], config["uid"])
     os.setresuid(config["uid"], config["uid"], config["uid"])

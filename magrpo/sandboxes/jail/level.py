@@ -25,42 +25,42 @@ class Level:
         self.limits = limits
         self.namespaces = name == "namespaces"
         self.confined = name != "none"
-        files = name == "landlock" or (name == "namespaces-flat" and landlock.version() > 0)
+        files = name == "landlock" or (name == "namespaces-flat" and landlock.kernel_version() > 0)
         self.candidate_files = landlock.Ruleset(readable) if files else None
         self.tester_files = landlock.Ruleset([*readable, "/proc"]) if files else None
-        self.base = seccomp.base()
-        self.candidate_calls = seccomp.foreign(alone=not self.namespaces)
-        self.tester_calls = seccomp.foreign(alone=True)
+        self.base = seccomp.build_base_filter()
+        self.candidate_calls = seccomp.build_foreign_filter(alone=not self.namespaces)
+        self.tester_calls = seccomp.build_foreign_filter(alone=True)
         self.processes: int | None = None  # a level that refuses to fork needs no limit
         if self.namespaces:  # twice: those of the candidate before may not be gone yet
             self.processes = 2 * limits.processes + OWN_PROCESSES
         elif not self.confined:
-            self.processes = confine.own_tasks() + 2 * limits.processes + OWN_PROCESSES
+            self.processes = confine.count_own_tasks() + 2 * limits.processes + OWN_PROCESSES
 
     def confine_zygote(self) -> None:
         """Once, before the first fork."""
-        confine.close_to_others()
+        confine.forbid_inspection()
         if self.namespaces:
             confine.hide_proc()
             confine.drop_bounding_set()
         if self.confined:
-            self.base.install()
+            self.base.install_filter()
 
     def confine_candidate(self) -> None:
         """After all descriptors but the channel are no longer needed, before any foreign code."""
         if self.namespaces:
-            confine.private_scratch(self.limits)
+            confine.mount_scratch(self.limits)
         confine.set_limits(self.limits, self.processes)
         confine.drop_capabilities()
         if self.candidate_files:
-            self.candidate_files.restrict()
+            self.candidate_files.restrict_process()
         if self.confined:
-            self.candidate_calls.install()
+            self.candidate_calls.install_filter()
 
     def confine_tester(self) -> None:
         """Before the job is read."""
         confine.drop_capabilities()
         if self.tester_files:
-            self.tester_files.restrict()
+            self.tester_files.restrict_process()
         if self.confined:
-            self.tester_calls.install()
+            self.tester_calls.install_filter()

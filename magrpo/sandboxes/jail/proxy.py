@@ -11,8 +11,8 @@ import time
 from typing import Any
 
 from . import candidate, wire
+from .candidate_process import CandidateProcess
 from .confine import Limits
-from .process import Process
 from .recorder import CandidateFailure
 
 FINAL = frozenset({"protocol", "output_limit"})
@@ -66,14 +66,14 @@ class Proxy:
         self,
         program: list[str],
         requests: socket.socket,
-        process: Process,
+        process: CandidateProcess,
         proc: int,
         limits: Limits,
         children: bool,
     ) -> None:
         self.program, self.requests, self.proc, self.limits = program, requests, proc, limits
         self.children, self.looked = children, time.monotonic()
-        self.spare: Process | None = process
+        self.spare: CandidateProcess | None = process
         self.lives = 2
         self.index = 0
         self.spent_s = 0.0
@@ -95,7 +95,7 @@ class Proxy:
         if self.failure:
             raise CandidateFailure(*self.failure)
         try:
-            arguments, keywords = wire.encode(list(args), plain=True), wire.encode(kwargs, plain=True)
+            arguments, keywords = wire.encode_value(list(args), plain=True), wire.encode_value(kwargs, plain=True)
         except wire.WireError as error:
             # What the candidate returned must not decide that the test runs where the candidate could forge it.
             if isinstance(error, wire.Returned) or (isinstance(error, wire.TooLarge) and self.values):
@@ -109,9 +109,9 @@ class Proxy:
         if status != "ok":
             raise self._exception(status, value)
         try:
-            result, after = wire.decode(value), wire.decode(mutated)
+            result, after = wire.decode_value(value), wire.decode_value(mutated)
             if mutated is not None:
-                replace(args, after)
+                update_arguments(args, after)
         except wire.WireError as error:
             raise self._lost("protocol", str(error), HUNG, "call") from None
         self.values.append(result)
@@ -132,12 +132,12 @@ class Proxy:
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
-    def renew(self) -> None:
+    def replace_process(self) -> None:
         """Replace the process by a fresh one."""
         self._lost("not_run", "replaced", HUNG, "renew")
         self._load()
 
-    def beside(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
+    def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
         """Have the candidate's process run test code, within the limits of all tests: cases, calls, used.
 
         Raises:
@@ -152,19 +152,19 @@ class Proxy:
         except (TypeError, ValueError):
             raise self._lost("protocol", "malformed cases", HUNG, "beside") from None
 
-    def consumed(self) -> tuple[float, int]:
+    def measure_usage(self) -> tuple[float, int]:
         """CPU seconds and largest memory of all processes so far."""
-        return self.past_cpu_s + self.process.times()[0], max(self.past_memory, self.process.peak_memory())
+        return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
 
     def _load(self) -> None:
         """Load the program into the spare process."""
         assert self.spare
         self.failure = None
         self.process, self.spare = self.spare, None
-        self.reader = wire.Reader(self.process.channel, self.output_left)
+        self.reader = wire.FrameReader(self.process.channel, self.output_left)
         self.lives -= 1
         try:
-            assert self.reader.message(wire.until(time.monotonic() + START_S)) == candidate.HELLO
+            assert self.reader.read_message(wire.wait_until(time.monotonic() + START_S)) == candidate.HELLO
         except wire.WireError as error:
             raise Broken(f"a candidate process could not be confined: {error}") from None
         try:
@@ -179,11 +179,11 @@ class Proxy:
         """One question, one answer, within the limits of one test or ``limit_s``."""
         index, self.index = self.index, self.index + 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
-        began, (cpu, waited) = time.monotonic(), self.process.times()
+        began, (cpu, waited) = time.monotonic(), self.process.read_times()
 
         def charge() -> float:
             """CPU time, or a share of the wall time it did not spend waiting for a CPU, whichever is more."""
-            cpu_now, waited_now = self.process.times()
+            cpu_now, waited_now = self.process.read_times()
             wall = time.monotonic() - began
             return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR, wall / WALL_CAP)
 
@@ -198,11 +198,11 @@ class Proxy:
 
         try:
             self.process.channel.settimeout(10 * allowed + 1)
-            wire.send(self.process.channel, [index, verb, *rest])
-            answer = checked(self.reader.message(wait), index)
+            wire.send_message(self.process.channel, [index, verb, *rest])
+            answer = check_answer(self.reader.read_message(wait), index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
-            raise self._lost(*diagnose(error, allowed), verb) from None
+            raise self._lost(*diagnose_failure(error, allowed), verb) from None
         self.spent_s += charge()
         if self.spent_s >= self.limits.total_s:
             self.failure = "not_run", "out of time in all"
@@ -214,7 +214,7 @@ class Proxy:
         if now - self.looked < WATCH_S:
             return
         self.looked = now
-        if self.process.family_memory(self.proc) > self.limits.memory_bytes:
+        if self.process.sum_family_memory(self.proc) > self.limits.memory_bytes:
             raise TooMuchMemory("together its processes hold more memory than the limit")
 
     def _lost(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
@@ -229,7 +229,7 @@ class Proxy:
         wait_status, cpu_s, memory, pid = json.loads(reply)
         self.past_cpu_s += cpu_s
         self.past_memory = max(self.past_memory, memory)
-        self.spare = Process(socket.socket(fileno=descriptors[0]), pid, self.proc)
+        self.spare = CandidateProcess(socket.socket(fileno=descriptors[0]), pid, self.proc)
         if how == GONE and os.WIFSIGNALED(wait_status):
             number = os.WTERMSIG(wait_status)
             message = f"the process died of {signal.Signals(number).name}"
@@ -250,7 +250,7 @@ class Proxy:
         return error
 
 
-def diagnose(error: Exception, allowed: float) -> tuple[str, str, bytes]:
+def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]:
     """Status, message and what to tell the zygote when an answer did not come."""
     match error:
         case TooMuchMemory():
@@ -264,7 +264,7 @@ def diagnose(error: Exception, allowed: float) -> tuple[str, str, bytes]:
     return "protocol", str(error), HUNG
 
 
-def checked(answer: Any, index: int) -> list[Any]:
+def check_answer(answer: Any, index: int) -> list[Any]:
     """``[status, value, arguments, calls]`` of an answer to question ``index``.
 
     Raises:
@@ -280,7 +280,7 @@ def checked(answer: Any, index: int) -> list[Any]:
     return answer[1:]
 
 
-def replace(args: tuple[Any, ...], after: Any) -> None:
+def update_arguments(args: tuple[Any, ...], after: Any) -> None:
     """Make mutable arguments what the candidate left in them.
 
     Raises:

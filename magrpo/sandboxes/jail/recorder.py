@@ -39,7 +39,7 @@ class Callee(Protocol):
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
 
-def printable(text: str) -> str:
+def escape_text(text: str) -> str:
     """At most 500 characters, control and other unprintable characters escaped."""
     text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
     return text[:MAX_MESSAGE]
@@ -63,14 +63,14 @@ class Recorder:
         """An assert's expression has a value."""
         if not value:
             got = [reprlib.repr(value) for value in self.callee.values[self.calls :]]
-            self.add("wrong", f"assert {source}" + (f"  # got {', '.join(got[-2:])}" if got else ""))
+            self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got[-2:])}" if got else ""))
         elif counts:
-            self.add("pass", "")
+            self.add_case("pass", "")
 
     def error(self, source: str, error: Exception) -> None:
         """An assert raised."""
-        status, message = self.classify(error)
-        self.add(status, f"assert {source}: {message}")
+        status, message = self.classify_error(error)
+        self.add_case(status, f"assert {source}: {message}")
 
     def mark(self) -> int:
         """A guarded statement begins."""
@@ -78,16 +78,16 @@ class Recorder:
 
     def skipped(self, error: Exception, mark: int, number: int, names: list[str]) -> None:
         """A guarded statement raised: it holds ``number`` asserts and would have set ``names``."""
-        status, message = self.classify(error)
+        status, message = self.classify_error(error)
         self.trouble = self.trouble or (status, message)
         self.undefined.update(dict.fromkeys(names, (status, message)))
         if number == 0 and not names:
-            self.add(status, message)
+            self.add_case(status, message)
         missing = number - (len(self.cases) - mark)
         for k in range(missing):
-            self.add(status if k == 0 else "not_run", message)
+            self.add_case(status if k == 0 else "not_run", message)
 
-    def classify(self, error: Exception) -> tuple[str, str]:
+    def classify_error(self, error: Exception) -> tuple[str, str]:
         """Status and message of an exception that reached the test."""
         if isinstance(error, CandidateFailure):
             return error.args[0], error.args[1]
@@ -101,23 +101,23 @@ class Recorder:
                 return self.undefined[name[1]]
         return "wrong", f"{type(error).__name__}: {error}"
 
-    def add(self, status: str, message: str) -> None:
+    def add_case(self, status: str, message: str) -> None:
         if len(self.cases) >= MAX_CASES:
             raise Unusable(f"more than {MAX_CASES} cases")
-        self.cases.append([status, printable(message)])
+        self.cases.append([status, escape_text(message)])
 
-    def finish(self) -> None:
+    def finish_test(self) -> None:
         """The test has ended: make sure that what went wrong outside of asserts shows."""
         trouble = self.trouble or self.callee.failure
         if trouble and all(case[0] == "pass" for case in self.cases):
-            self.add(*trouble)
+            self.add_case(*trouble)
         if not self.cases:
             if not self.callee.values:
                 raise Unusable("the test neither asserts anything nor calls the candidate")
-            self.add("pass", "")
+            self.add_case("pass", "")
 
 
-def run(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
+def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
     """Run instrumented test code; one ``[status, message]`` for each case.
 
     ``names`` are visible to the test beside its own.
@@ -135,7 +135,7 @@ def run(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) ->
             check(callee)
     except Exception as error:  # noqa: BLE001 - whatever the test raises outside of a guard
         recorder.skipped(error, len(recorder.cases), 0, [])
-    recorder.finish()
+    recorder.finish_test()
     return recorder.cases
 
 

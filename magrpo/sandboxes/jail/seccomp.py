@@ -1,7 +1,7 @@
 """Filters of system calls, assembled by hand: classic BPF, no library.
 
-Two filters stack up. The zygote puts :func:`base` on itself, so that everything it forks has it; a process that runs
-foreign code puts :func:`foreign` on top. What is denied fails with EPERM and the program goes on.
+Two filters stack. The zygote installs :func:`build_base_filter` on itself, so that everything it forks has it; a
+process that runs foreign code adds :func:`build_foreign_filter`. A denied call fails with EPERM; the program goes on.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import ctypes
 import os
 import struct
 
-from .confine import check, libc
+from .confine import check_call, libc
 
 NUMBERS = {
     "x86_64": (
@@ -114,13 +114,13 @@ class Filter:
             (RETURN, 0, 0, ERRNO | ENOSYS),
         ]
 
-    def deny(self, names: str, error: int = EPERM) -> None:
+    def deny_calls(self, names: str, error: int = EPERM) -> None:
         """Refuse system calls whatever their arguments."""
         for name in names.split():
             if name in self.numbers:
                 self.code += [(EQUAL, 0, 1, self.numbers[name]), (RETURN, 0, 0, ERRNO | error)]
 
-    def only_if(self, name: str, tests: list[Instruction]) -> None:
+    def allow_if(self, name: str, tests: list[Instruction]) -> None:
         """Allow a system call if all tests jump over the refusal.
 
         Each test is an instruction; a comparison's jumps are given as 1 (goes on) and 0 (refuse) here.
@@ -135,12 +135,12 @@ class Filter:
         body += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO | EPERM)]
         self.code += [(EQUAL, 0, len(body), self.numbers[name]), *body]
 
-    def program(self) -> Program:
+    def compile_filter(self) -> CompiledFilter:
         """The finished filter."""
-        return Program([*self.code, (RETURN, 0, 0, ALLOW)])
+        return CompiledFilter([*self.code, (RETURN, 0, 0, ALLOW)])
 
 
-class Program:
+class CompiledFilter:
     """A filter that the kernel accepts."""
 
     def __init__(self, code: list[Instruction]) -> None:
@@ -148,32 +148,32 @@ class Program:
         self.code = ctypes.create_string_buffer(instructions)
         self.head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(self.code)))
 
-    def install(self) -> None:
+    def install_filter(self) -> None:
         """Put it on this process and all that it will fork. Needs ``no_new_privs``."""
-        check(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.head, 0, 0), "seccomp")
+        check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.head, 0, 0), "seccomp")
 
 
-def base() -> Program:
+def build_base_filter() -> CompiledFilter:
     """What nothing inside the jail ever needs, the zygote included."""
     built = Filter()
-    built.deny(NEVER)
-    return built.program()
+    built.deny_calls(NEVER)
+    return built.compile_filter()
 
 
-def foreign(alone: bool) -> Program:
+def build_foreign_filter(alone: bool) -> CompiledFilter:
     """On top of that, what a process may not do that runs foreign code.
 
     Args:
         alone: it has no namespaces of its own, so it may not have children or send signals either.
     """
     built = Filter()
-    built.deny(FOREIGN + (" " + ALONE if alone else ""))
-    built.deny("clone3", ENOSYS)  # its flags lie in memory, where no filter sees them; libc falls back on clone
+    built.deny_calls(FOREIGN + (" " + ALONE if alone else ""))
+    built.deny_calls("clone3", ENOSYS)  # its flags lie in memory, where no filter sees them; libc falls back on clone
     flags = [(LOAD, 0, 0, _argument(0)), (ANY_BIT, 0, 1, CLONE_NEW_ANY)]
-    built.only_if("clone", [*flags, (ANY_BIT, 1, 0, CLONE_THREAD)] if alone else flags)
-    built.only_if("prlimit64", [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, 0)])
-    built.only_if("fcntl", [(LOAD, 0, 0, _argument(1)), *[(EQUAL, 0, 1, command) for command in FCNTL_REFUSED]])
-    built.only_if("ioctl", [(LOAD, 0, 0, _argument(1)), *[(EQUAL, 0, 1, command) for command in IOCTL_REFUSED]])
+    built.allow_if("clone", [*flags, (ANY_BIT, 1, 0, CLONE_THREAD)] if alone else flags)
+    built.allow_if("prlimit64", [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, 0)])
+    built.allow_if("fcntl", [(LOAD, 0, 0, _argument(1)), *[(EQUAL, 0, 1, command) for command in FCNTL_REFUSED]])
+    built.allow_if("ioctl", [(LOAD, 0, 0, _argument(1)), *[(EQUAL, 0, 1, command) for command in IOCTL_REFUSED]])
     kind = [(LOAD, 0, 0, _argument(1)), (AND, 0, 0, SOCK_TYPE_MASK), (EQUAL, 1, 0, SOCK_STREAM)]
-    built.only_if("socketpair", [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, AF_UNIX), *kind])
-    return built.program()
+    built.allow_if("socketpair", [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, AF_UNIX), *kind])
+    return built.compile_filter()

@@ -12,64 +12,69 @@ import time
 from typing import Any
 
 from . import recorder, wire
+from .candidate_process import CandidateProcess
 from .confine import Limits
-from .process import Process
 from .proxy import Broken, Inexpressible, Proxy
-from .recorder import CandidateFailure, Unusable, printable
+from .recorder import CandidateFailure, Unusable, escape_text
 
 TEST_CPU_S = 10
 TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
-def serve(
-    connection: socket.socket, requests: socket.socket, process: Process, proc: int, limits: Limits, children: bool
+def serve_job(
+    connection: socket.socket,
+    requests: socket.socket,
+    process: CandidateProcess,
+    proc: int,
+    limits: Limits,
+    children: bool,
 ) -> None:
     """Do one job: read it from the parent, run it, report. ``children``: the candidate may have some."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    job = wire.Reader(connection, 1 << 30).message(lambda: None)
+    job = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     began = time.monotonic()
     try:
         proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits, children)
-        report = judge(job, proxy)
-        report["cpu_s"], report["memory_bytes"] = proxy.consumed()
+        report = judge_candidate(job, proxy)
+        report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
-        report = {"unusable": printable(str(error))}
+        report = {"unusable": escape_text(str(error))}
     except Broken as error:
-        report = {"broken": printable(str(error))}
+        report = {"broken": escape_text(str(error))}
     report["duration_s"] = time.monotonic() - began
-    wire.send(connection, report)
+    wire.send_message(connection, report)
 
 
-def judge(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
+def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     """The verdicts of a job: with the test code here if it can be, else beside the candidate.
 
     Raises:
         Unusable: the test cannot be run.
     """
     if job["needs"]:
-        return beside(job, proxy)
+        return judge_inside_candidate(job, proxy)
     try:
-        cases = recorder.run(base64.b64decode(job["code"]), job["entry_point"], proxy, {})
+        cases = recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], proxy, {})
     except Inexpressible:
-        proxy.renew()
-        return beside(job, proxy)
+        proxy.replace_process()
+        return judge_inside_candidate(job, proxy)
     return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
 
 
-def beside(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
+def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     """Let the candidate's own process run the test. It can say what it likes: the report is marked forgeable."""
     report: dict[str, Any] = {"forgeable": True}
     cases: list[list[str]] = []
     try:
         if proxy.failure:
             raise CandidateFailure(*proxy.failure)
-        claimed, report["watched_calls"], report["watched_used"] = proxy.beside(job["code"])
+        claimed, report["watched_calls"], report["watched_used"] = proxy.run_test(job["code"])
         for status, message in claimed[: recorder.MAX_CASES]:
-            cases.append([status if status in CLAIMS else "protocol", printable(str(message))])
+            cases.append([status if status in CLAIMS else "protocol", escape_text(str(message))])
     except CandidateFailure as failure:
-        cases = [[failure.args[0], printable(failure.args[1])]]
+        cases = [[failure.args[0], escape_text(failure.args[1])]]
     missing = max(job["asserts"], 1) - len(cases)
     return {**report, "cases": cases + [["not_run", "the test did not get that far"]] * missing}

@@ -77,7 +77,7 @@ class Opaque:
 
 
 # ----------------------------------------------------------------------------------------------------------- encoding
-def encode(value: Any, *, plain: bool = False) -> Any:
+def encode_value(value: Any, *, plain: bool = False) -> Any:
     """Reduce ``value`` to tagged JSON, through the methods of the exact builtin types only.
 
     A subclass is taken as its builtin base (``Counter`` as ``dict``, a named tuple as ``tuple``).
@@ -147,11 +147,11 @@ def _builtin_base(kind: type) -> type | None:
     return next((base for base in _MRO(kind) if base in _TAGS or base in _EXACT), None)
 
 
-def decode(data: Any) -> Any:
+def decode_value(data: Any) -> Any:
     """Rebuild a value from tagged JSON. ``json.loads`` has bounded the depth, the frame's cap the size.
 
     Raises:
-        WireError: it is not what :func:`encode` makes.
+        WireError: it is not what :func:`encode_value` makes.
     """
     try:
         return _build(data, 0)
@@ -192,13 +192,13 @@ _SCALARS: dict[str, Callable[[str], Any]] = {
 
 
 # ------------------------------------------------------------------------------------------------------------- frames
-def dump(message: Any) -> bytes:
+def frame_message(message: Any) -> bytes:
     """A message as a frame."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
-def load(body: bytes) -> Any:
+def parse_frame(body: bytes) -> Any:
     """The message of a frame's body.
 
     Raises:
@@ -216,12 +216,12 @@ def _small_int(digits: str) -> int:
     return int(digits)
 
 
-def send(channel: socket, message: Any) -> None:
+def send_message(channel: socket, message: Any) -> None:
     """Send one message; blocks until it is taken."""
-    channel.sendall(dump(message))
+    channel.sendall(frame_message(message))
 
 
-class Reader:
+class FrameReader:
     """Reads frames off a socket, at most ``cap`` bytes in all: a length is refused before anything is buffered.
 
     Args:
@@ -235,7 +235,7 @@ class Reader:
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
 
-    def message(self, wait: Callable[[], float | None]) -> Any:
+    def read_message(self, wait: Callable[[], float | None]) -> Any:
         """The next message. ``wait()`` tells for how many seconds to wait next, None for ever, 0 or less to give up.
 
         Raises:
@@ -245,7 +245,7 @@ class Reader:
         if size + HEADER.size > self.left:
             raise TooLarge("more output than the limit allows")
         self.left -= size + HEADER.size
-        return load(self._exactly(size, wait))
+        return parse_frame(self._exactly(size, wait))
 
     def _exactly(self, size: int, wait: Callable[[], float | None]) -> bytes:
         data = bytearray()
@@ -265,6 +265,6 @@ class Reader:
         return bytes(data)
 
 
-def until(deadline: float) -> Callable[[], float]:
-    """A ``wait`` for :meth:`Reader.message`: until ``time.monotonic()`` reaches ``deadline``."""
+def wait_until(deadline: float) -> Callable[[], float]:
+    """A ``wait`` for :meth:`FrameReader.read_message`: until ``time.monotonic()`` reaches ``deadline``."""
     return lambda: deadline - time.monotonic()

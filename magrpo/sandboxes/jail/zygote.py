@@ -18,7 +18,8 @@ import sys
 from dataclasses import dataclass
 from typing import NoReturn
 
-from . import candidate, confine, process, proxy, tester
+from . import candidate, confine, proxy, tester
+from .candidate_process import CandidateProcess
 from .level import Level
 
 CHANNEL_FD = 3
@@ -26,7 +27,7 @@ DYING_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Life:
+class LiveCandidate:
     """A candidate process that waits for its program, and the tester's end of the channel to it."""
 
     pid: int
@@ -49,7 +50,7 @@ class Zygote:
         self.dying: list[int] = []
         self.ready = self.fork_candidate()
 
-    def serve(self) -> None:
+    def serve_requests(self) -> None:
         """Serve requests until the parent hangs up."""
         while True:
             message, descriptors, _, _ = socket.recv_fds(self.control, 16, 1)
@@ -58,17 +59,17 @@ class Zygote:
             with socket.socket(fileno=descriptors[0]) as connection:
                 requests, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with far:
-                    life = self.next_life()
+                    life = self.take_ready_candidate()
                     testing = self.fork_tester(connection, far, life)
             with requests:
                 life.channel.close()
                 self.ready = self.fork_candidate()
-                status = self.attend(testing, requests, life.pid)
+                status = self.attend_tester(testing, requests, life.pid)
             if status is None:
                 return
             self.control.send(json.dumps({"tester": status}).encode())
 
-    def attend(self, testing: int, requests: socket.socket, pid: int) -> int | None:
+    def attend_tester(self, testing: int, requests: socket.socket, pid: int) -> int | None:
         """Replace the candidate whenever the tester asks, until the tester ends; its exit status.
 
         None: the parent hung up meanwhile.
@@ -88,35 +89,35 @@ class Zygote:
                 if not request:  # the tester is on its way out
                     poll.unregister(requests)
                     continue
-                past = bury(pid, DYING_S if request == proxy.GONE else 0)
-                life = self.next_life()
+                past = bury_candidate(pid, DYING_S if request == proxy.GONE else 0)
+                life = self.take_ready_candidate()
                 pid = life.pid
                 with life.channel:
                     socket.send_fds(requests, [json.dumps([*past, pid]).encode()], [life.channel.fileno()])
                 self.ready = self.fork_candidate()
         finally:
             os.close(ended)
-            kill(pid)
+            kill_candidate(pid)
             self.dying = [old for old in [*self.dying, pid] if os.waitpid(old, os.WNOHANG)[0] == 0]
 
-    def next_life(self) -> Life:
+    def take_ready_candidate(self) -> LiveCandidate:
         """The candidate that is ready, replaced if something killed it while it waited."""
         if os.waitpid(self.ready.pid, os.WNOHANG)[0] != 0:
             self.ready.channel.close()
             self.ready = self.fork_candidate()
         return self.ready
 
-    def fork_candidate(self) -> Life:
+    def fork_candidate(self) -> LiveCandidate:
         near, far = socket.socketpair()
         if self.level.namespaces:
-            confine.unshare(confine.CLONE_NEWPID)
+            confine.unshare_namespaces(confine.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
             self.become_candidate(far)
         if self.level.namespaces:
             confine.enter_pid_namespace(self.own_pids)
         far.close()
-        return Life(pid, near)
+        return LiveCandidate(pid, near)
 
     def become_candidate(self, channel: socket.socket) -> NoReturn:
         try:
@@ -124,24 +125,24 @@ class Zygote:
             self.level.confine_candidate()
             os.dup2(channel.detach(), CHANNEL_FD)
             os.closerange(CHANNEL_FD + 1, 1 << 16)
-            candidate.serve(socket.socket(fileno=CHANNEL_FD))
+            candidate.serve_calls(socket.socket(fileno=CHANNEL_FD))
         finally:
             os._exit(0)
 
-    def fork_tester(self, connection: socket.socket, requests: socket.socket, life: Life) -> int:
+    def fork_tester(self, connection: socket.socket, requests: socket.socket, life: LiveCandidate) -> int:
         pid = os.fork()
         if pid == 0:
             try:
                 self.control.close()
                 self.level.confine_tester()
-                seen = process.Process(life.channel, life.pid, self.proc)
-                tester.serve(connection, requests, seen, self.proc, self.level.limits, self.level.namespaces)
+                seen = CandidateProcess(life.channel, life.pid, self.proc)
+                tester.serve_job(connection, requests, seen, self.proc, self.level.limits, self.level.namespaces)
             finally:
                 os._exit(0)
         return pid
 
 
-def bury(pid: int, patience_s: float) -> tuple[int, float, int]:
+def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
     """Kill a candidate, with its namespace all it left behind, and wait for it: exit status, CPU seconds, memory.
 
     One that hung up is given ``patience_s`` to die by itself, so that its exit status tells how.
@@ -150,12 +151,12 @@ def bury(pid: int, patience_s: float) -> tuple[int, float, int]:
         ended = os.pidfd_open(pid)
         select.select([ended], [], [], patience_s)
         os.close(ended)
-    kill(pid)
+    kill_candidate(pid)
     _, status, usage = os.wait4(pid, 0)
     return status, usage.ru_utime + usage.ru_stime, usage.ru_maxrss * 1024
 
 
-def kill(pid: int) -> None:
+def kill_candidate(pid: int) -> None:
     """Kill a candidate that was not reaped yet, so that the number is still its own, and its process group.
 
     With a pid namespace all its descendants die with it; without confinement this reaches those that stayed.
@@ -165,7 +166,7 @@ def kill(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def preload(modules: list[str]) -> None:
+def import_modules(modules: list[str]) -> None:
     """Import what programs usually import, so that they need not."""
     for name in modules:
         __import__(name)
@@ -176,13 +177,13 @@ def main() -> None:
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
-    preload(config["preload"])
+    import_modules(config["preload"])
     if config["uid"]:
-        confine.become(config["uid"])
+        confine.become_user(config["uid"])
     level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
     gc.collect()
     gc.freeze()
     zygote = Zygote(control, level)
     os.dup2(1, 2)
     control.send(b"ready")
-    zygote.serve()
+    zygote.serve_requests()

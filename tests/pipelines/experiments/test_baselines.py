@@ -10,8 +10,9 @@ from statistics import fmean
 
 import pytest
 
-from magrpo.config import BaselineRow, ConfigError, load_config
+from magrpo.config import BaselineRow, RunConfig, load_config
 from magrpo.layout import read_evaluation
+from magrpo.plugins import ConfigError, validate_config
 from magrpo.store import RunStore
 from pipelines.cli import main
 from pipelines.experiments.derive import Opponents, Source, create_baselines
@@ -286,7 +287,6 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:
     tree = json.loads(RunStore.open(root, "table").config().resolved())
     tree["baselines"]["rows"][0]["agents"][0]["name"] = "nobody"
-    from magrpo.config import RunConfig, validated
 
     with pytest.raises(ConfigError, match="an agent is none of the run's"):
-        validated(RunConfig, tree, [], "here")
+        validate_config(RunConfig, tree, [], "here")

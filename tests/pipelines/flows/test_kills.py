@@ -148,21 +148,21 @@ def test_a_run_killed_at_random_moments_ends_as_if_nothing_had_happened(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_without_prefect(tmp_path: Path) -> None:
     """Every file is compared."""
     killed_and_resumed(Runs(tmp_path), [5, 5, 5, 5], assert_same)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_with_jails(tmp_path: Path) -> None:
     """Weights, optimizer, samples and metrics of the embedded run are compared."""
     killed_and_resumed(Runs(tmp_path, EMBEDDED), [5, 5, 5], assert_same_essence)
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_as_a_flow(tmp_path: Path) -> None:
     """With a Prefect server of its own each time, from an empty database on."""
     killed_and_resumed(Runs(tmp_path, EMBEDDED, flags=()), [5, 5, 5], assert_same_essence)

@@ -58,7 +58,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp_path: Path) -> None:
     config, log, root = write_config(tmp_path, iterations=1), tmp_path / "log", tmp_path / "runs"
 

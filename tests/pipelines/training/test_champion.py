@@ -22,12 +22,12 @@ from magrpo.reports.model_card import find_licence
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
-from pipelines.flows.tasks import in_transaction
+from pipelines.flows.tasks import undo_in_transaction
 from pipelines.progress.notify import Notices
 from pipelines.training.champion import RegistryError
 from pipelines.training.execute import Result, execute
 from pipelines.training.gate import FRESH_SAMPLES
-from pipelines.training.promotion import Promotion, Undo, undoing
+from pipelines.training.promotion import Promotion, Undo, undo_on_error
 from tests.pipelines.micro import write_config
 from tests.pipelines.receiver import receiving
 
@@ -42,14 +42,14 @@ class World:
         self.uri = f"sqlite:///{self.root / 'mlflow.db'}"
         self.client = MlflowClient(self.uri, registry_uri=self.uri)
 
-    def finish(self, run: str, undo: Undo = undoing, **registry: object) -> Result:
+    def finish(self, run: str, undo: Undo = undo_on_error, **registry: object) -> Result:
         """The end of a run again, all of its stages reused, with another section ``registry``."""
         store = RunStore.open(self.root, run)
         section = RegistryConfig.model_validate(registry)
         store.replace_config(store.config().model_copy(update={"registry": section}))
         return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
 
-    def promotion(self, run: str, model: str, undo: Undo = undoing) -> Promotion:
+    def promotion(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
         promotion = self.finish(run, undo, model=model, promote=True).promotion
         assert promotion is not None
         return promotion
@@ -220,7 +220,7 @@ def test_a_kill_between_the_fresh_evaluations_costs_none_of_them(world: World, m
     assert world.champion("between") == 2
 
 
-@pytest.mark.parametrize("undo", [undoing, in_transaction])
+@pytest.mark.parametrize("undo", [undo_on_error, undo_in_transaction])
 def test_a_promotion_that_fails_after_the_alias_moved_is_rolled_back(
     world: World, undo: Undo, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -280,7 +280,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.replace_config(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
-    assert "magrpo train --resume one goes on with it" in caplog.text
+    assert "to continue: magrpo train --resume one" in caplog.text
     store.replace_config(config)
     assert world.finish("one", model="away").promotion is not None
 

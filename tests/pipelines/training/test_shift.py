@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.embedded.demonstrations import revisions
+from magrpo.embedded.demonstrations import make_revisions
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.evaluated_run import EvaluatedRun
@@ -82,7 +82,7 @@ def test_demonstrations_repeat_what_is_good_enough(shift: float) -> None:
     sandbox = plugin.open()
     try:
         plain, shifted = (
-            revisions(problems, replace(recipe, reward=reward, good_frac=0.75), sandbox, seed=0)
+            make_revisions(problems, replace(recipe, reward=reward, good_frac=0.75), sandbox, seed=0)
             for reward in (CodingReward(), CodingReward(shift=shift))
         )
     finally:

@@ -33,12 +33,12 @@ FLAGS = ("-s", "-S", "-P", "-B")
 INSTALL = "install Debian's package: apt-get install bubblewrap (not the package of that name on PyPI)"
 
 
-class Unavailable(Exception):
+class LevelUnavailable(Exception):
     """An isolation level cannot be had here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
-class Spec:
+class JailSpec:
     """How workers are made. ``preload``: modules the zygote imports; ``packages``: installed distributions it shows."""
 
     limits: Limits
@@ -47,18 +47,18 @@ class Spec:
     packages: tuple[str, ...] = ()
 
     @property
-    def bubblewrap(self) -> bool:
+    def uses_bubblewrap(self) -> bool:
         return self.level.startswith("namespaces")
 
 
-def python() -> str:
+def find_interpreter() -> str:
     """The interpreter behind the virtual environment, by its real path."""
     return str(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
 
 
-def interpreter_paths() -> list[str]:
+def list_interpreter_paths() -> list[str]:
     """What a jail may read: the interpreter with its library, and the system's libraries."""
-    wanted = [Path(python()), Path(sysconfig.get_paths()["stdlib"]), Path("/etc/ld.so.cache")]
+    wanted = [Path(find_interpreter()), Path(sysconfig.get_paths()["stdlib"]), Path("/etc/ld.so.cache")]
     shared = sysconfig.get_config_var("LDLIBRARY") or ""
     if ".so" in shared:
         wanted += sorted(Path(sysconfig.get_config_var("LIBDIR")).glob(f"{shared}*"))
@@ -67,7 +67,7 @@ def interpreter_paths() -> list[str]:
     return [str(path) for path in [*own, *system]]
 
 
-def package_folders(names: tuple[str, ...]) -> dict[str, str]:
+def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
     """Top-level files and folders of installed distributions: name to path.
 
     Raises:
@@ -86,7 +86,7 @@ def package_folders(names: tuple[str, ...]) -> dict[str, str]:
     return found
 
 
-def command(spec: Spec, info: int) -> list[str]:
+def build_command(spec: JailSpec, info: int) -> list[str]:
     """The command line of one jail, whose standard input is the control socket.
 
     ``info`` is the descriptor to which bubblewrap writes the id of its child.
@@ -94,10 +94,10 @@ def command(spec: Spec, info: int) -> list[str]:
     Raises:
         Unavailable: a program that the level needs is missing.
     """
-    return _bubblewrap(spec, info) if spec.bubblewrap else _plain(spec)
+    return _bubblewrap(spec, info) if spec.uses_bubblewrap else _plain(spec)
 
 
-def _zygote(spec: Spec, roots: list[str], readable: list[str], uid: int) -> list[str]:
+def _zygote(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> list[str]:
     config = {
         "level": spec.level,
         "limits": dataclasses.asdict(spec.limits),
@@ -106,13 +106,13 @@ def _zygote(spec: Spec, roots: list[str], readable: list[str], uid: int) -> list
         "uid": uid,
     }
     boot = f"import sys; sys.path += {roots!r}; from jail.zygote import main; main()"
-    return [python(), *FLAGS, "-c", boot, json.dumps(config)]
+    return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
 
 
-def _plain(spec: Spec) -> list[str]:
-    folders = package_folders(spec.packages)
+def _plain(spec: JailSpec) -> list[str]:
+    folders = find_package_folders(spec.packages)
     sites = sorted({str(Path(path).parent) for path in folders.values()})
-    readable = [*interpreter_paths(), str(HERE / "jail"), *folders.values()]
+    readable = [*list_interpreter_paths(), str(HERE / "jail"), *folders.values()]
     drop = _may_become_another("setuid", "setgid") and (
         spec.level == "none" or all(_open_to_all(Path(path)) for path in readable)
     )
@@ -138,12 +138,12 @@ def _open_to_all(path: Path) -> bool:
     return all(folder.stat().st_mode & 0o5 == 0o5 for folder in path.parents) and bool(path.stat().st_mode & 0o4)
 
 
-def _bubblewrap(spec: Spec, info: int) -> list[str]:
+def _bubblewrap(spec: JailSpec, info: int) -> list[str]:
     bwrap = shutil.which("bwrap")
     if not bwrap:
-        raise Unavailable(f"bubblewrap is not installed; {INSTALL}")
-    binds = [(path, path) for path in interpreter_paths()] + [(str(HERE / "jail"), f"{JAIL}/jail")]
-    binds += [(path, f"{PACKAGES}/{name}") for name, path in package_folders(spec.packages).items()]
+        raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
+    binds = [(path, path) for path in list_interpreter_paths()] + [(str(HERE / "jail"), f"{JAIL}/jail")]
+    binds += [(path, f"{PACKAGES}/{name}") for name, path in find_package_folders(spec.packages).items()]
     before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
     for name, value in ENVIRONMENT.items():
         before += ["--setenv", name, value]
@@ -156,4 +156,4 @@ def _bubblewrap(spec: Spec, info: int) -> list[str]:
     if not _may_become_another("sys_admin", "setuid", "setgid"):
         return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
     launch = json.dumps({"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after})
-    return [python(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]
+    return [find_interpreter(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]

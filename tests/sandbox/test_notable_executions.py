@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from magrpo.sandboxes.remarkable import remarkable
+from magrpo.sandboxes.notable_executions import list_notable_executions
 from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
 
 
@@ -14,7 +14,7 @@ def report(status: CaseStatus, duration_s: float) -> ExecutionReport:
 def test_the_slowest_and_the_strangest() -> None:
     statuses: list[CaseStatus] = ["pass", "wrong", "crash", "protocol", "exception", "timeout"]
     reports = {Execution(status, "f", ""): report(status, float(k)) for k, status in enumerate(statuses)}
-    rows = remarkable(reports, 2)
+    rows = list_notable_executions(reports, 2)
     assert [(row["why"], row["source"]) for row in rows] == [
         ("slow", "timeout"),
         ("slow", "exception"),
@@ -23,9 +23,9 @@ def test_the_slowest_and_the_strangest() -> None:
     ]
     assert rows[2]["message"] == "it was protocol"
     assert (rows[2]["tests_passed"], rows[2]["tests_total"]) == (1, 2)
-    assert remarkable({}) == []
+    assert list_notable_executions({}) == []
 
 
 def test_ordinary_failures_are_not_strange() -> None:
     reports = {Execution("a", "f", ""): report("wrong", 1.0)}
-    assert [row["why"] for row in remarkable(reports)] == ["slow"]
+    assert [row["why"] for row in list_notable_executions(reports)] == ["slow"]

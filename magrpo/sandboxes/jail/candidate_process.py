@@ -10,7 +10,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(5)
 
 
-class Process:
+class CandidateProcess:
     """A candidate process, seen from outside: the channel to it, and its use of time and memory.
 
     Args:
@@ -23,7 +23,7 @@ class Process:
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
-    def times(self) -> tuple[float, float]:
+    def read_times(self) -> tuple[float, float]:
         """CPU seconds, and seconds its main thread waited for a CPU. Zeros once it is dead; the channel tells that."""
         try:
             waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
@@ -31,7 +31,7 @@ class Process:
         except OSError:
             return 0.0, 0.0
 
-    def peak_memory(self) -> int:
+    def read_peak_memory(self) -> int:
         """Largest resident size so far, bytes; 0 once it is dead."""
         try:
             _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
@@ -39,7 +39,7 @@ class Process:
             return 0
         return int(rest.split()[0]) * 1024 if found else 0
 
-    def family_memory(self, proc: int) -> int:
+    def sum_family_memory(self, proc: int) -> int:
         """Resident bytes of the process and all its descendants; memory that they share counts for each of them.
 
         It is the first of its pid namespace, hence the parent of any whose own has died: none leaves the family.

@@ -16,7 +16,7 @@ STRANGENESS = {
 """How far a status is from what honest programs do; the others are ordinary."""
 
 
-class Remarkable(TypedDict):
+class NotableExecution(TypedDict):
     """One row. ``why`` is ``slow`` or ``strange``; times in seconds, memory in bytes."""
 
     why: str
@@ -32,28 +32,28 @@ class Remarkable(TypedDict):
     source: str
 
 
-def remarkable(reports: Mapping[Execution, ExecutionReport], number: int = 10) -> list[Remarkable]:
+def list_notable_executions(reports: Mapping[Execution, ExecutionReport], number: int = 10) -> list[NotableExecution]:
     """The ``number`` slowest executions, then the ``number`` strangest that are not ordinary failures."""
     slow = sorted(reports.items(), key=lambda item: -item[1].duration_s)[:number]
-    odd = [item for item in reports.items() if strangeness(item[1])]
-    strange = sorted(odd, key=lambda item: -strangeness(item[1]))[:number]
+    odd = [item for item in reports.items() if measure_strangeness(item[1])]
+    strange = sorted(odd, key=lambda item: -measure_strangeness(item[1]))[:number]
     return [_row("slow", *item) for item in slow] + [_row("strange", *item) for item in strange]
 
 
-def write_remarkable(path: Path, reports: Mapping[Execution, ExecutionReport]) -> None:
-    """Write :func:`remarkable` as a JSON list, one row on a line."""
-    rows = [json.dumps(row) for row in remarkable(reports)]
+def write_notable_executions(path: Path, reports: Mapping[Execution, ExecutionReport]) -> None:
+    """Write :func:`list_notable_executions` as a JSON list, one row on a line."""
+    rows = [json.dumps(row) for row in list_notable_executions(reports)]
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
-def strangeness(report: ExecutionReport) -> int:
+def measure_strangeness(report: ExecutionReport) -> int:
     """0 for what honest programs do."""
     return max((STRANGENESS.get(case.status, 0) for case in report.cases), default=0)
 
 
-def _row(why: str, execution: Execution, report: ExecutionReport) -> Remarkable:
+def _row(why: str, execution: Execution, report: ExecutionReport) -> NotableExecution:
     worst = max(report.cases, key=lambda case: STRANGENESS.get(case.status, 0), default=Case(report.status))
-    return Remarkable(
+    return NotableExecution(
         why=why,
         status=worst.status,
         level=report.level,

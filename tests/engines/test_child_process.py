@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magrpo.engines.process import Child, ChildDied, last_words
+from magrpo.engines.child_process import Child, ChildDied, last_words
 
 ECHO = """
 import sys
@@ -37,7 +37,7 @@ time.sleep(600)
 TRAINER = """
 import os, sys, threading, time
 from pathlib import Path
-from magrpo.engines.process import Child
+from magrpo.engines.child_process import Child
 def start():
     global child
     child = Child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), os.environ)
@@ -96,7 +96,7 @@ def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
 def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchild = psutil.Process(int(child.receive()))
-    with pytest.raises(ChildDied, match=r"killed at its deadline of 0.2 s"), child.deadline(0.2):
+    with pytest.raises(ChildDied, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
         child.receive()
     assert_all_end([grandchild])
     child.kill()
@@ -104,7 +104,7 @@ def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
 
 def test_a_deadline_that_is_kept_changes_nothing(tmp_path: Path) -> None:
     child = start(ECHO, tmp_path)
-    with child.deadline(60):
+    with child.enforce_deadline(60):
         child.send(b"ab")
         assert child.receive() == b"ba"
     child.kill()

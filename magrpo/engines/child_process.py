@@ -52,12 +52,12 @@ class Child:
         theirs.close()
 
     @property
-    def late(self) -> bool:
+    def is_late(self) -> bool:
         """Whether it was killed at a deadline."""
         return self._late is not None
 
     @contextmanager
-    def deadline(self, seconds: float) -> Iterator[None]:
+    def enforce_deadline(self, seconds: float) -> Iterator[None]:
         """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
 
         def expire() -> None:

@@ -1,0 +1,71 @@
+"""Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
+
+from __future__ import annotations
+
+import torch
+from jaxtyping import Float
+from peft.tuners.lora import Linear as LoraLinear
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from magrpo.collate import Batch, collate
+from magrpo.types import Sample
+
+
+def hidden_states(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N D"]:
+    """The last hidden states at the positions that predict the sampled tokens: the inputs of the head."""
+    output = model.base_model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    states: Tensor = output.last_hidden_state  # (R, L, D)
+    return states.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def head_weights(model: PreTrainedModel) -> tuple[Float[Tensor, "V D"], Float[Tensor, " V"] | None]:
+    """The weight and bias that turn a hidden state into logits, active adapters included."""
+    layer = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    weight, bias = layer.weight, layer.bias
+    if isinstance(layer, LoraLinear) and not layer.disable_adapters:
+        weight = sum((layer.get_delta_weight(name) for name in layer.active_adapters), weight)
+    return weight, bias
+
+
+def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
+    """The model's own logits at the positions that predict the sampled tokens."""
+    output = model(
+        input_ids=batch.input_ids, attention_mask=batch.attention, position_ids=batch.position_ids, use_cache=False
+    )
+    logits: Tensor = output.logits  # (R, L, V)
+    return logits.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def has_linear_head(model: PreTrainedModel) -> bool:
+    """Whether logits are a linear layer of the last hidden states and nothing more: no soft-capping, no scaling."""
+    probe = collate([_probe_sample(4)], [(0,)]).to(model.device)
+    with torch.inference_mode():
+        weight, bias = head_weights(model)
+        linear = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
+        logits = token_logits(model, probe)
+    return torch.allclose(linear.float(), logits.float(), rtol=_tolerance(model), atol=_tolerance(model))
+
+
+def can_share_prompts(model: PreTrainedModel) -> bool:
+    """Whether completions of one prompt may share a row: the model honours the batch's attention mask everywhere."""
+    config = model.config.get_text_config().to_dict()
+    is_windowed = config.get("sliding_window") is not None
+    if is_windowed or any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+        return False
+    probes = [_probe_sample(4), _probe_sample(3)]
+    with torch.inference_mode():
+        apart = torch.cat([hidden_states(model, collate(probes, [(i,)]).to(model.device)) for i in range(2)])
+        together = hidden_states(model, collate(probes, [(0, 1)]).to(model.device))
+    return torch.allclose(apart, together, rtol=_tolerance(model), atol=_tolerance(model))
+
+
+def _probe_sample(length: int) -> Sample:
+    completion = tuple(range(length))
+    return Sample((2, 1, 3), completion, (0.0,) * length, 0.0, 0.0, 0, 0)
+
+
+def _tolerance(model: PreTrainedModel) -> float:
+    return 1e-4 if model.dtype == torch.float32 else 3e-2

@@ -1,0 +1,89 @@
+"""MAGRPO on one page: one iteration, step by step, without a run directory and without Prefect.
+
+    python -m pipelines.examples.one_iteration rollout.problems_per_iteration=8
+
+A run repeats these steps and commits the output of each: :mod:`pipelines.training.loop`. Section numbers are those of
+the paper, arXiv 2508.04652.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import Tensor
+
+from magrpo.config import RunConfig, load_config
+from magrpo.policy import Policy
+from magrpo.seeds import derive_seed
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.credit import credit
+from magrpo.stages.prepare import draw_problems, prepare
+from magrpo.stages.rollout import child_nodes, rollout, root_nodes
+from magrpo.stages.score import score
+from magrpo.stages.update import Updater
+from magrpo.types import RolloutGroup, ScoredTurn
+
+CONFIG = Path(__file__).parents[1] / "configs" / "embedded.toml"
+
+
+def run_iteration(config: RunConfig, updater: Updater, backend: Backend, iteration: int) -> dict[str, float]:
+    """One iteration of MAGRPO; returns its metrics. Afterwards ``updater.policy`` holds the new weights."""
+    team = Team.of(config)
+
+    # 1. Problems: every iteration draws some from the training split.
+    splits = prepare(config.problems, config.rollout.problems_per_iteration)
+    problems = draw_problems(splits["train"], iteration, config.rollout.problems_per_iteration, config.train.seed)
+
+    # 2. Rollout and reward: at every node each agent samples a group of completions from its own prompt, without seeing
+    #    the others'. Completions with the same index make a joint action, the sandbox runs the program it amounts to,
+    #    and all agents earn the same joint reward. In runs of several turns, joint actions open the next level's nodes.
+    nodes = root_nodes(problems, config.rollout)
+    scored: list[RolloutGroup[ScoredTurn]] = []
+    for turn in range(config.env.num_turns):
+        seed = derive_seed(config.train.seed, "rollout", iteration, turn)
+        groups = rollout(nodes, team, backend, config.rollout, seed)
+        level, _ = score(groups, team, backend.sandbox, backend.cache, backend.progress)
+        scored += level
+        nodes = child_nodes(level, config.rollout, derive_seed(config.train.seed, "rollout", iteration, turn + 1))
+
+    # 3. Credit: the advantage of a completion is its joint return minus the mean of its group (section 4).
+    names = [agent.name for agent in config.agents]
+    samples, metrics = credit(scored, config.algo, names, rollout=config.rollout, num_turns=config.env.num_turns)
+
+    # 4. Update: each agent takes one optimizer step on -advantage * log-probability of its own completions.
+    return metrics | updater.update(samples)
+
+
+def main(overrides: Sequence[str]) -> dict[str, float]:
+    """Train the embedded agents for one iteration and print what changed."""
+    config = load_config(CONFIG, ["engine.kind=transformers", *overrides])
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    with (
+        closing(config.engine.open(policy)) as engine,
+        closing(config.sandbox.open()) as sandbox,
+        TemporaryDirectory() as folder,
+    ):
+        updater = Updater.of(policy, config, dump=Path(folder))
+        backend = Backend(engine=engine, sandbox=sandbox, render=policy.render)
+        before = {name: flat_weights(policy, name) for name in policy.agents}
+        metrics = run_iteration(config, updater, backend, iteration=1)
+    print(f"mean joint reward {metrics['reward/joint']:.3f}")
+    for name in policy.agents:
+        change = float((flat_weights(policy, name) - before[name]).norm())
+        equal = metrics[f"credit/{name}/frac_groups_equal"]
+        print(f"{name}: groups without signal {equal:.0%}, its weights moved by {change:.4g}")
+    return metrics
+
+
+def flat_weights(policy: Policy, agent: str) -> Tensor:
+    """A copy of all trained weights of an agent, as one vector."""
+    return torch.cat([parameter.detach().flatten() for parameter in policy.parameters(agent).values()])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
