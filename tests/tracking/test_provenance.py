@@ -26,7 +26,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 # All is imported before, since Python may lie where another user cannot read it.
 PROBE = """
 import json, os, runpy, sys
-provenance = runpy.run_path(sys.argv[2])["provenance"]
+collect_provenance = runpy.run_path(sys.argv[2])["collect_provenance"]
 if sys.argv[1]:
     collect_provenance()
     os.setgroups([])

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.tracking import (
-    MemoryTracker,
-)
 from magrpo.tracking.spool import Record, Refused, Spool, SpooledTracker, Unavailable
+from tests.memory_tracker import MemoryTracker
 
 
 class ListSink:
