@@ -6,7 +6,7 @@ ARGS ?=
 WORKERS ?= auto
 # Set-up leaves compiling to the first import: it must be allowed to keep what it compiles.
 unexport PYTHONDONTWRITEBYTECODE
-PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
+PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS))$(findstring no:xdist,$(ARGS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
 .PHONY: help setup run test test-slow check format docs bench clean distclean
 

@@ -225,7 +225,9 @@ def check_keys(metrics: Mapping[str, float]) -> None:
 
 
 def _leading(records: Sequence[Record]) -> list[Record]:
-    """The longest prefix of records of one kind."""
+    """The longest prefix of records of one kind; a status alone, as a later one may supersede it."""
+    if records[0]["kind"] == "status":
+        return [records[0]]
     return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
 
 

@@ -120,6 +120,17 @@ def test_an_absent_sink_stalls_nothing_and_the_next_run_delivers(
     assert "FAILED" not in statuses, "a run that went on is not ended half-way by an old status"
 
 
+def test_a_status_that_another_overtakes_is_not_delivered(tmp_path: Path) -> None:
+    sink = ListSink()
+    sink.away = True
+    SpooledTracker(Spool(tmp_path), sink).close("FAILED")
+    sink.away = False
+    tracker = SpooledTracker(Spool(tmp_path), sink)
+    tracker.begin()
+    tracker.flush()
+    assert [record["value"] for batch in sink.batches for record in batch] == ["RUNNING"]
+
+
 def test_a_sink_that_comes_back_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magrpo.tracking.spool._RETRY_S", (0.01,))
     sink = ListSink()

@@ -107,6 +107,18 @@ def test_a_webhook_that_refuses_or_hangs_is_one_warning(
     assert receiver.posted[0]["reason"] == "ValueError: {{name}}"
 
 
+def test_services_of_apprise_receive_the_notice(caplog: pytest.LogCaptureFixture) -> None:
+    with receiving() as receiver:
+        service = receiver.url.replace("http://", "json://")
+        send_notice(NotifyConfig.model_validate({"urls": [service]}), FIELDS)
+        receiver.status = 500
+        send_notice(NotifyConfig.model_validate({"urls": [service]}), FIELDS)
+    assert receiver.posted[0]["title"] == "magrpo: run r failed"
+    assert "reason: ValueError: {{name}}" in receiver.posted[0]["message"]
+    lines = [record.getMessage() for record in caplog.records if record.name == "pipelines.progress.notify"]
+    assert lines == ["the notice of a failure was not sent by notify.urls: a service did not accept it"]
+
+
 def test_a_block_needs_a_server_that_has_it(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -124,6 +136,18 @@ def test_the_address_is_kept_out_of_what_is_shown(config: RunConfig, capsys: pyt
     store = RunStore.create(config, "run")
     assert load_resolved(config.resolved()).notify.webhook is None
     assert store.config() == config == load_resolved(config.resolved(secrets=True))
+
+
+def test_services_are_kept_out_of_records_and_checked(tmp_path: Path) -> None:
+    urls = 'notify.urls=["json://example.org/s3cret"]'
+    config = load_config(write_config(tmp_path), [urls])
+    assert flatten_config(config)["notify.urls"] == HIDDEN
+    assert "s3cret" not in config.resolved() + repr(config)
+    assert load_resolved(config.resolved()).notify.urls == ()
+    assert load_resolved(config.resolved(secrets=True)) == config
+    with pytest.raises(ConfigError, match=r"notify[.]urls: must be URLs of apprise") as refused:
+        load_config(write_config(tmp_path), ['notify.urls=["nothing://s3cret"]'])
+    assert "s3cret" not in str(refused.value)
 
 
 @pytest.mark.parametrize("url", ["ftp://example.org/s3cret", "s3cret", "https:///s3cret", "http://[s3cret"])
