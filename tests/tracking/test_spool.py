@@ -126,7 +126,7 @@ def test_a_status_that_another_overtakes_is_not_delivered(tmp_path: Path) -> Non
     SpooledTracker(Spool(tmp_path), sink).close("FAILED")
     sink.away = False
     tracker = SpooledTracker(Spool(tmp_path), sink)
-    tracker.begin()
+    tracker.record_start()
     tracker.flush()
     assert [record["value"] for batch in sink.batches for record in batch] == ["RUNNING"]
 
