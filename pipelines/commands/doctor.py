@@ -17,7 +17,7 @@ from rich.table import Table
 from magrpo.config import TrackingConfig
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking import reachable, tracking_uri, without_password
+from magrpo.tracking import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import is_healthy
@@ -115,20 +115,20 @@ def check_prefect(_: Path) -> Iterator[Finding]:
     elif url is None:
         yield Finding("ok", f"{version}, a server of its own for each run")
     elif is_healthy(f"{url.rstrip('/')}/health"):
-        yield Finding("ok", f"{version}, server at {without_password(url)}")
+        yield Finding("ok", f"{version}, server at {hide_password(url)}")
     else:
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("missing", f"no server answers at {without_password(url)}", remedy)
+        yield Finding("missing", f"no server answers at {hide_password(url)}", remedy)
 
 
 def check_mlflow(root: Path) -> Iterator[Finding]:
     uri = tracking_uri(TrackingConfig(), root)
-    known = f"{_version('mlflow')}, {without_password(uri)}"
+    known = f"{_version('mlflow')}, {hide_password(uri)}"
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         yield Finding("ok", f"{known} (created by the first run)")
         return
     try:
-        reachable(uri)
+        check_reachable(uri)
     except Unavailable as error:
         remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
         yield Finding("note", str(error), remedy)

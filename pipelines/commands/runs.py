@@ -21,7 +21,7 @@ from magrpo.config_diff import digest_config, list_differing_keys, read_flat_con
 from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_password
+from magrpo.tracking import RecordedRun, hide_password, recorded_runs, tracking_uri
 from magrpo.tracking.spool import FINAL, Unavailable
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
@@ -54,14 +54,14 @@ def list_runs(root: Path) -> int:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
     if not runs:
-        print(f"no runs in {root}, and none in {without_password(uri)}")
+        print(f"no runs in {root}, and none in {hide_password(uri)}")
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # files and pipes have no width
     console.print(_format_table(runs))
     if elsewhere:
-        console.print(f"elsewhere: recorded in {without_password(uri)}, no folder in {root}", soft_wrap=True)
+        console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True)
     return 0
 
 

@@ -142,7 +142,7 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert settings.strip().splitlines()[2:] == ["| train.seed | 0 | 1 |"], "the only key that differs"
     assert "B \u2212 A" in said
     assert "2 the same, paired" in text
-    [look] = [run.look[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
+    [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
     assert look in text
     tokens = sum(
         metrics["rollout/tokens"]
