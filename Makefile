@@ -37,8 +37,7 @@ format: setup ## rewrite the sources as ruff formats them
 
 docs: setup .docs-venv/ready ## rewrite the pages made from the code, then build the site into build/site
 	@$(PYTHON_BIN) -m tests.test_docs
-	@NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs build --quiet
-	@echo "built build/site/index.html"
+	@NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs build
 
 .docs-venv/ready: requirements/docs.txt
 	@$(PYTHON_BIN) -m venv .docs-venv
