@@ -13,11 +13,13 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PACKAGES = ("magrpo", "magrpo_kernels", "pipelines")
 COMMAND_LINE = ("pipelines/cli.py", "pipelines/commands/bench.py")
-"""Modules whose public functions are commands: their parameters are flags."""
+"""Modules whose public functions are commands: their parameters are flags, and each imports what it needs."""
+SANDBOXED = ("magrpo/rewards/stand_ins.py",)
+"""Modules whose functions are copied into programs for the sandbox, with their imports."""
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
-MAX_LINES = 20_000
+MAX_LINES = 23_500
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -101,8 +103,8 @@ def unexplained_imports() -> list[str]:
     """Imports inside functions without a comment on their first line or the line before."""
     found = []
     for path, tree in parse_modules().items():
-        if path in COMMAND_LINE:
-            continue  # every command defers everything it needs
+        if path in (*COMMAND_LINE, *SANDBOXED):
+            continue
         lines = (ROOT / path).read_text(encoding="utf-8").splitlines()
         for function in (node for node in ast.walk(tree) if isinstance(node, Function)):
             previous = 0
