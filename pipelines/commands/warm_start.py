@@ -63,7 +63,7 @@ def _run_in_flow(steps: Sequence[Callable[[], None]], console: Console) -> None:
         @flow(name="magrpo-warm-start")
         def recipe() -> None:
             for step in steps:
-                task(step, name=step.__name__, cache_policy=NO_CACHE)()
+                task(name=step.__name__, cache_policy=NO_CACHE)(step)()
 
         server.wait_until_ready()
         recipe()

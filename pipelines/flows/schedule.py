@@ -83,8 +83,8 @@ class Timetable:
             ) from None
         [(flag, text)] = given.items()
         try:
-            value: Any = _parse_interval(text) if flag == "interval" else text
-            return _SCHEDULES[flag](**{flag: value, "timezone": self.timezone})
+            when: Any = _parse_interval(text) if flag == "interval" else text
+            return _SCHEDULES[flag](**{flag: when, "timezone": self.timezone})
         except ValueError as error:
             message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
             raise ConfigError(f"--{flag} {text!r}: {message.removeprefix('Value error, ')}") from None

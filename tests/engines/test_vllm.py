@@ -126,7 +126,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
         engine.close()
     assert [action.token_ids for action in again] == [action.token_ids for action in whole]
     assert sum(finished) == len(ASKED)
-    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are there, and a new one", caplog.text)
+    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting it", caplog.text)
 
 
 @pytest.mark.vllm

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from prefect.client.schemas.actions import DeploymentScheduleCreate
 
 from magrpo.plugins import ConfigError
 from pipelines.flows.schedule import Timetable
@@ -35,6 +36,13 @@ from tests.pipelines.micro import start, write_config
 def test_what_cannot_be_a_schedule_is_refused(timetable: Timetable, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         timetable.build_schedule()
+
+
+@pytest.mark.parametrize("when", [{"cron": "0 2 * * *"}, {"interval": "6h"}, {"rrule": "FREQ=DAILY;BYHOUR=2"}])
+def test_the_deployment_keeps_the_time_zone_that_is_announced(when: dict[str, str]) -> None:
+    timetable = Timetable(**when, timezone="Europe/Berlin")
+    deployed = DeploymentScheduleCreate.from_schedule(timetable.build_deployed_schedule()).schedule
+    assert deployed.timezone == timetable.build_schedule().timezone == "Europe/Berlin"
 
 
 def completed(root: Path) -> list[tuple[str, str]]:
