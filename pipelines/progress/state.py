@@ -54,7 +54,7 @@ class RunState:
         """Note that ``step`` is committed."""
         self.step = step
         self.num_computed += not reused
-        if step.stage == "score" and "reward/joint" in metrics:
+        if step.stage == "credit" and "reward/joint" in metrics:
             self.training_return = self.fraction(metrics["reward/joint"])
         elif step.stage == "update":
             self.trained_iterations = step.iteration
