@@ -215,32 +215,26 @@ class EnginePlugin(PluginConfig, Protocol):
 # Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
 @runtime_checkable
 class HasMaxExecutions(Protocol):
-    """A reward that bounds the number of executions of one joint action."""
+    """A reward with ``max_executions``: the largest number of programs that run for one joint action."""
 
     @property
-    def max_executions(self) -> int:
-        """The largest number of programs that run for one joint action; ``magrpo train --dry-run`` counts with it."""
-        ...
+    def max_executions(self) -> int: ...
 
 
 @runtime_checkable
 class HasHiddenTests(Protocol):
-    """A problem set that says whether its problems have hidden tests."""
+    """A problem set with ``hidden_tests``: whether each program runs twice, the second time on hidden tests."""
 
     @property
-    def hidden_tests(self) -> bool:
-        """Whether each program runs twice, because problems have hidden tests (``Problem.hidden_test``)."""
-        ...
+    def hidden_tests(self) -> bool: ...
 
 
 @runtime_checkable
 class HasMaxBatch(Protocol):
-    """An engine plug-in that decodes in batches of limited size."""
+    """An engine plug-in with ``max_batch``: the largest number of completions of one agent decoded at once."""
 
     @property
-    def max_batch(self) -> int:
-        """The largest number of completions of one agent that are decoded at once."""
-        ...
+    def max_batch(self) -> int: ...
 
 
 @runtime_checkable

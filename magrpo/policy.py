@@ -44,7 +44,7 @@ class _Agent:
     """The agent whose adapter this one acts with: itself, unless they share one."""
     tokenizer: PreTrainedTokenizerBase
     bos: tuple[int, ...]
-    """What the tokenizer itself puts before a text."""
+    """The ids that the tokenizer itself puts before a text."""
 
 
 @dataclass
@@ -63,7 +63,7 @@ class Policy:
     def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
         """Load every distinct base once, and give each agent its seeded adapter (B = 0) or its full copy.
 
-        Then agents with ``start_from`` take over those weights.
+        Agents with ``start_from`` then load these weights.
 
         Raises:
             ConfigError: a base, its tokenizer, trained weights, the device or a target module cannot be used.
@@ -105,7 +105,7 @@ class Policy:
         return self._agents[agent].config.model
 
     def weights(self, agent: str) -> Literal["lora", "full"]:
-        """What trains: an adapter, or a full copy."""
+        """Whether an adapter or a full copy trains."""
         return "full" if self._agents[agent].peft is None else "lora"
 
     def holder(self, agent: str) -> str:
@@ -139,7 +139,7 @@ class Policy:
 
     @contextmanager
     def active(self, agent: str) -> Iterator[PreTrainedModel]:
-        """The causal language model with this agent's weights in force, ready for forward passes."""
+        """The causal language model with this agent's weights active, ready for forward passes."""
         entry = self._agents[agent]
         if entry.peft is not None:
             entry.peft.set_adapter(entry.holder)
@@ -160,16 +160,16 @@ class Policy:
         yield self._frozen[base]
 
     def parameters(self, agent: str) -> dict[str, nn.Parameter]:
-        """What trains, in float32, by the name it is saved under."""
+        """The trained parameters, in float32, by the names they are saved under."""
         entry = self._agents[agent]
         if entry.peft is None:
             return dict(entry.model.named_parameters())
-        found = {}
+        parameters = {}
         for name, parameter in entry.peft.named_parameters():
             for matrix in ("lora_A", "lora_B"):
                 if name.endswith(f".{matrix}.{entry.holder}.weight"):
-                    found[name.removesuffix(f".{entry.holder}.weight") + ".weight"] = parameter
-        return found
+                    parameters[name.removesuffix(f".{entry.holder}.weight") + ".weight"] = parameter
+        return parameters
 
     def save(self, folder: Path) -> dict[str, Path]:
         """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders."""
@@ -188,22 +188,22 @@ class Policy:
         return folders
 
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
-        """Take over, bit for bit, what :meth:`save` wrote.
+        """Load, bit for bit, the weights that :meth:`save` wrote.
 
         Raises:
             ConfigError: a folder is missing or holds the weights of another model, or agents that share an adapter are
                 given different ones.
         """
-        given: dict[str, tuple[Path, dict[str, Tensor]]] = {}
+        loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():
             parameters = self.parameters(agent)
             try:
-                stored = self._stored(agent, folder)
+                stored = self._read_weights(agent, folder)
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {_first_line(error)}") from None
             if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
                 raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: names or shapes differ")
-            other, same = given.setdefault(self.holder(agent), (folder, stored))
+            other, same = loaded.setdefault(self.holder(agent), (folder, stored))
             if any(not torch.equal(stored[name], same[name]) for name in stored):
                 raise ConfigError(f'{folder}: differs from {other}; agents with weights = "shared" start from the same')
             with torch.no_grad():
@@ -212,12 +212,12 @@ class Policy:
         self.version = version
 
     def release_cached_memory(self) -> None:
-        """Give the memory that torch keeps for tensors to come back to the GPU, for other processes. No-op on CPU."""
+        """Return torch's cached GPU memory to the device, for other processes. No-op on CPU."""
         if self.device.type == "cuda":
-            gc.collect()  # tensors in reference cycles would keep theirs
+            gc.collect()  # free tensors in reference cycles first
             torch.cuda.empty_cache()
 
-    def _stored(self, agent: str, folder: Path) -> dict[str, Tensor]:
+    def _read_weights(self, agent: str, folder: Path) -> dict[str, Tensor]:
         if self.weights(agent) == "lora":
             return load_file(folder / ADAPTER_WEIGHTS)
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)

@@ -1,4 +1,4 @@
-"""Seeds that follow from names, so that nothing random depends on order, batching or resuming."""
+"""Seeds derived from names, so that nothing random depends on order, batching or resuming."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Every value that flows between the stages, on one page.
+"""Every value that flows between stages, on one page.
 
-Standard library only. All types are frozen: a stage returns a new value, it never fills in an old one.
-They are written to and read from disk by :mod:`magrpo.store`.
+Standard library only. All types are frozen: a stage returns a new value and never modifies an old one.
+:mod:`magrpo.store` writes them to disk and reads them back: the names and order of fields are a file format.
 
 Axis legend, used everywhere: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` completion tokens,
 ``V`` vocabulary, ``D`` model width.
@@ -37,8 +37,8 @@ class Problem:
     """One problem in the HumanEval form.
 
     ``prompt`` is the preamble, the signature and the docstring of ``entry_point``; ``test`` is source that defines
-    ``check(candidate)``; ``canonical_solution`` continues ``prompt``. ``tags`` are free labels (``level``, ``split``).
-    ``hidden_test`` is more of the same as ``test`` for the reward alone: agents see nothing of what it comes to.
+    ``check(candidate)``; ``canonical_solution`` continues ``prompt``. ``tags``: free labels (``level``, ``split``).
+    ``hidden_test``: further tests that only the reward sees; never shown to agents.
     """
 
     task_id: str
@@ -60,14 +60,14 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What one agent sees before it acts: messages built from its own history only."""
+    """The messages that one agent sees before it acts."""
 
     messages: tuple[Message, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An observation and the token ids it was rendered to."""
+    """An observation and its token ids."""
 
     observation: Observation
     token_ids: tuple[int, ...]
@@ -76,9 +76,9 @@ class Prompt:
 # --------------------------------------------------------------------------------------------------------- sampling
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are drawn. ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off.
+    """How completions are sampled. ``temperature = 0`` is greedy; ``top_k = 0`` and ``top_p = 1`` are off.
 
-    ``keep_support``: record which tokens top-k and top-p left to draw from, and take log-probabilities over those.
+    ``keep_support``: record the tokens kept by top-k and top-p, and take log-probabilities over those.
     """
 
     temperature: float = 1.0
@@ -89,18 +89,18 @@ class SamplingParams:
 
     @property
     def truncates(self) -> bool:
-        """Whether tokens are drawn from a part of the vocabulary only."""
+        """Whether tokens are sampled from only a part of the vocabulary."""
         return self.temperature > 0 and (self.top_p < 1 or self.top_k > 0)
 
     @property
     def records_support(self) -> bool:
-        """Whether completions come with their support: it is asked for, and is not simply the whole vocabulary."""
+        """Whether completions hold their support: it is requested, and is not the whole vocabulary."""
         return self.keep_support and self.truncates
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One completion asked of an engine. Equal requests give equal completions, whatever else is in the batch."""
+    """A request for one completion. Equal requests give equal completions, whatever else is in the batch."""
 
     agent: str
     prompt_ids: tuple[int, ...]
@@ -114,9 +114,9 @@ class Action:
 
     ``token_ids`` are exactly the sampled tokens, the end-of-sequence token included when it was sampled;
     ``sampling_logps`` has the same length: natural-log probabilities under the distribution at the sampling
-    temperature, before top-p and top-k, or over ``support`` where it was kept; ``text`` is decoded without special
-    tokens. ``policy_version`` counts the updates the weights had seen (0: untrained). ``support`` holds for each token
-    the ids it was drawn from, ascending, the token itself among them; it is empty where nothing was kept or cut off.
+    temperature, before top-p and top-k, or over ``support`` if it was recorded; ``text`` is decoded without special
+    tokens. ``policy_version``: number of updates of the weights (0: untrained). ``support``: for each token the ids it
+    was sampled from, ascending, itself included; empty if nothing was recorded or cut off.
     """
 
     agent: str
@@ -133,7 +133,7 @@ class Action:
 class Execution:
     """One program to run against one test, as data. Equal executions are run once.
 
-    ``watch`` names a function of the program whose calls are counted (``aux``), or is empty.
+    ``watch``: name of a function of the program whose calls are counted (``aux``), or empty.
     """
 
     source: str
@@ -144,7 +144,7 @@ class Execution:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The verdict on one ``assert``. ``message`` may quote the candidate: capped and escaped."""
+    """The verdict on one ``assert``. ``message`` may quote the candidate; it is escaped and limited in length."""
 
     status: CaseStatus
     message: str = ""
@@ -152,12 +152,12 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class ExecutionReport:
-    """What happened when an :class:`Execution` ran.
+    """The result of an :class:`Execution`.
 
-    ``status`` is ``pass`` if every case passed, else the status of the first case that did not. ``level`` is the
-    isolation level it ran at. ``watched_calls`` counts calls of ``Execution.watch`` that returned while the tests ran
-    and ``watched_used`` tells whether a result of it was used; both are the candidate's claim.
-    ``forgeable`` marks a verdict that did not go through the trust split. Times in seconds, memory in bytes.
+    ``status``: ``pass`` if every case passed, else the status of the first case that did not. ``level``: the isolation
+    level. ``watched_calls``: calls of ``Execution.watch`` that returned during the tests; ``watched_used``: whether a
+    result of them was used; both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split.
+    Times in seconds, memory in bytes.
     """
 
     status: CaseStatus
@@ -183,7 +183,7 @@ class ExecutionReport:
 class JointReward:
     """The joint reward of one joint action: ``total = scale * sum(parts) + shift``.
 
-    ``local`` is what some roles get beside it for themselves, already weighted; a scored turn has it by agent.
+    ``local``: additional rewards of single roles, already weighted; keyed by agent in a scored turn.
     """
 
     total: float
@@ -192,13 +192,13 @@ class JointReward:
 
 
 PENDING = JointReward(0.0, {})
-"""The reward of a joint action after which some role has not written anything yet: there is nothing to price."""
+"""The reward of a joint action that cannot be priced yet, because some role has not written anything."""
 
 
 # --------------------------------------------------------------------------------------------------------- rollouts
 @dataclass(frozen=True, slots=True)
 class PastTurn:
-    """One earlier joint action on the way to a node, as the environment needs it to build feedback."""
+    """One earlier joint action of a node's history, as the environment needs it for feedback."""
 
     texts: dict[str, str]
     reward: JointReward
@@ -214,7 +214,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTurn:
-    """A joint action with its reward. ``masked``: the sandbox failed, the turn counts for nothing."""
+    """A joint action with its reward. ``masked``: the sandbox failed; the turn is ignored."""
 
     picks: dict[str, int]
     reward: JointReward
@@ -231,8 +231,8 @@ class RolloutGroup(Generic[T]):
 
     ``prompts``, ``actions`` and the joint actions hold the agents that act at this turn; the others wait.
     ``path`` holds the index of the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0.
-    ``history`` has one entry per element of ``path``, but for trajectories that try again: then it holds the turns of
-    the latest try, the path those of all tries. Dicts are keyed by agent name, in the order of the config.
+    ``history`` has one entry per element of ``path``, except for retried trajectories: it then holds the turns of the
+    latest try, ``path`` those of all tries. Dicts are keyed by agent name, in the order of the config.
     """
 
     problem: Problem
@@ -247,14 +247,14 @@ class RolloutGroup(Generic[T]):
         return {agent: self.actions[agent][i].text for agent, i in turn.picks.items()}
 
     def latest(self, turn: Turn | ScoredTurn) -> dict[str, str]:
-        """What every agent that has acted so far wrote last, ``turn`` included."""
+        """The latest completion of every agent that has acted so far, ``turn`` included."""
         earlier = {agent: text for past in self.history for agent, text in past.texts.items()}
         return earlier | self.texts(turn)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One turn of a trajectory: what each agent saw and wrote, and what the joint action was worth."""
+    """One turn of a trajectory: each agent's prompt and completion, and the scored joint action."""
 
     prompts: dict[str, Prompt]
     actions: dict[str, Action]
@@ -269,7 +269,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One way through a problem's tree. ``path`` holds the index of the joint action taken at each turn."""
+    """One path through a problem's tree. ``path`` holds the index of the joint action taken at each turn."""
 
     problem: Problem
     split: Split
@@ -279,13 +279,13 @@ class Trajectory:
 
     @property
     def texts(self) -> dict[str, str]:
-        """What every agent wrote last."""
+        """The latest completion of every agent."""
         return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
 
 
 @dataclass(frozen=True, slots=True)
 class TurnTimes:
-    """When the stages that made a turn began and ended, in seconds since 1970. A stage works on a batch of turns."""
+    """Begin and end of the stages that made a turn, in seconds since 1970. A stage works on a batch of turns."""
 
     rollout: tuple[float, float]
     score: tuple[float, float]
@@ -297,9 +297,9 @@ class Sample:
     """One completion with its advantage, ready for the update.
 
     ``returns`` is the mean joint return of the joint actions that hold the completion; ``advantage`` is exactly 0 when
-    all returns of its group are equal. ``group`` numbers the groups of siblings of one batch from 0. ``weight`` is what
-    it counts in the loss beside the others: 1 in the first turn, less where a tree holds more completions of a turn.
-    ``support`` is that of the :class:`Action`.
+    all returns of its group are equal. ``group`` numbers the groups of siblings of one batch from 0. ``weight``: its
+    weight in the loss, 1 in the first turn, less where a tree holds more completions of a turn. ``support``: that of
+    the :class:`Action`.
     """
 
     prompt_ids: tuple[int, ...]
@@ -326,7 +326,7 @@ class Interval:
 class EvalRow:
     """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
 
-    ``response_tokens`` are those of the last turn, ``generated_tokens`` those of all turns (0: not known).
+    ``response_tokens``: tokens of the last turn; ``generated_tokens``: tokens of all turns (0: unknown).
     """
 
     task_id: str
@@ -342,7 +342,7 @@ class EvalRow:
 
 
 HEADLINE = "test/sampled"
-"""Key of the summary that runs are judged by: held-out problems, sampled."""
+"""Key of the summary by which runs are compared: held-out problems, sampled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,7 +356,7 @@ class EvalReport:
 
 @dataclass(frozen=True, slots=True)
 class TimedAnswer:
-    """How long one problem took, asked alone: seconds of sampling in all turns, and the tokens sampled in them."""
+    """The time for one problem answered alone: seconds of sampling in all turns, and the tokens sampled."""
 
     task_id: str
     seconds: float

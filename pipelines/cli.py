@@ -1,4 +1,4 @@
-"""The command ``magrpo``. Every library beyond the command-line parser is imported by the command that needs it."""
+"""The command line ``magrpo``. Each command imports its libraries when it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ app = App(
   magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
   magrpo doctor
 
-`magrpo COMMAND --help` tells more.""",
+For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
     error_formatter=lambda error: f"magrpo: {error}",
     version=lambda: __import__("magrpo").__version__,
@@ -43,15 +43,15 @@ app.command(bench)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; the exit code: 0 done, 1 failed, 2 a mistake in what was asked, 130 interrupted."""
+    """Run a command line; return the exit code: 0 done, 1 failed, 2 a mistake of the user, 130 interrupted."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     prepare_environment()
-    sys.path.append(str(Path.cwd()))  # where `kind = "my_pkg.rewards:Mine"` is looked for, too
+    sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
-        from pipelines.commands.config_help import config_help
+        from pipelines.commands.config_help import format_config_help
 
-        app["train"].help_epilogue = config_help()
+        app["train"].help_epilogue = format_config_help()
     try:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
         return code if isinstance(code, int) else 0
@@ -82,7 +82,7 @@ def train(
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
-    """Train the agents of a configuration, or go on with a run.
+    """Train the agents of a configuration, or resume a run.
 
     Parameters
     ----------
@@ -91,11 +91,11 @@ def train(
     local
         Run the same loop without Prefect.
     resume
-        Go on with this run where it stopped; takes the run's own configuration.
+        Resume this run where it stopped, with the configuration it was started with.
     from_stage
-        With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to go on from, as if what follows it had not been done.
+        With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
     dry_run
-        Say what would be done, what it would take, and which values are not the defaults; do nothing.
+        Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
     name
         Name of the run; a date and a random suffix by default.
     """
@@ -119,7 +119,7 @@ def train(
         if resolved.model.device == "cuda":
             from magrpo.policy import device_of
 
-            device_of(resolved.model)  # refused before there is a folder
+            device_of(resolved.model)  # raises before a folder is created
         store = RunStore.create(resolved, name)
     if dry_run:
         return _show_plan(store.config(), store, from_stage)
@@ -147,7 +147,7 @@ def sweep(
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
-    """Train every combination of some values, each with several seeds, one run after the other, and compare them.
+    """Train every combination of some values with several seeds, one run after the other, and compare them.
 
     Example: magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
 
@@ -156,17 +156,17 @@ def sweep(
     config
         TOML file.
     settings
-        section.key=value,value,...: the values to try of one key; may be given several times.
+        section.key=value,value,...: the values to try for one key; repeatable.
     seeds
-        Runs of each combination, with seeds from train.seed on; 1 by default.
+        Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
     local
         Run without Prefect.
     resume
-        Go on with this sweep: runs that are finished are left alone.
+        Resume this sweep; finished runs are kept.
     dry_run
         List the runs; do nothing.
     name
-        Name of the sweep, and what its runs' names begin with; sweep- and the date by default.
+        Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
     from rich.console import Console
 
@@ -202,22 +202,22 @@ def evaluate(
     name: str | None = None,
     root: Root = Path("runs"),
 ) -> int:
-    """Evaluate a run's agents on problems never trained on, as a run of its own.
+    """Evaluate a run's agents on held-out problems, as a run of its own.
 
     Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
     Parameters
     ----------
     run
-        Id of a run, or a TOML file, whose agents are evaluated as they would start.
+        Id of a run, or a TOML file to evaluate its untrained agents.
     checkpoint
         Iteration whose weights are evaluated; the last one by default.
     baselines
-        Set the agents beside baselines: all, or names with commas (docs/baselines.md lists them).
+        Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
     single_run
         With --baselines: id of the run of a single trained agent.
     partner
-        With --baselines: id of a run whose agents play with this one's; may be given several times.
+        With --baselines: id of a run whose agents act together with this run's; repeatable.
     local
         Run the same stages without Prefect.
     name
@@ -246,14 +246,14 @@ def serve(
     limit: Positive = 1,
     name: str | None = None,
 ) -> int:
-    """Train again and again, at the times of a schedule, until interrupted.
+    """Train on a schedule until interrupted.
 
     Example: magrpo serve pipelines/configs/embedded.toml --cron "0 2 * * *" --timezone Europe/Berlin
 
     Parameters
     ----------
     config
-        TOML file; read anew for every run.
+        TOML file; read again for every run.
     cron
         Five fields: minute, hour, day, month, day of the week.
     interval
@@ -263,9 +263,9 @@ def serve(
     timezone
         Time zone of the schedule.
     limit
-        Runs at the same time, at most.
+        Maximal number of runs at the same time.
     name
-        Name of the schedule, and what its runs' names begin with; the file's name by default.
+        Name of the schedule and prefix of its runs' names; the file's name by default.
     """
     from pipelines.commands.serve import serve_schedule
 
@@ -282,7 +282,7 @@ def runs(*, root: Root = Path("runs")) -> int:
 
 @app.command(help_epilogue="")
 def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
-    """Set two runs or more side by side: configuration, learning curves, evaluations, cost.
+    """Compare two or more runs: configuration, learning curves, evaluations, cost.
 
     Runs of baselines become one table, with intervals over problems and seeds; sweeps are compared over their seeds.
 
@@ -291,7 +291,7 @@ def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) ->
     run
         Ids of runs, or names of sweeps; differences are to the first.
     output
-        Folder for what is written; by default ROOT/comparisons/RUN-vs-RUN.
+        Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
     """
     from pipelines.commands.compare import compare
 
@@ -300,7 +300,7 @@ def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) ->
 
 @app.command(help_epilogue="")
 def score(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
-    """Run joint completions against their problems' tests in the sandbox and price them.
+    """Run joint completions against their problems' tests in the sandbox and score them.
 
     Example: magrpo score --problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl
 
@@ -309,7 +309,7 @@ def score(*overrides: Overrides, problems: Path, completions: Path, output: Path
     overrides
         Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
     problems
-        JSON lines (.gz too) with task_id, prompt, entry_point, test, and canonical_solution if you like.
+        JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
     completions
         JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main. A task may
         have several lines.
@@ -328,33 +328,33 @@ def warm_start(
     output: Path,
     local: bool = False,
 ) -> int:
-    """Train a base model like the one that ships, from random weights.
+    """Train a base model like those that ship, from random weights.
 
     Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000
 
     Parameters
     ----------
     output
-        Folder to make: a transformers model, its tokenizer, and recipe.json.
+        Folder to create: a transformers model, its tokenizer, and recipe.json.
     local
         Run the same steps without Prefect.
     """
-    from pipelines.commands.warm_start import warm_start
+    from pipelines.commands.warm_start import make_base_model
 
-    return warm_start(output, overrides, local=local)
+    return make_base_model(output, overrides, local=local)
 
 
 @app.command(help_epilogue="")
 def doctor(*, root: Root = Path("runs")) -> int:
-    """Check this machine: what training needs, what is missing, and what to do about it."""
-    from pipelines.commands.doctor import examine
+    """Check this machine for everything that training needs, with a remedy for each thing missing."""
+    from pipelines.commands.doctor import check_machine
 
-    return examine(root)
+    return check_machine(root)
 
 
 @app.command(help_epilogue="")
 def sync(run: str, /, *, root: Root = Path("runs")) -> int:
-    """Deliver what a run could not tell its tracking server.
+    """Deliver the tracking records of a run that its MLflow server has not received.
 
     Parameters
     ----------

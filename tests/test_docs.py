@@ -17,7 +17,7 @@ from cyclopts import App
 from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from pipelines import cli
-from pipelines.commands.config_help import config_help
+from pipelines.commands.config_help import format_config_help
 from pipelines.environment import QUIET
 from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE
@@ -142,7 +142,7 @@ line changes one value; a list index is a number, as in `agents.0.model=...`. A 
 name chooses it, its other keys are its fields.
 
 ```
-{config_help()}
+{format_config_help()}
 ```
 """
 

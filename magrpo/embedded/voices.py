@@ -62,12 +62,8 @@ class Voices:
         if not chosen:
             return problem.prompt.partition("\n")[0]
         facts_told = [facts[i] for i in chosen]
-        return " ".join(
-            map(
-                format_sentence,
-                _link_sentences(facts_told, rng) if manner == "linked" else [fact.words for fact in facts_told],
-            )
-        )
+        sentences = _link_sentences(facts_told, rng) if manner == "linked" else [fact.words for fact in facts_told]
+        return " ".join(map(format_sentence, sentences))
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """A text that breaks off within a few words."""

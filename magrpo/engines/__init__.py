@@ -1,4 +1,4 @@
-"""Engines that generate completions."""
+"""Engines that generate completions: their errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from magrpo.plugins import ConfigError
 
 
 class EngineError(RuntimeError):
-    """The engine died, ran past its deadline or produced nonsense. The message names the log file if there is one."""
+    """The engine died, exceeded its deadline or produced invalid output. The message names the log file if any."""
 
 
 class PromptTooLong(ConfigError):

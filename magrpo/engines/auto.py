@@ -1,4 +1,4 @@
-"""The engine that suits the machine."""
+"""The engine ``auto``: chooses the engine that suits the machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class AutoEngine(Plugin):
-    """``vllm`` where the policies are on CUDA and vLLM is installed, else ``transformers``; with their defaults."""
+    """``vllm`` if the policies are on CUDA and vLLM is installed, else ``transformers``; each with its defaults."""
 
     kind: str = "auto"
 
@@ -25,5 +25,4 @@ class AutoEngine(Plugin):
         return VllmEngine() if installed and policy.device.type == "cuda" else TransformersEngine()
 
     def open(self, policy: Policy) -> Engine:
-        """Open the engine that :meth:`choose_engine` names."""
         return self.choose_engine(policy).open(policy)

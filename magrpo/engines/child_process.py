@@ -1,4 +1,4 @@
-"""A child process that cannot outlive this one, and that answers in time or not at all."""
+"""A supervised child process: it cannot outlive this process, and it is killed at its deadline."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from pathlib import Path
 
 _KEEPER = Path(__file__).with_name("keeper.py")
 _HANG_UP_S = 10.0
-"""How long a child may take to end after it closed its end of the socket."""
+"""Seconds a child may take to end after it closed its end of the socket."""
 _ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
 _WORDS = 400
 
 
 class ChildDied(RuntimeError):
-    """The child ended or was killed at its deadline. The message says why, with the last words of its log."""
+    """The child ended or was killed at its deadline. The message says why, with the end of its log."""
 
 
 class Child:

@@ -1,4 +1,4 @@
-"""What every engine does with requests before sampling, and with token ids after it."""
+"""Steps shared by all engines: checks of prompts before sampling, making actions after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Completion(NamedTuple):
-    """What an engine sampled for one request: token ids, their log-probabilities and, where recorded, their support."""
+    """The sample for one request: token ids, their log-probabilities and, if recorded, their support."""
 
     token_ids: Sequence[int]
     logps: Sequence[float]
@@ -23,7 +23,7 @@ class Completion(NamedTuple):
 
 
 def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
-    """Refuse a batch in which a prompt is empty or leaves no room for its completion.
+    """Reject a batch in which a prompt is empty or leaves no room for its completion.
 
     Raises:
         PromptTooLong: prompt and ``max_new_tokens`` together exceed the context window.
@@ -43,7 +43,7 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
 
 
 def make_action(policy: Policy, request: Request, completion: Completion, version: int) -> Action:
-    """The action that a completion makes.
+    """Make the action of a completion.
 
     Raises:
         EngineError: a log-probability is not finite.

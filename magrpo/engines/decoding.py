@@ -1,4 +1,4 @@
-"""Batched decoding with a key-value cache: prompts once, siblings from their prompt's cache, finished rows dropped."""
+"""Batched decoding with a key-value cache: each prompt runs once, siblings copy its cache, finished rows go."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ _PREFILL_TOKENS = 16384
 
 @contextmanager
 def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
-    """The agent's causal language model for many small steps.
+    """The agent's causal language model, prepared for many small steps.
 
-    A float32 adapter is merged into a copy that shares every tensor without an adapter with the base: one matrix
-    product a layer instead of three, exact to rounding. On a bfloat16 base the merged weight would lose the adapter's
-    small updates, so there the adapter stays beside the base.
+    A float32 adapter is merged into a copy that shares all other tensors with the base: one matrix product a layer
+    instead of three, exact to rounding. On a bfloat16 base the adapter stays separate, because a merged weight would
+    lose its small updates.
     """
     with policy.active(agent) as model:
         assert not model.training
         merges = policy.weights(agent) == "lora" and model.dtype == torch.float32
-        yield _merged(model, policy.holder(agent)) if merges else model
+        yield _merge_adapter(model, policy.holder(agent)) if merges else model
 
 
-def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
+def _merge_adapter(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
     memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
     for layer in model.modules():
         if isinstance(layer, LoraLinear):
@@ -54,7 +54,7 @@ def _merged(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Keys and values (B, heads, capacity, size) of one layer, of which ``rows`` rows and ``length`` slots are live."""
+    """Keys and values (B, heads, capacity, size) of one layer, with ``rows`` live rows and ``length`` live slots."""
 
     keys: Tensor
     values: Tensor
@@ -74,13 +74,13 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return keys, values
 
     def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:
-        """Keep ``rows`` rows: the rows ``movers`` at the end move into ``holes``."""
+        """Keep the first ``rows`` rows, after moving the rows ``movers`` into ``holes``."""
         for states in (self.keys, self.values):
             states[holes, :, : self.length] = states[movers, :, : self.length]
         self.rows = rows
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("made with its tensors")
+        raise AssertionError("the layer is created with its tensors")
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.length + query_length, 0
@@ -99,7 +99,7 @@ def decode_batch(
     stop_token_ids: Sequence[int],
     finished: Callable[[int], None],
 ) -> list[Completion]:
-    """One completion for each request of one agent, in order.
+    """Generate one completion for each request of one agent, in order.
 
     ``finished`` is called with the number of completions that ended in a step. A log-probability is nan if the
     model's logits were not finite.
@@ -126,7 +126,7 @@ def decode_batch(
         if over.any():
             lengths[live[over]] = step + 1
             finished(int(over.sum()))
-            rows = _drop(cache, over)
+            rows = _drop_rows(cache, over)
             if not len(rows):
                 break
             live, token = live[rows], token[rows]
@@ -171,23 +171,23 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
             logits_to_keep=1,
         )
         outputs.append(output.logits[:, -1])
-        states.append([_states(layer) for layer in cache.layers])
+        states.append([_cached_states(layer) for layer in cache.layers])
     layers: list[Any] = []
     for chunks in zip(*states, strict=True):
-        keys, values = (_spread(parts, parents, room) for parts in zip(*chunks, strict=True))
+        keys, values = (_copy_to_requests(parts, parents, room) for parts in zip(*chunks, strict=True))
         layers.append(_Layer(keys, values, width))
     free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
     return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
 
 
-def _states(layer: object) -> tuple[Tensor, Tensor]:
+def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
     """Keys and values (P, heads, width, size) that a layer has cached."""
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
         raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
     return layer.keys, layer.values
 
 
-def _spread(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
+def _copy_to_requests(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
     """States (P, heads, width, size) of prompts as those of their requests, (B, heads, width + room, size)."""
     states = torch.cat(list(chunks))
     _, heads, width, size = states.shape
@@ -196,7 +196,7 @@ def _spread(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
     return spread
 
 
-def _drop(cache: Cache, over: Tensor) -> Tensor:
+def _drop_rows(cache: Cache, over: Tensor) -> Tensor:
     """Drop rows from the cache; returns the old index (n,) of every row that is left."""
     keep = (~over).nonzero().squeeze(-1)
     count = len(keep)

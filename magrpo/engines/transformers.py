@@ -1,4 +1,4 @@
-"""The transformers engine: generates in the trainer's process from the trainer's own weights."""
+"""The engine ``transformers``: generates in the trainer's process from the trainer's own weights."""
 
 from __future__ import annotations
 
@@ -22,28 +22,21 @@ class TransformersEngine(Plugin):
 
     kind: str = "transformers"
     max_batch: int = Field(256, ge=1)
-    """Completions of one agent decoded at once; changes speed and memory only."""
+    """Maximum number of completions of one agent decoded at once. Affects only speed and memory."""
 
     def open(self, policy: Policy) -> LocalEngine:
-        """An engine on the live weights of ``policy``."""
         return LocalEngine(policy, self.max_batch)
 
 
 class LocalEngine:
-    """An :class:`magrpo.interfaces.Engine` on the trainer's own policy: the base model is in memory once."""
+    """An :class:`magrpo.interfaces.Engine` that shares the base model with the trainer's policy."""
 
     def __init__(self, policy: Policy, max_batch: int) -> None:
         self._policy = policy
         self._max_batch = max_batch
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        """One completion for each request, in order.
-
-        Raises:
-            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: an agent's logits are not finite.
-        """
-        from magrpo.engines.decoding import decode_batch, decoding_model
+        from magrpo.engines.decoding import decode_batch, decoding_model  # defers torch and transformers
 
         check_prompts(self._policy, requests)
         actions: dict[int, Action] = {}
@@ -65,15 +58,15 @@ class LocalEngine:
             yield mine[start : start + self._max_batch]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Nothing to do after an update in this process; reads the folders if the policy is at another version."""
+        """Load the weights only if the policy is at another version: an update in this process needs nothing."""
         if self._policy.version != policy_version:
             self._policy.load(policy_version, weights)
 
     def sleep(self) -> None:
-        """Nothing to give: the weights are the trainer's."""
+        """No-op: the weights are the trainer's."""
 
     def wake(self) -> None:
-        """See :meth:`sleep`."""
+        """No-op."""
 
     def close(self) -> None:
-        """Nothing to stop."""
+        """No-op."""

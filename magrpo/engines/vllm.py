@@ -1,4 +1,4 @@
-"""The vLLM engine: one server process for each base model, every agent's adapter in one batch."""
+"""The engine ``vllm``: one server process for each base model, the adapters of all agents in one batch."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""What vLLM takes as the highest rank of an adapter."""
+"""Values that vLLM accepts as the maximum rank of an adapter."""
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
-"""How often one batch may start a server anew."""
+"""Maximum number of restarts of a server for one batch."""
 _REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -57,17 +57,17 @@ _SETTINGS = {
 
 
 class VllmEngine(Plugin):
-    """vLLM in a supervised process of its own. The default on CUDA."""
+    """vLLM in a separate, supervised process. The default on CUDA."""
 
     kind: str = "vllm"
     max_batch: int = Field(256, ge=1)
-    """Completions decoded at once; changes speed and memory only."""
+    """Maximum number of completions decoded at once. Affects only speed and memory."""
     memory_frac: float = Field(0.5, gt=0, lt=1)
-    """Share of the GPU's memory for vLLM, its weights included; given back while the update runs."""
+    """Fraction of the GPU's memory for vLLM, weights included; released while the update runs."""
     cpu_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache on CPU, in GiB."""
     deadline_s: float = Field(3600.0, gt=0)
-    """A batch that takes longer, in seconds, is given up and its server killed."""
+    """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
     def open(self, policy: Policy) -> VllmClient:
         """Start the servers with the current weights of ``policy``; returns when all of them are ready.
@@ -109,30 +109,30 @@ class VllmClient:
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch for each server.
 
-        A server that dies is started again, and is asked for what is missing.
+        A server that dies is restarted and generates the missing completions.
 
         Raises:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: a server died three times or ran past the deadline, or logits are not finite.
+            EngineError: a server died three times or exceeded the deadline, or logits are not finite.
         """
         check_prompts(self._policy, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
         actions: dict[int, Action] = {}
         with ExitStack() as deadlines:
             for server, share in enumerate(shares):
-                self._ask(server, share, deadlines)
+                self._send_requests(server, share, deadlines)
             for server, share in enumerate(shares):
-                for i, completion in self._completions(server, share, deadlines):
+                for i, completion in self._read_completions(server, share, deadlines):
                     actions[i] = make_action(self._policy, requests[i], completion, self._version)
                     if progress is not None:
                         progress(1)
         return [actions[i] for i in range(len(requests))]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Take up adapters under new ids, and reload full copies.
+        """Load adapters under new ids, and reload full copies.
 
         Raises:
-            EngineError: a server died over it.
+            EngineError: a server died.
         """
         calls: dict[int, Call] = {}
         for server, agents in enumerate(self._agents):
@@ -148,20 +148,20 @@ class VllmClient:
         self._version = policy_version
 
     def sleep(self) -> None:
-        """Free the GPU's memory for the update. Nothing to do on CPU."""
+        """Release GPU memory for the update. No-op on CPU."""
         if self._policy.device.type == "cuda" and not self._asleep:
             self._call({server: Sleep() for server in range(len(self._servers))})
             self._asleep = True
 
     def wake(self) -> None:
-        """Undo :meth:`sleep`, with the memory that the trainer has taken meanwhile and no longer needs."""
+        """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
             self._policy.release_cached_memory()
             self._call({server: Wake() for server in range(len(self._servers))})
             self._asleep = False
 
     def close(self) -> None:
-        """Kill the servers. Their logs go too unless one of them died. May be called twice."""
+        """Kill the servers. Their logs are deleted unless one of them died. May be called twice."""
         died = any(server.died for server in self._servers.values())
         for server in self._servers.values():
             server.kill()
@@ -171,7 +171,7 @@ class VllmClient:
     def _start(self, numbers: Sequence[int]) -> None:
         """Start these servers; returns when they are ready.
 
-        On a GPU one after another: vLLM takes whatever the memory of the whole card loses while it starts for its own.
+        On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
         """
         self._policy.release_cached_memory()
         for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
@@ -183,12 +183,12 @@ class VllmClient:
             log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
             self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
         for i in numbers:
-            self._send(i, Start(self._engine(self._agents[i])))
+            self._send(i, Start(self._engine_arguments(self._agents[i])))
         for i in numbers:
             with self._servers[i].enforce_deadline(_START_DEADLINE_S):
                 assert isinstance(self._receive(i), Done)
 
-    def _engine(self, agents: Sequence[str]) -> dict[str, object]:
+    def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
         policy, config = self._policy, self._config
         arguments: dict[str, object] = {
@@ -224,20 +224,20 @@ class VllmClient:
             "max_num_batched_tokens": max(8192, policy.max_length(agents[0])),
         }
 
-    def _item(self, request: Request) -> Item:
+    def _make_item(self, request: Request) -> Item:
         stops = self._policy.stop_token_ids(request.agent)
         return Item(request.agent, request.prompt_ids, request.sampling, request.seed, stops)
 
-    def _ask(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
-        """Have a server generate; if it is dead, reading its answer tells."""
+    def _send_requests(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
+        """Send requests to a server; if it is dead, reading its answer will raise."""
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._send(server, Generate({i: self._item(request) for i, request in share.items()}))
+            self._send(server, Generate({i: self._make_item(request) for i, request in share.items()}))
 
-    def _completions(
+    def _read_completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
     ) -> Iterator[tuple[int, Completion]]:
-        """What a server answers, by number of the request. If it dies, a new one is asked for the rest."""
+        """A server's completions by number of the request. If it dies, a new one generates the rest."""
         missing = dict(share)
         for left in reversed(range(_RESTARTS + 1)):
             try:
@@ -250,13 +250,13 @@ class VllmClient:
                 if not left or self._servers[server].is_late:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
-                log.warning("%s; %s are there, and a new one is started for the rest", error, done)
+                log.warning("%s; %s are done, restarting it for the rest", error, done)
                 self._start([server])
                 self._call({i: call for i, call in self._loaded.items() if i == server})
-                self._ask(server, missing, deadlines)
+                self._send_requests(server, missing, deadlines)
 
     def _call(self, calls: Mapping[int, Call]) -> None:
-        """Make one call to each of some servers at the same time."""
+        """Make one call to each server at the same time."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
                 deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))

@@ -1,11 +1,12 @@
-"""What is changed in the sampler of vLLM 0.32 (its first model runner): log-probabilities, and what truncation kept.
+"""Changes to the sampler of vLLM 0.32 (its first model runner): log-probabilities, and the support after truncation.
 
-``processed_logprobs`` are at the sampling temperature, as wanted, but after top-p and top-k. Every request gets those
-before; for requests that record their support, those after are put aside, with the ids that are left.
+vLLM's ``processed_logprobs`` are at the sampling temperature, but after top-p and top-k. The changed sampler gives
+every request the log-probabilities before truncation, and records those after it, with the remaining ids, for requests
+that ask for their support.
 
-vLLM's own way to give them (``return_sampling_mask``) needs its second model runner and a top-k on every request. Here
-each token takes a ticket through vLLM instead, in the place of its rank, which nobody reads. So vLLM itself brings the
-right ticket to the right request, however it orders, splits or preempts them.
+vLLM's own way (``return_sampling_mask``) needs its second model runner and a top-k on every request. Here each token
+carries a ticket through vLLM in place of its rank, which is never read. vLLM thus brings each ticket to the right
+request, however it orders, splits or preempts them.
 """
 
 from __future__ import annotations
@@ -24,14 +25,14 @@ if TYPE_CHECKING:
 
 
 class Truncated(NamedTuple):
-    """A sampled token's log-probability over what truncation kept, and the ids of that, ascending."""
+    """A sampled token's log-probability over its support, and the ids of the support, ascending."""
 
     logp: float
     ids: np.ndarray[Any, np.dtype[np.int32]]
 
 
 class TruncationRecorder:
-    """Watches one sampler. ``set_recording`` switches it on and off; it keeps records until ``take_records``."""
+    """Records the support of sampled tokens of one sampler, until ``take_records``."""
 
     def __init__(self, sampler: Any) -> None:
         self._recording = False
@@ -43,12 +44,12 @@ class TruncationRecorder:
         sampler.gather_logprobs = partial(self._gather, sampler.gather_logprobs)
 
     def set_recording(self, recording: bool) -> None:
-        """Record from now on, or no longer; what is left of earlier requests is dropped."""
+        """Switch recording on or off; drop records of earlier requests."""
         self._recording = recording
         self._kept.clear()
 
     def take_records(self, tickets: Sequence[int]) -> list[Truncated | None]:
-        """What was recorded for tokens with these tickets; None where nothing was cut off."""
+        """The records of tokens with these tickets; None where nothing was cut off."""
         return [self._kept.pop(ticket, None) for ticket in tickets]
 
     def _truncate(

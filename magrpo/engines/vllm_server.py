@@ -1,8 +1,8 @@
 """The process that holds one vLLM engine, and the messages it exchanges with the trainer's process.
 
 Runs as ``python -m magrpo.engines.vllm_server FD``. Messages are msgpack of the classes below. An exception ends the
-process with its traceback in the log, which is how the other side learns of it. vLLM is imported only in here, and the
-engine core runs in this very process.
+process with its traceback in the log, where the trainer reads it. vLLM is imported only here; the engine core runs in
+this process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Start(msgspec.Struct, tag=True):
-    """Make the engine. ``engine`` are keyword arguments of ``vllm.LLM``."""
+    """Create the engine. ``engine``: keyword arguments of ``vllm.LLM``."""
 
     engine: dict[str, Any]
 
@@ -55,13 +55,13 @@ class LoadAdapters(msgspec.Struct, tag=True):
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Take up the weights of a transformers folder; answered by :class:`Done`."""
+    """Load the weights of a transformers folder; answered by :class:`Done`."""
 
     folder: str
 
 
 class Sleep(msgspec.Struct, tag=True):
-    """Free the GPU's memory; answered by :class:`Done`."""
+    """Release GPU memory; answered by :class:`Done`."""
 
 
 class Wake(msgspec.Struct, tag=True):
@@ -73,7 +73,7 @@ class Done(msgspec.Struct, tag=True):
 
 
 class Finished(msgspec.Struct, tag=True):
-    """More completions have ended, by the number of the item."""
+    """Finished completions, by number of the item."""
 
     completions: dict[int, Completion]
 
@@ -83,26 +83,26 @@ Reply = Done | Finished
 
 
 class WorkerExtension:
-    """What vLLM 0.32 mixes into its worker class for us, to be called by ``collective_rpc``."""
+    """Methods that vLLM 0.32 mixes into its worker class, called by ``collective_rpc``."""
 
     model_runner: Any
     reload_weights: Any
     truncation: TruncationRecorder
 
     def watch_truncation(self) -> None:
-        """Have the sampler take log-probabilities before it truncates, and be able to record what that keeps."""
+        """Change the sampler: see :mod:`magrpo.engines.vllm_sampling`."""
         self.truncation = TruncationRecorder(self.model_runner.sampler)
 
     def record_truncation(self, recording: bool) -> None:
-        """Whether what truncation keeps is recorded from now on."""
+        """Switch the recording of support on or off."""
         self.truncation.set_recording(recording)
 
     def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
-        """What was recorded for the tokens of a request."""
+        """The records of the tokens of a request."""
         return self.truncation.take_records(tickets)
 
-    def take_up(self, folder: str) -> None:
-        """Reload all weights; vLLM's own reload forgets the packed copy that CPU kernels keep of a tied head."""
+    def reload_from(self, folder: str) -> None:
+        """Reload all weights, and the packed copy of a tied head on CPU, which vLLM's own reload omits."""
         self.reload_weights(weights_path=folder)
         if self.model_runner.model_config.hf_text_config.tie_word_embeddings:
             head = self.model_runner.get_model().lm_head
@@ -113,7 +113,7 @@ class Server:
     """One vLLM engine and the adapters it serves."""
 
     def __init__(self, start: Start) -> None:
-        from vllm import LLM
+        from vllm import LLM  # defers vllm, which is optional
 
         self._llm: vllm.LLM = LLM(**start.engine)
         self._llm.collective_rpc("watch_truncation")
@@ -128,17 +128,17 @@ class Server:
             case LoadAdapters(version, folders):
                 self._load_adapters(version, folders)
             case LoadModel(folder):
-                self._llm.collective_rpc("take_up", args=(folder,))
+                self._llm.collective_rpc("reload_from", args=(folder,))
                 assert self._llm.reset_prefix_cache()
             case Sleep():
                 self._llm.sleep(level=1)
             case Wake():
                 self._llm.wake_up()
             case Start():
-                raise AssertionError("started already")
+                raise AssertionError("already started")
 
     def _load_adapters(self, version: int, folders: dict[str, str]) -> None:
-        from vllm.lora.request import LoRARequest
+        from vllm.lora.request import LoRARequest  # defers vllm
 
         for agent, folder in folders.items():
             if agent in self._adapters:
@@ -149,7 +149,7 @@ class Server:
                 raise RuntimeError(f"vLLM refused the adapter {folder}")
 
     def _generate(self, items: dict[int, Item], channel: Connection) -> None:
-        from vllm import RequestOutput, TokensPrompt
+        from vllm import RequestOutput, TokensPrompt  # defers vllm
         from vllm.logprobs import FlatLogprobs
 
         engine = self._llm.llm_engine
@@ -158,7 +158,7 @@ class Server:
         )
         for i, item in items.items():
             prompt = TokensPrompt(prompt_token_ids=list(item.prompt_ids))
-            engine.add_request(str(i), prompt, _params(item), lora_request=self._adapters.get(item.agent))
+            engine.add_request(str(i), prompt, _sampling_params(item), lora_request=self._adapters.get(item.agent))
         while engine.has_unfinished_requests():
             finished = Finished({})
             for output in engine.step():
@@ -174,7 +174,7 @@ class Server:
                 channel.send_bytes(msgspec.msgpack.encode(finished))
 
     def _over_support(self, token_ids: list[int], logprobs: FlatLogprobs) -> Completion:
-        """The completion with log-probabilities over what truncation kept; where it cut nothing off, that is all."""
+        """The completion with log-probabilities over its support; the whole vocabulary where nothing was cut off."""
         (truncated,) = self._llm.collective_rpc("take_truncated", args=(logprobs.ranks,))
         everything = range(self._llm.llm_engine.model_config.get_vocab_size())
         logps, support = [], []
@@ -184,9 +184,9 @@ class Server:
         return Completion(token_ids, logps, support)
 
 
-def _params(item: Item) -> vllm.SamplingParams:
+def _sampling_params(item: Item) -> vllm.SamplingParams:
     """vLLM's parameters; every one that a model's own generation config might set is set here."""
-    from vllm import SamplingParams as VllmSamplingParams
+    from vllm import SamplingParams as VllmSamplingParams  # defers vllm
     from vllm.sampling_params import RequestOutputKind
 
     return VllmSamplingParams(

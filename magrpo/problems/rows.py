@@ -146,7 +146,7 @@ def _parse_line(where: str, line: str) -> Row:
 
 
 def _read_parquet(path: Path) -> list[Row]:
-    from pyarrow import ArrowException, parquet
+    from pyarrow import ArrowException, parquet  # defers pyarrow
 
     try:
         values = parquet.read_table(path).to_pylist()
@@ -156,7 +156,7 @@ def _read_parquet(path: Path) -> list[Row]:
 
 
 def _download_file(repository: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download  # defers huggingface_hub
 
     try:
         return Path(hf_hub_download(repository, name, repo_type="dataset"))
@@ -167,7 +167,7 @@ def _download_file(repository: str, name: str) -> Path:
 
 
 def _load_hub_split(name: str, split: str) -> list[Row]:
-    from datasets import load_dataset
+    from datasets import load_dataset  # defers datasets
     from datasets.exceptions import DatasetNotFoundError
 
     config = "sanitized" if name.endswith("/mbpp") else None

@@ -1,9 +1,9 @@
-"""Sandboxes that run untrusted programs."""
+"""Sandboxes that run untrusted programs: isolation levels and errors."""
 
 from __future__ import annotations
 
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
-"""The isolation levels, strongest first, and the number that stands for each among metrics."""
+"""The isolation levels, strongest first, with the number that represents each in metrics."""
 
 
 class SandboxError(RuntimeError):
@@ -11,4 +11,4 @@ class SandboxError(RuntimeError):
 
 
 class SandboxDied(SandboxError):
-    """Several executions in a row found no working jail. Trying again may help: jails are started anew."""
+    """Several executions in a row found no working jail. A retry may succeed: it starts new jails."""

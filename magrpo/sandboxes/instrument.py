@@ -1,18 +1,17 @@
-"""Rewrites test code so that every ``assert`` is a case of its own and a failing one does not end the test.
+"""Rewrites test code so that every ``assert`` is a separate case and a failing one does not end the test.
 
 The rules, also in ``docs/sandbox.md``:
 
-* An ``assert`` that runs is one case, each time it runs. It passes if its expression is true.
-* What does not come from the candidate earns nothing: a true ``assert`` whose expression, and whose enclosing
-  conditions, never touch the candidate or a value that came from it is no case (``assert True``). A false one is.
-* A statement of the test that raises outside an ``assert`` does not end the test: the names it would have set become
-  undefined, so that an ``assert`` that needs them fails, and the test goes on with the next statement, also with the
-  next round of a loop. Asserts inside a loop or a branch that could not be entered count as not run, once each.
-* The body of a ``try`` with handlers and of a ``with`` runs as it is written: there, an exception of the candidate is
-  what the test wants to see.
+* An ``assert`` is one case each time it runs. It passes if its expression is true.
+* A true ``assert`` is no case if neither its expression nor its enclosing conditions touch the candidate or a value
+  that came from it (``assert True``). A false one always is a case.
+* A statement that raises outside an ``assert`` does not end the test: the names it would have set become undefined, so
+  that an ``assert`` that needs them fails, and the test continues with the next statement or round of a loop. Asserts
+  in a loop or branch that could not be entered count as not run, once each.
+* The body of a ``try`` with handlers and of a ``with`` runs unchanged: there the test expects an exception.
 * A call of a function named ``assert...`` that the test does not define (``np.testing.assert_allclose``) is an assert.
 
-So a program that fails never has fewer cases than one that is right.
+A failing program therefore never has fewer cases than a correct one.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ from magrpo.sandboxes.jail.recorder import HOOK, SAME
 class Instrumented:
     """A test ready to run.
 
-    ``code`` is a marshalled code object, base64; ``needs`` are the names that the test reads and nobody but the
-    program can define; ``asserts`` counts the asserts in its text, those of exception handlers aside.
+    ``code``: a marshalled code object in base64; ``needs``: names that the test reads and only the program can define;
+    ``asserts``: the number of asserts in its text, except those of exception handlers.
     """
 
     code: str
@@ -50,14 +49,16 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
         SyntaxError: the test is not Python.
     """
     tree = ast.parse(test, "<test>")
-    needs, asserts = _needs(tree, entry_point), _number_of_asserts(tree, inside=True)
-    tree = _Instrument(_tainted(tree, entry_point), _defined(tree)).visit(tree)
+    needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
+    tree = _Instrument(_find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
     return Instrumented(base64.b64encode(code).decode(), needs, asserts)
 
 
-def _needs(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
-    known = {"candidate", entry_point, SAME, "__name__", *dir(builtins)} | _defined(tree) | _names(tree, ast.Store)
+def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
+    known = (
+        {"candidate", entry_point, SAME, "__name__", *dir(builtins)} | _list_definitions(tree) | _names(tree, ast.Store)
+    )
     for node in ast.walk(tree):
         if isinstance(node, (ast.Import, ast.ImportFrom)):
             known |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
@@ -68,7 +69,7 @@ def _needs(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     return () if "*" in known else tuple(sorted(_names(tree, ast.Load) - known))
 
 
-def _defined(tree: ast.Module) -> set[str]:
+def _list_definitions(tree: ast.Module) -> set[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
@@ -77,11 +78,11 @@ def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
 
 
-def _tainted(tree: ast.Module, entry_point: str) -> set[str]:
-    """Names that may hold the candidate or something that came from it: a fixed point over assignments.
+def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
+    """Names that may hold the candidate or a value that came from it: a fixed point over assignments.
 
-    Parameters of the test's own functions count as tainted, and so does whatever is passed to a call together with
-    something tainted, for it may be changed in place.
+    Parameters of the test's own functions count as tainted, and so does any argument of a call with a tainted argument,
+    because the call may change it in place.
     """
     tainted = {"candidate", entry_point}
     for node in ast.walk(tree):
@@ -114,8 +115,8 @@ def _mutable_arguments(node: ast.AST) -> set[str]:
 class _Instrument(ast.NodeTransformer):
     def __init__(self, tainted: set[str], defined: set[str]) -> None:
         self.tainted, self.defined = tainted, defined
-        self.guarding = True  # False where an exception of the candidate belongs to the test's own logic
-        self.dependent = False  # True inside a branch or loop that the candidate decides
+        self.guarding = True  # False where the test expects an exception of the candidate
+        self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
         self.guards = 0
 
     # ------------------------------------------------------------------------------------------------------ asserts
@@ -146,7 +147,7 @@ class _Instrument(ast.NodeTransformer):
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
-        """Asserts of helpers count; their other statements run as written, so that an exception reaches the caller."""
+        """Asserts of helpers count; their other statements run unchanged, so that an exception reaches the caller."""
         saved = self.guarding, self.dependent
         self.guarding, self.dependent = node.name == "check", False
         node.body = self._block(node.body)
@@ -164,7 +165,7 @@ class _Instrument(ast.NodeTransformer):
             source = ast.unparse(node.value)
             return [self._case(node, ast.Tuple([node.value, _constant(1)], ast.Load()), source)]
         if isinstance(node, (ast.If, ast.While, ast.For, ast.With, ast.Try)):
-            number = _number_of_asserts(node)
+            number = _count_asserts(node)
             names = sorted(_names(node, ast.Store))
             return self._guard(self._compound(node), number, names)
         if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)):
@@ -205,11 +206,11 @@ class _Instrument(ast.NodeTransformer):
         return [start, ast.copy_location(_try([node], handler), node)]
 
 
-def _number_of_asserts(node: ast.AST, inside: bool = False) -> int:
-    """Asserts in a statement, those of exception handlers aside, and those of functions unless ``inside``."""
+def _count_asserts(node: ast.AST, inside: bool = False) -> int:
+    """Number of asserts in a statement, except those of exception handlers and, unless ``inside``, of functions."""
     if isinstance(node, ast.ExceptHandler) or (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not inside):
         return 0
-    below = sum(_number_of_asserts(child, inside) for child in ast.iter_child_nodes(node))
+    below = sum(_count_asserts(child, inside) for child in ast.iter_child_nodes(node))
     return isinstance(node, ast.Assert) + below
 
 

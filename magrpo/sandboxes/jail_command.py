@@ -1,4 +1,4 @@
-"""How a jail is started: the command line for each isolation level, as root and as an ordinary user."""
+"""The command line that starts a jail, for each isolation level, as root and as an ordinary user."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from magrpo.plugins import ConfigError
 from magrpo.sandboxes.jail.confine import Limits
 
 SANDBOX_UID = 61873
-"""The user that jails run as when the parent is root: no account has it."""
+"""User id of jails when the parent is root; belongs to no account."""
 CAPABILITIES = {"setgid": 6, "setuid": 7, "sys_admin": 21}
 HERE = Path(__file__).parent
 JAIL, PACKAGES = "/jail", "/packages"
@@ -34,12 +34,12 @@ INSTALL = "install Debian's package: apt-get install bubblewrap (not the package
 
 
 class LevelUnavailable(Exception):
-    """An isolation level cannot be had here; the message says why."""
+    """An isolation level does not work here; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class JailSpec:
-    """How workers are made. ``preload``: modules the zygote imports; ``packages``: installed distributions it shows."""
+    """Settings of a jail. ``preload``: modules the zygote imports; ``packages``: distributions visible inside."""
 
     limits: Limits
     level: str
@@ -52,12 +52,12 @@ class JailSpec:
 
 
 def find_interpreter() -> str:
-    """The interpreter behind the virtual environment, by its real path."""
+    """The real path of the interpreter behind the virtual environment."""
     return str(Path(sys._base_executable).resolve())  # type: ignore[attr-defined]
 
 
 def list_interpreter_paths() -> list[str]:
-    """What a jail may read: the interpreter with its library, and the system's libraries."""
+    """Paths that a jail may read: the interpreter with its library, and the system's libraries."""
     wanted = [Path(find_interpreter()), Path(sysconfig.get_paths()["stdlib"]), Path("/etc/ld.so.cache")]
     shared = sysconfig.get_config_var("LDLIBRARY") or ""
     if ".so" in shared:
@@ -68,10 +68,10 @@ def list_interpreter_paths() -> list[str]:
 
 
 def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Top-level files and folders of installed distributions: name to path.
+    """Top-level files and folders of installed distributions, from name to path.
 
     Raises:
-        ConfigError: one is not installed.
+        ConfigError: a distribution is not installed.
     """
     found: dict[str, str] = {}
     for name in names:
@@ -87,17 +87,17 @@ def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def build_command(spec: JailSpec, info: int) -> list[str]:
-    """The command line of one jail, whose standard input is the control socket.
+    """Build the command line of one jail; its standard input is the control socket.
 
-    ``info`` is the descriptor to which bubblewrap writes the id of its child.
+    ``info``: descriptor to which bubblewrap writes the id of its child.
 
     Raises:
         Unavailable: a program that the level needs is missing.
     """
-    return _bubblewrap(spec, info) if spec.uses_bubblewrap else _plain(spec)
+    return _build_bubblewrap_command(spec, info) if spec.uses_bubblewrap else _build_plain_command(spec)
 
 
-def _zygote(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> list[str]:
+def _build_zygote_command(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> list[str]:
     config = {
         "level": spec.level,
         "limits": dataclasses.asdict(spec.limits),
@@ -109,20 +109,20 @@ def _zygote(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> 
     return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
 
 
-def _plain(spec: JailSpec) -> list[str]:
+def _build_plain_command(spec: JailSpec) -> list[str]:
     folders = find_package_folders(spec.packages)
     sites = sorted({str(Path(path).parent) for path in folders.values()})
     readable = [*list_interpreter_paths(), str(HERE / "jail"), *folders.values()]
-    drop = _may_become_another("setuid", "setgid") and (
-        spec.level == "none" or all(_open_to_all(Path(path)) for path in readable)
+    drop = _can_change_user("setuid", "setgid") and (
+        spec.level == "none" or all(_is_world_readable(Path(path)) for path in readable)
     )
-    return _zygote(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
+    return _build_zygote_command(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
 
 
-def _may_become_another(*capabilities: str) -> bool:
-    """Whether this is root with these capabilities, in a user namespace that knows :data:`SANDBOX_UID`.
+def _can_change_user(*capabilities: str) -> bool:
+    """Whether this is root with these capabilities, in a user namespace that maps :data:`SANDBOX_UID`.
 
-    Root of a container may lack them; it is then treated as an ordinary user.
+    Root in a container may lack them and is then treated as an ordinary user.
     """
     status = dict(line.split(":\t", 1) for line in Path("/proc/self/status").read_text().splitlines())
     mapped = [[int(number) for number in line.split()] for line in Path("/proc/self/uid_map").read_text().splitlines()]
@@ -133,12 +133,12 @@ def _may_become_another(*capabilities: str) -> bool:
     )
 
 
-def _open_to_all(path: Path) -> bool:
-    """Whether any user may read the path."""
+def _is_world_readable(path: Path) -> bool:
+    """Whether every user may read the path."""
     return all(folder.stat().st_mode & 0o5 == 0o5 for folder in path.parents) and bool(path.stat().st_mode & 0o4)
 
 
-def _bubblewrap(spec: JailSpec, info: int) -> list[str]:
+def _build_bubblewrap_command(spec: JailSpec, info: int) -> list[str]:
     bwrap = shutil.which("bwrap")
     if not bwrap:
         raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
@@ -152,8 +152,8 @@ def _bubblewrap(spec: JailSpec, info: int) -> list[str]:
     links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
     after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
     after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
-    after += ["--chdir", "/", *_zygote(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
-    if not _may_become_another("sys_admin", "setuid", "setgid"):
+    after += ["--chdir", "/", *_build_zygote_command(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
+    if not _can_change_user("sys_admin", "setuid", "setgid"):
         return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
     launch = json.dumps({"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after})
     return [find_interpreter(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]

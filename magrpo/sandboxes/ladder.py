@@ -1,4 +1,4 @@
-"""The isolation ladder: which level can be had here, found out by running a canary that tries to break out."""
+"""The isolation ladder: finds the strongest level that works here by running a canary that tries to break out."""
 
 from __future__ import annotations
 
@@ -64,17 +64,17 @@ def attempt(action, argument):
 
 @dataclass(frozen=True, slots=True)
 class Rung:
-    """The level that was found, and why the stronger ones were not: level to reason."""
+    """The level that was found. ``refused``: the stronger levels, each with the reason."""
 
     level: str
     refused: dict[str, str]
 
 
 def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
-    """Find the strongest level that works here. ``wanted`` is a level, or ``auto``; ``none`` has to be wanted.
+    """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
     Raises:
-        SandboxError: none that is accepted works; the message says why and what to do.
+        SandboxError: no accepted level works; the message gives reasons and remedies.
     """
     allowed = LADDER[: LADDER.index(min_level) + 1]
     candidates = [level for level in allowed if level != "none"] if wanted == "auto" else [wanted]
@@ -104,13 +104,13 @@ def _remedy(min_level: str) -> str:
 
 
 def examine_level(spec: JailSpec) -> None:
-    """Run the canary at one level and look for what it did.
+    """Run the canary at one level and look for its traces.
 
     Raises:
-        Unavailable: something got through, or the level cannot be started.
+        Unavailable: an attempt succeeded, or the level cannot be started.
         WorkerDied: the jail did not survive.
     """
-    with _bait() as (folder, tcp, unix, udp):
+    with _lay_bait() as (folder, tcp, unix, udp):
         attempts = {
             "read": str(folder / "secret"),
             "write": str(folder / "target"),
@@ -123,27 +123,27 @@ def examine_level(spec: JailSpec) -> None:
         test = "\n".join(f"assert attempt({name!r}, {argument!r}) == 'refused'" for name, argument in attempts.items())
         worker = Worker(replace(spec, limits=replace(spec.limits, test_s=CANARY_S / 3, total_s=CANARY_S)))
         try:
-            failed = [attempt for attempt in _run(worker, CANARY, "attempt", test) if attempt]
-            failed += _run(worker, "def one(): return 1", "one", "assert one() == 1")
+            failed = [attempt for attempt in _run_canary(worker, CANARY, "attempt", test) if attempt]
+            failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")
         finally:
             worker.close()
-        if (folder / "target").read_text() != "untouched" or any(_touched(item) for item in (tcp, unix, udp)):
+        if (folder / "target").read_text() != "untouched" or any(_was_touched(item) for item in (tcp, unix, udp)):
             failed.append("the canary left a trace outside")
     if any(failed):
         raise LevelUnavailable("; ".join(failed))
 
 
-def _run(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
+def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
     job = make_job(Execution(source, entry_point, test))
     cases = worker.run_job(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
     return [message for status, message in cases if status != "pass"]
 
 
 @contextlib.contextmanager
-def _bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
-    """Things that everybody on this machine may read, write and connect to."""
+def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
+    """Files and sockets that everybody on this machine may read, write and connect to."""
     with (
-        _folder() as folder,
+        _make_folder() as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -162,21 +162,21 @@ def _bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]
 
 
 @contextlib.contextmanager
-def _folder() -> Iterator[Path]:
-    """A temporary folder. Those of processes that were killed are deleted; a lock tells that its process lives."""
+def _make_folder() -> Iterator[Path]:
+    """A temporary folder, locked while its process lives. Folders of killed processes are deleted first."""
     common = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as held:
-        with _lock(common, fcntl.LOCK_EX):
+        with _lock_folder(common, fcntl.LOCK_EX):
             for stale in common.glob(f"{PREFIX}*"):
-                with contextlib.suppress(OSError), _lock(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                with contextlib.suppress(OSError), _lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(stale)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
-            held.enter_context(_lock(folder, fcntl.LOCK_EX))
+            held.enter_context(_lock_folder(folder, fcntl.LOCK_EX))
         yield folder
 
 
 @contextlib.contextmanager
-def _lock(folder: Path, how: int) -> Iterator[None]:
+def _lock_folder(folder: Path, how: int) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, how)
@@ -185,7 +185,7 @@ def _lock(folder: Path, how: int) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _touched(item: socket.socket) -> bool:
+def _was_touched(item: socket.socket) -> bool:
     try:
         if item.type == socket.SOCK_DGRAM:
             item.recv(100)

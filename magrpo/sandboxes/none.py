@@ -1,4 +1,4 @@
-"""No sandbox: for rewards that run nothing."""
+"""The sandbox ``none``, for rewards that run nothing."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from magrpo.types import Execution, ExecutionReport
 
 
 class NoSandbox(Plugin):
-    """For rewards that judge texts by themselves, like ``writing``. A program is refused."""
+    """For rewards that judge only texts, such as ``writing``. Rejects every program."""
 
     kind: str = "none"
 
     def open(self) -> Sandbox:
-        """What runs nothing."""
         return _Nothing()
 
 
@@ -25,8 +24,8 @@ class _Nothing:
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
         """Raises ConfigError if the reward asks for a program."""
         if executions:
-            raise ConfigError("sandbox: kind 'none' runs no programs and this reward needs them; choose 'pool'")
+            raise ConfigError("sandbox.kind = 'none' runs no programs, but the reward does; set sandbox.kind = 'pool'")
         return []
 
     def close(self) -> None:
-        """There is nothing to close."""
+        """No-op."""

@@ -1,4 +1,4 @@
-"""The executions of a stage that a person should look at: the slowest and the strangest."""
+"""The notable executions of a stage, for a person to look at: the slowest and the strangest."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ STRANGENESS = {
     "infra_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4, "load_error": 2,
     "exception": 1,
 }  # fmt: skip
-"""How far a status is from what honest programs do; the others are ordinary."""
+"""Strangeness of a status: how unusual it is for an honest program. Other statuses are 0."""
 
 
 class NotableExecution(TypedDict):
-    """One row. ``why`` is ``slow`` or ``strange``; times in seconds, memory in bytes."""
+    """One row. ``why``: ``slow`` or ``strange``; times in seconds, memory in bytes."""
 
     why: str
     status: str
@@ -33,7 +33,7 @@ class NotableExecution(TypedDict):
 
 
 def list_notable_executions(reports: Mapping[Execution, ExecutionReport], number: int = 10) -> list[NotableExecution]:
-    """The ``number`` slowest executions, then the ``number`` strangest that are not ordinary failures."""
+    """The ``number`` slowest executions, then the ``number`` strangest of positive strangeness."""
     slow = sorted(reports.items(), key=lambda item: -item[1].duration_s)[:number]
     odd = [item for item in reports.items() if measure_strangeness(item[1])]
     strange = sorted(odd, key=lambda item: -measure_strangeness(item[1]))[:number]
@@ -47,7 +47,7 @@ def write_notable_executions(path: Path, reports: Mapping[Execution, ExecutionRe
 
 
 def measure_strangeness(report: ExecutionReport) -> int:
-    """0 for what honest programs do."""
+    """Strangeness of the strangest case; 0 for ordinary programs."""
     return max((STRANGENESS.get(case.status, 0) for case in report.cases), default=0)
 
 

@@ -1,4 +1,4 @@
-"""Tests given as input/output pairs, turned into the one form that the sandbox runs."""
+"""Tests given as input/output pairs, converted to the form that the sandbox runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from magrpo.sandboxes.jail.recorder import SAME
 def pairs_as_test(pairs: Iterable[tuple[Sequence[Any], Any]], tolerance: float = 1e-6) -> str:
     """Test source with one assert for each ``(arguments, expected)``.
 
-    Outputs are compared by exact types all the way down (``True`` is not 1, 1 is not 1.0), floats within a relative
-    or absolute ``tolerance``.
+    Outputs must have the same exact types at every level (``True`` is not 1, 1 is not 1.0); floats are compared with a
+    relative or absolute ``tolerance``.
 
     Raises:
         ValueError: a value is not a literal of plain data.

@@ -1,4 +1,4 @@
-"""A pool of workers behind the ``Sandbox`` protocol."""
+"""The sandbox ``pool``: workers that each fork one jailed process for every candidate."""
 
 from __future__ import annotations
 
@@ -39,29 +39,29 @@ class PoolSandbox(Plugin):
     level: Literal["auto", "namespaces", "namespaces-flat", "landlock", "none"] = "auto"
     """Isolation level. ``auto``: the strongest that works here, never ``none``."""
     min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
-    """Refuse to run at a weaker level."""
+    """Weakest accepted isolation level; the run fails if only weaker levels work here."""
     packages: tuple[str, ...] = ()
-    """Installed distributions that programs and tests may import, e.g. numpy."""
+    """Installed distributions that programs and tests may import, such as numpy. Empty: the standard library only."""
     workers: int | None = Field(None, ge=1)
-    """Jails that run side by side. None: one for each CPU this process may use."""
+    """Number of jails that run in parallel. None: one for each CPU available to this process."""
     test_s: float = Field(2.0, gt=0)
-    """CPU seconds for one test; twice that in wall time not spent waiting for a CPU."""
+    """CPU seconds for one test; twice as many seconds of wall time, not counting time spent waiting for a CPU."""
     total_s: float = Field(6.0, gt=0)
-    """The same for all tests of a candidate together."""
+    """CPU seconds for all tests of a candidate together; wall time as for ``test_s``."""
     memory_mib: int = Field(512, ge=64)
-    """Address space of each process of a candidate, and resident memory of all its processes together."""
+    """Address space of each process of a candidate, and resident memory of all its processes together, in MiB."""
     processes: int = Field(8, ge=1)
-    """Processes and threads that a candidate is sure to get; the kernel stops it at about twice as many."""
+    """Number of processes and threads guaranteed to a candidate; the kernel stops it at about twice as many."""
     file_mib: float = Field(1.0, gt=0)
-    """Largest file a candidate may write."""
+    """Maximum size of a file that a candidate writes, in MiB."""
     descriptors: int = Field(32, ge=8)
-    """Open files of a process."""
+    """Maximum number of open files of a process."""
     scratch_mib: float = Field(4.0, gt=0)
-    """Size of a candidate's own ``/tmp``, where it has one."""
+    """Size of a candidate's private ``/tmp``, in MiB; only the level ``namespaces`` has one."""
     output_mib: float = Field(2.0, gt=0)
-    """All answers of a candidate together."""
+    """Maximum size of all answers of a candidate together, in MiB."""
     recycle_after: int = Field(1000, ge=1)
-    """Candidates after which a worker is replaced."""
+    """Number of candidates after which a worker is replaced."""
 
     def make_limits(self) -> Limits:
         """The limits of one candidate."""
@@ -78,7 +78,7 @@ class PoolSandbox(Plugin):
         )
 
     def probe(self) -> Rung:
-        """The isolation level this machine gives this configuration, and why stronger ones were refused.
+        """The strongest accepted isolation level that works here, and why stronger ones do not.
 
         Raises:
             SandboxError: no isolation level that the configuration accepts is available.
@@ -86,11 +86,6 @@ class PoolSandbox(Plugin):
         return choose_level(self._spec(""), self.level, self.min_level)
 
     def open(self) -> Pool:
-        """Start the workers.
-
-        Raises:
-            SandboxError: no isolation level that the configuration accepts is available.
-        """
         workers = self.workers or len(os.sched_getaffinity(0))
         return Pool(self._spec(self.probe().level), workers, self.recycle_after)
 
@@ -99,11 +94,7 @@ class PoolSandbox(Plugin):
 
 
 class Pool:
-    """See :class:`magrpo.interfaces.Sandbox`.
-
-    Args:
-        spec: how workers are made. size: how many. recycle_after: candidates after which one is replaced.
-    """
+    """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates."""
 
     def __init__(self, spec: JailSpec, size: int, recycle_after: int) -> None:
         self.spec, self.level, self.recycle_after = spec, spec.level, recycle_after
@@ -112,16 +103,16 @@ class Pool:
         self.closed = False
         self.alive: set[Worker] = set()
         self.idle: queue.SimpleQueue[Worker | None] = queue.SimpleQueue()
-        self.threads = ThreadPoolExecutor(size, "sandbox")  # they outlive the workers they start: bubblewrap needs that
-        for worker in self.threads.map(self._start, range(size)):
+        # bubblewrap needs the thread that starts a worker to outlive it
+        self.threads = ThreadPoolExecutor(size, "sandbox")
+        for worker in self.threads.map(self._try_start_worker, range(size)):
             self.idle.put(worker)
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. Equal executions run once."""
         if self.level == "none":
-            log.error("programs of a model run without isolation: sandbox.level = 'none'")
+            log.error("untrusted programs run without isolation, because sandbox.level = 'none'")
         counts = Counter(executions)
-        futures = {self.threads.submit(self._one, execution): execution for execution in counts}
+        futures = {self.threads.submit(self._run_one, execution): execution for execution in counts}
         reports: dict[Execution, ExecutionReport] = {}
         try:
             for future in as_completed(futures):
@@ -135,7 +126,6 @@ class Pool:
         return [reports[execution] for execution in executions]
 
     def close(self) -> None:
-        """Kill every worker. May be called twice."""
         self.closed = True
         for worker in list(self.alive):
             worker.kill()
@@ -143,7 +133,7 @@ class Pool:
         for worker in list(self.alive):
             self._discard(worker)
 
-    def _new(self) -> Worker:
+    def _start_worker(self) -> Worker:
         if self.closed:
             raise WorkerDied("the sandbox was closed")
         worker = Worker(self.spec)
@@ -154,19 +144,19 @@ class Pool:
         self.alive.discard(worker)
         worker.close()
 
-    def _start(self, _: int) -> Worker | None:
+    def _try_start_worker(self, _: int) -> Worker | None:
         try:
-            return self._new()
-        except WorkerDied as error:  # the next job tries again, and counts
+            return self._start_worker()
+        except WorkerDied as error:  # the next job tries again, and counts a failure
             log.warning("%s", error)
             return None
 
-    def _one(self, execution: Execution) -> ExecutionReport:
-        """Run one execution; if the worker fails, once more on a fresh one."""
+    def _run_one(self, execution: Execution) -> ExecutionReport:
+        """Run one execution; if the worker fails, retry once on a new worker."""
         try:
             job = make_job(execution)
         except SyntaxError as error:
-            return self._infra(f"the test is not Python: {error}")
+            return self._report_failure(f"the test is not Python: {error}")
         worker = self.idle.get()
         message = ""
         for _ in range(ATTEMPTS):
@@ -174,7 +164,7 @@ class Pool:
                 if worker and worker.jobs >= self.recycle_after:
                     self._discard(worker)
                     worker = None
-                worker = worker or self._new()
+                worker = worker or self._start_worker()
                 result = worker.run_job(job, self.timeout_s)
             except WorkerDied as error:
                 message = str(error)
@@ -185,16 +175,16 @@ class Pool:
             else:
                 self.idle.put(worker)
                 self.failures = 0
-                return self._report(result)
+                return self._make_report(result)
         self.idle.put(None)
         self.failures += 1
         if self.failures >= MAX_FAILURES:
             raise SandboxDied(f"{self.failures} executions in a row found no working jail: {message}")
-        return self._infra(message)
+        return self._report_failure(message)
 
-    def _report(self, result: dict[str, Any]) -> ExecutionReport:
+    def _make_report(self, result: dict[str, Any]) -> ExecutionReport:
         if "unusable" in result:
-            return self._infra(result["unusable"])
+            return self._report_failure(result["unusable"])
         ran_out = [["timeout", "the test code ran out of time on what the program returned"]]
         cases = tuple(Case(status, message) for status, message in result.get("cases", ran_out))
         return ExecutionReport(
@@ -209,5 +199,5 @@ class Pool:
             forgeable=result.get("forgeable", False),
         )
 
-    def _infra(self, message: str) -> ExecutionReport:
+    def _report_failure(self, message: str) -> ExecutionReport:
         return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)

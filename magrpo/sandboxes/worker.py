@@ -1,4 +1,4 @@
-"""One worker: a jail with a zygote inside, and the conversation with it."""
+"""A worker: a jail with a zygote inside, and the messages exchanged with it."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ MAX_REPORT = 64 << 20
 
 
 class WorkerDied(Exception):
-    """A worker is gone or does not answer; its job has no result."""
+    """A worker died or does not answer; its job has no result."""
 
 
 def make_job(execution: Execution) -> dict[str, Any]:
-    """What a tester is told.
+    """The message that tells a tester what to run.
 
     Raises:
         SyntaxError: the test is not Python.
@@ -115,7 +115,7 @@ class Worker:
             try:
                 report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
             except wire.Closed:
-                report = {}  # the zygote tells how the tester ended
+                report = {}  # the zygote reports how the tester ended
         readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
         message = self.control.recv(1 << 16) if readable else b""
         if not message:

@@ -1,24 +1,22 @@
-"""Tracking with MLflow: one MLflow run for each training run. The only importer of mlflow, and lazily."""
+"""Tracking with MLflow, one MLflow run for each training run. Only this package imports mlflow, inside functions."""
 
-from magrpo.tracking.connection import reachable, tracking_uri, without_password
-from magrpo.tracking.memory import MemoryTracker
-from magrpo.tracking.provenance import provenance
+from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
+from magrpo.tracking.model_registry import CHAMPION, ModelRegistry, TeamVersion
+from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.recorded import RecordedRun, recorded_runs
-from magrpo.tracking.registry import CHAMPION, ModelRegistry, Version
 from magrpo.tracking.sink import PARENT_TAG, SWEEP_TAG, MlflowTracker
 
 __all__ = [
     "CHAMPION",
     "PARENT_TAG",
     "SWEEP_TAG",
-    "MemoryTracker",
     "MlflowTracker",
     "ModelRegistry",
     "RecordedRun",
-    "Version",
-    "provenance",
-    "reachable",
+    "TeamVersion",
+    "check_reachable",
+    "collect_provenance",
+    "hide_password",
     "recorded_runs",
     "tracking_uri",
-    "without_password",
 ]

@@ -1,4 +1,4 @@
-"""MLflow tracking servers: which one, whether it answers, how to look at it."""
+"""MLflow tracking stores: their URI, their pages, connecting to them, and translating their errors."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from magrpo.config import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
 
-def how_to_look(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
-    """The command that shows a run of MLflow (empty for a server) and the address of its page."""
+def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
+    """The command that serves an MLflow run's page (empty for a server), and the page's address."""
     page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if mlflow_run_id else ""
     if uri.startswith(("http://", "https://")):
-        return "", without_password(uri).rstrip("/") + page
-    return f"mlflow ui --backend-store-uri {without_password(uri)}", "http://127.0.0.1:5000" + page
+        return "", hide_password(uri).rstrip("/") + page
+    return f"mlflow ui --backend-store-uri {hide_password(uri)}", "http://127.0.0.1:5000" + page
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
@@ -27,29 +27,29 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
     return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
 
 
-def reachable(uri: str) -> None:
-    """Ask the tracking store something small.
+def check_reachable(uri: str) -> None:
+    """Send the tracking store a small request.
 
     Raises:
-        Unavailable: it does not answer, or not as it should.
+        Unavailable: it does not answer, or answers with an error.
     """
     quieten_mlflow()
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # takes seconds
 
-    with usable(uri):
+    with translate_to_unavailable(uri):
         MlflowClient(uri).search_experiments(max_results=1)
 
 
 def make_database(uri: str) -> None:
-    """Make the SQLite file of a URI if it is missing; nothing for other URIs.
+    """Create the SQLite file of a URI if it is missing; other URIs need nothing.
 
-    MLflow cannot use a file whose making was cut short by a kill. So it is made under another name and put in place by
-    a rename; the kernel's lock on the folder sees to it that one process does that.
+    MLflow cannot use a file whose creation was killed, so it is created under another name and renamed. A lock on the
+    folder admits one process at a time.
     """
     path = Path(uri.removeprefix("sqlite:///"))
     if not uri.startswith("sqlite:///") or path.exists():
         return
-    from mlflow import MlflowClient
+    from mlflow import MlflowClient  # takes seconds
 
     path.parent.mkdir(parents=True, exist_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
@@ -65,8 +65,8 @@ def make_database(uri: str) -> None:
         os.close(folder)
 
 
-def without_password(uri: str) -> str:
-    """The URI fit to be printed."""
+def hide_password(uri: str) -> str:
+    """The URI with its user and password replaced, for messages."""
     parts = urlsplit(uri)
     if "@" not in parts.netloc:
         return uri
@@ -74,7 +74,7 @@ def without_password(uri: str) -> str:
 
 
 def quieten_mlflow() -> None:
-    """Set what MLflow reads when it is imported: no telemetry, no start-up messages, a short temper with servers."""
+    """Set the variables MLflow reads on import: no telemetry, no start-up messages, short timeouts and one retry."""
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
@@ -89,25 +89,25 @@ def _default_uri(root: Path) -> str:
 
 
 @contextmanager
-def translated(uri: str) -> Iterator[None]:
-    """Turn what MLflow raises into :class:`Unavailable` or :class:`Refused`."""
-    from mlflow.exceptions import MlflowException
+def translate_errors(uri: str) -> Iterator[None]:
+    """Translate the errors of MLflow into :class:`Unavailable` or :class:`Refused`."""
+    from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = str(error).partition("\n")[0].replace(uri.rstrip("/"), without_password(uri))[:300]
+        reason = str(error).partition("\n")[0].replace(uri.rstrip("/"), hide_password(uri))[:300]
         if isinstance(error, MlflowException) and error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise Refused(reason) from error
-        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({reason})") from error
+        raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({reason})") from error
 
 
 @contextmanager
-def usable(uri: str) -> Iterator[None]:
-    """Turn whatever MLflow raises into :class:`Unavailable`: for requests of which none should be refused."""
+def translate_to_unavailable(uri: str) -> Iterator[None]:
+    """Translate every error of MLflow into :class:`Unavailable`, for requests that have no reason to be refused."""
     try:
-        with translated(uri):
+        with translate_errors(uri):
             yield
     except Refused as error:
-        raise Unavailable(f"MLflow at {without_password(uri)} cannot be used ({error})") from error
+        raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({error})") from error

@@ -1,4 +1,4 @@
-"""What code a run ran."""
+"""The tags that name the code, the libraries and the user of a run."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from importlib import metadata
 from pathlib import Path
 
 
-def provenance() -> dict[str, str]:
-    """Tags that say who ran what code: versions of Python and the libraries, the user, and the git commit.
+def collect_provenance() -> dict[str, str]:
+    """Tags with the versions of Python and the libraries, the user, and the git commit.
 
-    A tag that cannot be found out is left out: a user id may have no name, and git may be missing or refuse the folder
-    of another user.
+    Unknown tags are left out: a user id may have no name, and git may be missing or refuse another user's folder.
     """
     tags = {
         "version.python": sys.version.split()[0],

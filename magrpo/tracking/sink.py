@@ -1,7 +1,7 @@
-"""A run delivered to MLflow.
+"""Delivery of a run's records to MLflow.
 
-The first import of MLflow and the first use of a fresh SQLite file take seconds; both happen in the thread that
-delivers (:mod:`magrpo.tracking.spool`), while the run starts.
+Importing MLflow and creating its SQLite file take seconds; both happen in the delivering thread
+(:mod:`magrpo.tracking.spool`) while the run starts.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 from magrpo.config import TrackingConfig
 from magrpo.tracking.connection import (
-    how_to_look,
     make_database,
+    mlflow_page,
     quieten_mlflow,
     tracking_uri,
-    translated,
-    usable,
+    translate_errors,
+    translate_to_unavailable,
 )
-from magrpo.tracking.records import trace_record
 from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker
 from magrpo.tracking.system import PREFIX, SystemMonitor
+from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
 
 if TYPE_CHECKING:
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 RUN_TAG = "magrpo.run_id"
-"""The MLflow tag by which a run is found again."""
+"""The MLflow tag by which a resumed run finds its MLflow run."""
 SWEEP_TAG = "magrpo.sweep"
-"""That of a run which stands for a whole sweep."""
+"""The tag of the MLflow run that stands for a sweep."""
 PARENT_TAG = "magrpo.parent"
-"""The name of the sweep that a run belongs to; MLflow shows the run below that of the sweep."""
+"""The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
 _BATCH_METRICS = 1000
 _BATCH_STRINGS = 100
@@ -47,8 +47,8 @@ class MlflowSink:
     """One MLflow run, found by its tag ``magrpo.run_id`` or created.
 
     Args:
-        uri: tracking URI, without a file store (MLflow has given that up).
-        artifacts: folder for the artifacts of an experiment created here; None leaves it to the server.
+        uri: tracking URI; not a file store, which MLflow no longer supports.
+        artifacts: folder for the artifacts of an experiment created here; None: the server chooses.
         tag: the tag that holds ``run_id``.
     """
 
@@ -62,9 +62,9 @@ class MlflowSink:
 
     def connect(self) -> None:
         quieten_mlflow()
-        from mlflow import MlflowClient
+        from mlflow import MlflowClient  # takes seconds
 
-        with usable(self.uri):
+        with translate_to_unavailable(self.uri):
             make_database(self.uri)
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
@@ -72,7 +72,7 @@ class MlflowSink:
 
     def deliver(self, records: Sequence[Record]) -> None:
         kind = records[0]["kind"]
-        with translated(self.uri):
+        with translate_errors(self.uri):
             getattr(self, f"_deliver_{kind}")(records)
 
     def _find_experiment(self) -> str:
@@ -83,13 +83,13 @@ class MlflowSink:
         return str(self._client.create_experiment(self.experiment, artifact_location=location))
 
     def _find_run(self, tag: str, value: str, name: str) -> str:
-        """The id of the run with this tag, made if there is none."""
+        """The id of the run with this tag, created if there is none."""
         found = self._client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1)
         run = found[0] if found else self._client.create_run(self.experiment_id, tags={tag: value}, run_name=name)
         return str(run.info.run_id)
 
     def _deliver_metrics(self, records: Sequence[Record]) -> None:
-        from mlflow.entities import Metric
+        from mlflow.entities import Metric  # takes seconds
 
         points: list[Metric] = [
             Metric(key, value, record["time_ms"], record["step"])
@@ -100,7 +100,7 @@ class MlflowSink:
             self._client.log_batch(self.mlflow_run_id, metrics=points[start : start + _BATCH_METRICS])
 
     def _deliver_params(self, records: Sequence[Record]) -> None:
-        from mlflow.entities import Param
+        from mlflow.entities import Param  # takes seconds
 
         values: dict[str, str] = {}
         for record in records:
@@ -114,7 +114,7 @@ class MlflowSink:
             self._client.log_batch(self.mlflow_run_id, params=fresh[start : start + _BATCH_STRINGS])
 
     def _deliver_tags(self, records: Sequence[Record]) -> None:
-        from mlflow.entities import RunTag
+        from mlflow.entities import RunTag  # takes seconds
 
         values: dict[str, str] = {}
         for record in records:
@@ -126,7 +126,7 @@ class MlflowSink:
             self._client.log_batch(self.mlflow_run_id, tags=tags[start : start + _BATCH_STRINGS])
 
     def _deliver_dataset(self, records: Sequence[Record]) -> None:
-        from mlflow.entities import Dataset, DatasetInput, InputTag
+        from mlflow.entities import Dataset, DatasetInput, InputTag  # takes seconds
 
         inputs = [
             DatasetInput(
@@ -150,8 +150,6 @@ class MlflowSink:
                 self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
 
     def _deliver_trace(self, records: Sequence[Record]) -> None:
-        from magrpo.tracking.traces import deliver_traces
-
         deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
 
     def _deliver_status(self, records: Sequence[Record]) -> None:
@@ -169,25 +167,25 @@ class MlflowTracker(SpooledTracker):
         self, config: TrackingConfig, root: Path, run_id: str, run_name: str, folder: Path, tag: str = RUN_TAG
     ) -> None:
         self.uri = tracking_uri(config, root)
-        local = self.uri.startswith("sqlite:")  # MLflow would put artifacts below the current folder
+        local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
         self._mlflow = MlflowSink(
             self.uri, config.experiment, run_id, run_name, root / "mlartifacts" if local else None, tag
         )
         super().__init__(Spool(folder), self._mlflow)
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
-        """Record a trajectory, to become an MLflow trace of the run; see :mod:`magrpo.tracking.traces`."""
-        self.record(trace_record(trajectory, step, times))
+        """Record a trajectory for delivery as an MLflow trace (:mod:`magrpo.tracking.traces`)."""
+        self.append_record(trace_record(trajectory, step, times))
 
     def watch_system(self) -> SystemMonitor:
-        """Records the use of processors, memory and GPUs while the block lasts, after what earlier processes did."""
+        """Sample the use of processors, memory and GPUs while the block lasts, numbered after earlier samples."""
         return SystemMonitor(self.metrics, self.next_step(PREFIX))
 
-    def how_to_look(self) -> tuple[str, str]:
-        """The command that shows the run (empty for a server) and the address of its page."""
-        return how_to_look(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
+    def mlflow_page(self) -> tuple[str, str]:
+        """The command that serves the run's page (empty for a server), and the page's address."""
+        return mlflow_page(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
 
     @property
     def mlflow_run_id(self) -> str:
-        """The id that MLflow gave the run; empty while it has not been reached."""
+        """The id of the MLflow run; empty until MLflow was reached."""
         return self._mlflow.mlflow_run_id

@@ -1,9 +1,8 @@
-"""A Tracker that writes to disk at once and delivers in the background, so that training never waits and never dies.
+"""A tracker that writes to disk at once and delivers in the background, so an outage never delays or ends training.
 
-Every record goes first into a *spool*, two files in the run directory; a thread delivers from there, in batches, and
-remembers how far it came. What could not be delivered stays in the spool and goes out when the run is resumed or with
-``magrpo sync RUN_ID``. Delivering a record twice must change nothing, so that a crash between a delivery and its note
-costs only time.
+Every record is first appended to a *spool*, two files in the run directory. A thread delivers from there in batches and
+notes how many records are delivered; the rest follows when the run is resumed or by ``magrpo sync RUN_ID``. Delivering
+a record twice must change nothing: a crash may come between a delivery and its note.
 """
 
 from __future__ import annotations
@@ -26,35 +25,35 @@ FINAL = ("FINISHED", "FAILED", "KILLED")
 Record = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
-_KEYED = ("params", "tags", "metrics")  # records of several values, each of which is new or known by itself
+_KEYED = ("params", "tags", "metrics")  # records of several values, deduplicated one by one
 _RETRY_S = (1.0, 5.0, 15.0, 60.0)
 
 
 class Unavailable(Exception):
-    """The place where records are kept cannot be reached at the moment."""
+    """The tracking store cannot be used at the moment."""
 
 
 class Refused(Exception):
-    """A record is not acceptable and never will be."""
+    """The tracking store rejects a record for its content; retrying is pointless."""
 
 
 class Sink(Protocol):
-    """Where a spool's records go."""
+    """The destination of a spool's records."""
 
     def connect(self) -> None:
-        """Find or create the run. May be called again; raises :class:`Unavailable`."""
+        """Find or create the run; may be called again. Raises :class:`Unavailable`."""
         ...
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Keep records of one kind; keeping them twice changes nothing. Raises Unavailable or Refused."""
+        """Store records of one kind; storing them twice changes nothing. Raises Unavailable or Refused."""
         ...
 
 
 class Spool:
-    """Records on disk, in order, and how many of them are delivered.
+    """Records on disk in order, and the number of those delivered.
 
-    ``folder/tracking.jsonl`` holds one record a line and is only ever appended to; ``folder/tracking.sent`` holds the
-    number of delivered records. A line torn by a crash is cut off when the spool is opened.
+    ``folder/tracking.jsonl`` holds one record per line and is append-only; ``folder/tracking.sent`` holds the number of
+    delivered records. Opening cuts off a line torn by a crash.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -87,54 +86,54 @@ class Spool:
 
 
 class SpooledTracker:
-    """A Tracker that writes to a spool at once and to a sink in the background.
+    """A Tracker that writes to a spool at once and to a sink in the background; thread-safe.
 
-    What the spool says already is not recorded again: a resumed run may repeat what it said. A metric with another
-    value for its step is: the step was done again, and its newest value counts. Seconds spent in calls are in
-    ``blocked_s``. Calls may come from several threads.
+    Values already in the spool are not recorded again, so a resumed run may repeat its records. A metric with another
+    value for its step is recorded: the step was repeated, and its newest value counts. ``blocked_s``: seconds spent in
+    calls.
     """
 
     def __init__(self, spool: Spool, sink: Sink) -> None:
         self._spool, self._sink = spool, sink
         self._changed = threading.Condition()
-        self._closing = self._connected = self._told = False
+        self._closing = self._connected = self._appended = False
         self._known = {fact: value for record in spool.records for fact, value in _facts(record)}
         self.blocked_s = 0.0
         self._worker = threading.Thread(target=self._work, name="magrpo-tracking", daemon=True)
         self._worker.start()
 
     def params(self, params: Mapping[str, object]) -> None:
-        self.record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
+        self.append_record({"kind": "params", "values": {key: str(value) for key, value in params.items()}})
 
     def tags(self, tags: Mapping[str, str]) -> None:
-        self.record({"kind": "tags", "values": dict(tags)})
+        self.append_record({"kind": "tags", "values": dict(tags)})
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
-        self.record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
+        self.append_record({"kind": "dataset", "name": name, "path": str(path), "digest": digest, "context": context})
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         check_keys(metrics)
         values = {key: float(value) for key, value in metrics.items()}
-        self.record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
+        self.append_record({"kind": "metrics", "step": step, "time_ms": int(time.time() * 1000), "values": values})
 
     def artifact(self, path: Path, folder: str) -> None:
         if not path.exists():
             raise FileNotFoundError(f"artifact {path} does not exist")
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
-        self.record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
+        self.append_record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
 
-    def begin(self) -> None:
-        """Say that the run is under way, again if it had ended."""
-        self.record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
+    def record_start(self) -> None:
+        """Record that the run is under way, again if it had ended."""
+        self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
 
     def close(self, status: str) -> None:
-        """Say how the run ended, and :meth:`flush`."""
+        """Record how the run ended, and :meth:`flush`."""
         assert status in FINAL, status
-        self.record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
+        self.append_record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
         self.flush()
 
     def flush(self) -> None:
-        """Deliver what is pending, or say what could not be; ends within the sink's own time limits. The last call."""
+        """Deliver pending records, or warn that some are left; takes at most the sink's timeouts. The last call."""
         with self._changed:
             self._closing = True
             self._changed.notify()
@@ -149,11 +148,11 @@ class SpooledTracker:
         return 1 + max(steps, default=-1)
 
     @property
-    def undelivered(self) -> int:
+    def num_undelivered(self) -> int:
         return len(self._spool.pending)
 
-    def record(self, record: Record) -> None:
-        """Append a record, less what the spool says already; ``kind`` names the way in which the sink delivers it."""
+    def append_record(self, record: Record) -> None:
+        """Append a record without the values already in the spool; ``kind`` selects the sink's method of delivery."""
         start = time.perf_counter()
         with self._changed:
             fresh = {fact: value for fact, value in _facts(record) if self._known.get(fact) != value}
@@ -162,15 +161,14 @@ class SpooledTracker:
             if fresh:
                 self._known |= fresh
                 self._spool.append(record)
-                self._told = True
+                self._appended = True
                 self._changed.notify()
             self.blocked_s += time.perf_counter() - start
 
     @property
     def _waiting(self) -> bool:
-        """Whether there is something to deliver; what earlier processes left waits for the first word of this one,
-        which may overtake it."""
-        return self._told and bool(self._spool.pending)
+        """Whether to deliver now. Records of earlier processes wait for this one's first, which may supersede them."""
+        return self._appended and bool(self._spool.pending)
 
     def _work(self) -> None:
         failures = 0
@@ -199,7 +197,7 @@ class SpooledTracker:
         while pending := self._spool.pending:
             group = _leading(pending)
             if group[0]["kind"] == "status" and any(later["kind"] == "status" for later in pending[len(group) :]):
-                self._spool.mark_sent(len(group))  # overtaken by what happened since
+                self._spool.mark_sent(len(group))  # superseded by a later status
                 continue
             try:
                 self._sink.deliver(group)
@@ -221,13 +219,13 @@ def _starts(keys: Iterable[str], prefix: str) -> bool:
 
 
 def check_keys(metrics: Mapping[str, float]) -> None:
-    """Assert that MLflow would take these keys."""
+    """Assert that MLflow accepts these keys."""
     for key in metrics:
         assert _KEY.fullmatch(key), f"metric key {key!r}: MLflow allows letters, digits, _ - . : / and space"
 
 
 def _leading(records: Sequence[Record]) -> list[Record]:
-    """The first records, as far as they are of one kind; a status alone, as the next may overtake it."""
+    """The longest prefix of records of one kind; a status alone, as a later one may supersede it."""
     if records[0]["kind"] == "status":
         return [records[0]]
     return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
@@ -238,7 +236,7 @@ def _fact(record: Record, key: str) -> tuple[object, ...]:
 
 
 def _facts(record: Record) -> Iterator[tuple[tuple[object, ...], str]]:
-    """What a record says: names and their values, as text. Said before with the same value, it is a repetition."""
+    """The facts of a record, name and value as text; a fact recorded before with the same value is a repetition."""
     if record["kind"] in _KEYED:
         yield from ((_fact(record, key), str(value)) for key, value in record["values"].items())
     elif record["kind"] == "status":

@@ -1,6 +1,6 @@
-"""Use of processors, memory and GPUs while a run goes on, under MLflow's own keys below ``system/``.
+"""Use of processors, memory and GPUs during a run, under MLflow's own keys below ``system/``.
 
-MLflow's monitor ends for good when its server does not answer once; here its collectors fill our spool instead.
+MLflow's monitor gives up at the first request that fails; here its collectors fill the spool instead.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from magrpo.tracking.connection import quieten_mlflow
 
 PREFIX = "system/"
 INTERVAL_S = 10.0
-"""Between two samples, as with MLflow's monitor."""
+"""Time between samples, the default of MLflow's monitor."""
 
 
 class SystemMonitor:
-    """A thread that takes a sample every ``interval_s`` seconds (None: ``INTERVAL_S``), as long as the block lasts.
+    """A thread that samples every ``interval_s`` seconds (None: ``INTERVAL_S``) while the block lasts.
 
     Args:
         record: called with the metrics and the number of the sample.
@@ -47,9 +47,9 @@ class SystemMonitor:
         self._thread.join()
 
     def _work(self) -> None:
-        psutil.cpu_percent()  # says what happened since the call before
+        psutil.cpu_percent()  # measures since the previous call
         if self._ending.wait(self._interval_s):
-            return  # before MLflow is imported for nothing
+            return  # a short run need not import MLflow
         sample = _sampler()
         while True:
             self._record(sample(), self._next)
@@ -59,9 +59,9 @@ class SystemMonitor:
 
 
 def _sampler() -> Callable[[], dict[str, float]]:
-    """A function that takes a sample: of processors and memory, and of every GPU where NVML finds one."""
+    """A function that samples processors, memory, and the GPUs found by NVML."""
     quieten_mlflow()
-    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor
+    from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor  # takes seconds
     from mlflow.system_metrics.metrics.gpu_monitor import GPUMonitor
 
     monitors: list[Any] = [CPUMonitor()]  # type: ignore[no-untyped-call]
@@ -80,19 +80,19 @@ def _sampler() -> Callable[[], dict[str, float]]:
 
 
 def run_memory() -> int:
-    """Bytes of memory that this process and all below it use: the sum of their proportional set sizes.
+    """Bytes of memory used by this process and its descendants: the sum of their proportional set sizes.
 
-    A page that n processes map counts 1/n for each of them, so that it counts once. Pages of files (libraries) are
-    included; the kernel counts them as available, and MLflow's figure for the machine leaves them out.
+    A page shared by n processes counts 1/n for each. Pages of files (libraries) are included, unlike in MLflow's figure
+    for the machine.
     """
     here = psutil.Process()
     return sum(map(_memory_share, [here, *here.children(recursive=True)]))
 
 
 def _memory_share(process: psutil.Process) -> int:
-    """The proportional set size of a process in bytes; 0 for one that has ended.
+    """The proportional set size of a process in bytes; 0 if it has ended.
 
-    Where its page tables may not be read (a jailed program, for any user but root): its resident pages of no file.
+    Without permission to read its page tables (a jailed program, unless root asks): its resident anonymous pages.
     """
     with suppress(psutil.NoSuchProcess):
         try:

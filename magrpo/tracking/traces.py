@@ -1,10 +1,10 @@
-"""Trajectories as MLflow traces of the run: a span for the problem, one for each agent's answer, one for each scoring.
+"""Trajectories as MLflow traces: a span for the problem, one for each agent's answer, one for each scoring.
 
-MLflow's ordinary way makes spans while the work goes on and queues them in memory. Here a trace is built whole from a
-record of the spool, under ids that follow from the run and the trajectory: delivering it again replaces it by itself.
+MLflow usually makes spans during the work and queues them in memory. Here a whole trace is built from a record of the
+spool. Its ids derive from the run and the trajectory, so delivering it again replaces it.
 
-Times are those of the stage: the engine answers all prompts of a turn as one batch, so a span says when the batch was
-at work and not how long one completion took. Spans of one batch begin nanoseconds apart, which keeps them in order.
+Times are those of the stage: the engine answers all prompts of a turn as one batch, so a span shows when the batch ran,
+not the duration of one completion. Spans of one batch begin nanoseconds apart, which keeps them in order.
 """
 
 from __future__ import annotations
@@ -16,22 +16,78 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magrpo.tracking.spool import Record, Refused
+from magrpo.types import ExecutionReport, Step, Trajectory, TurnTimes
 
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo
 
 _PREVIEW = 1000  # characters of a problem in MLflow's list of traces, as MLflow cuts them itself
 _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
-"""HTTP answers after which sending the same trace again is of no use."""
+"""HTTP statuses after which sending the same trace again is pointless."""
+
+
+def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
+    """The spool's record of a trajectory: complete plain JSON, deliverable even after the run's files are gone.
+
+    ``step`` is the iteration; ``times`` has an entry for each turn.
+    """
+    turns = zip(trajectory.steps, times, strict=True)
+    return {
+        "kind": "trace",
+        "step": step,
+        "task_id": trajectory.problem.task_id,
+        "problem": trajectory.problem.prompt,
+        "split": trajectory.split,
+        "mode": trajectory.mode,
+        "path": list(trajectory.path),
+        "turns": [_turn_record(taken, when) for taken, when in turns],
+    }
+
+
+def _turn_record(step: Step, times: TurnTimes) -> Record:
+    return {
+        "rollout": list(times.rollout),
+        "score": list(times.score),
+        "agents": {name: _agent_record(step, name) for name in step.actions},
+        "reports": {name: _execution_record(report) for name, report in step.turn.reports.items()},
+        "reward": step.turn.reward.total,
+        "parts": dict(step.turn.reward.parts),
+        "masked": step.turn.masked,
+    }
+
+
+def _agent_record(step: Step, name: str) -> Record:
+    prompt, action = step.prompts[name], step.actions[name]
+    return {
+        "messages": [{"role": message.role, "content": message.content} for message in prompt.observation.messages],
+        "completion": action.text,
+        "finish_reason": action.finish_reason,
+        "prompt_tokens": len(prompt.token_ids),
+        "completion_tokens": len(action.token_ids),
+        "log_probability": sum(action.sampling_logps),
+        "policy_version": action.policy_version,
+    }
+
+
+def _execution_record(report: ExecutionReport) -> Record:
+    failed = next((case for case in report.cases if case.status != "pass"), None)
+    return {
+        "status": report.status,
+        "tests_passed": report.tests_passed,
+        "tests_total": report.tests_total,
+        "first_failure": failed.message if failed else "",
+        "level": report.level,
+        "duration_s": report.duration_s,
+    }
 
 
 def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Sequence[Record]) -> None:
-    """Store records of :func:`magrpo.tracking.records.trace_record` as traces of a run.
+    """Store records of :func:`trace_record` as traces of a run.
 
     Raises:
-        Refused: the server knows no traces of this kind (it is older than MLflow 3.4), or not this one.
+        Refused: the server does not support such traces (older than MLflow 3.4), or rejects this one.
     """
-    from mlflow.exceptions import MlflowException
+    from mlflow.exceptions import MlflowException  # takes seconds
     from mlflow.tracing.client import TracingClient
 
     client = TracingClient(uri)
@@ -50,7 +106,7 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
 
 
 def trace_id(mlflow_run_id: str, record: Record) -> str:
-    """The id of a trajectory's trace: the same whenever it is recorded."""
+    """The id of a trajectory's trace, the same whenever it is recorded."""
     parts = [mlflow_run_id, *(record[key] for key in ("step", "split", "mode", "task_id"))]
     return "tr-" + _hash(*parts, *record["path"])
 
@@ -110,7 +166,7 @@ def _span(
     status: str = "STATUS_CODE_OK",
 ) -> Span:
     """Span ``number`` of the trace ``name``; number 0 is the root and parent of all others."""
-    from mlflow.entities import Span
+    from mlflow.entities import Span  # takes seconds
 
     described = {
         "mlflow.traceRequestId": name,
@@ -143,7 +199,7 @@ def _bytes(digits: str) -> str:
 
 
 def _info(name: str, record: Record, experiment_id: str, mlflow_run_id: str) -> TraceInfo:
-    from mlflow.entities import TraceInfo, TraceLocation, TraceState
+    from mlflow.entities import TraceInfo, TraceLocation, TraceState  # takes seconds
 
     began, ended = (round(seconds * 1000) for seconds in _interval(record))
     last = record["turns"][-1]
@@ -164,8 +220,8 @@ def _info(name: str, record: Record, experiment_id: str, mlflow_run_id: str) -> 
 
 
 def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
-    """The reward of the last turn and its parts; none where the sandbox failed, because there is none."""
-    from mlflow.entities import AssessmentSource, Feedback
+    """The reward of the last turn and its parts; none if the sandbox failed."""
+    from mlflow.entities import AssessmentSource, Feedback  # takes seconds
 
     values: dict[str, Any] = {} if turn["masked"] else {"reward": turn["reward"], **turn["parts"]}
     for key, value in values.items():
@@ -182,12 +238,12 @@ def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
 
 
 def _interval(record: Record) -> tuple[float, float]:
-    """When the trajectory began and ended, seconds since 1970."""
+    """Start and end of the trajectory, seconds since 1970."""
     return record["turns"][0]["rollout"][0], record["turns"][-1]["score"][1]
 
 
 def _priced(turn: Record) -> bool:
-    """Not so while an agent of the team has not written anything yet."""
+    """Whether the turn was scored; not while an agent of the team has yet to write."""
     return bool(turn["parts"]) or turn["masked"]
 
 

@@ -1,9 +1,9 @@
-"""``magrpo bench credit``: how much quieter the gradient is with crossed credit, from the very same completions.
+"""``magrpo bench credit``: the variance of the gradient under crossed and aligned credit, from the same completions.
 
-Batches are drawn, sampled and scored as training would with all joint actions (``joint_mode = "crossed"``), always with
-the weights that the configuration starts from. Each problem gives gradients for every agent: with the credit of all
-joint actions, and with that of one pairing of the completions (``aligned``), for every pairing. Crossed credit is the
-mean of aligned credit over the pairings; one of them alone would compare a mean with the luck of one of its terms.
+Batches are sampled and scored as in training with all joint actions (``joint_mode = "crossed"``), always with the
+initial weights. Each problem gives every agent's gradients under crossed credit, and under aligned credit for every
+pairing of the completions. Crossed credit is the mean of aligned credit over all pairings; to compare it with a single
+pairing would add the noise of that choice.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunProgress, RunState
 from pipelines.training.stages import StageRunner
 
-Groups = list[RolloutGroup[ScoredTurn]]
+Group = RolloutGroup[ScoredTurn]
 MODES = ("aligned", "crossed")
-_RESAMPLES = 1000
+_NUM_RESAMPLES = 1000
 
 
 def bench_credit(config: Path, overrides: Sequence[str], batches: int) -> int:
-    """Print gradient noise and joint actions of both modes; the exit code, 0.
+    """Print gradient noise and joint actions of both modes; the exit code is 0.
 
     Raises:
         ConfigError: the configuration is unusable, has several turns, or only a subset of the joint actions.
@@ -48,111 +48,112 @@ def bench_credit(config: Path, overrides: Sequence[str], batches: int) -> int:
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
             raise ConfigError("bench credit measures one turn with all joint actions: no crossed_pairs, num_turns = 1")
-        scored = list(_batches(resolved, batches))
-        whole = [group for batch in scored for group in batch if not any(turn.masked for turn in group.turns)]
-        if len(whole) < 2:
-            raise ConfigError("bench credit: the sandbox failed on all problems but one at most; nothing is compared")
-        gradients = _gradients(resolved, whole)
+        groups = [group for batch in _score_batches(resolved, batches) for group in batch]
+        complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
+        if len(complete) < 2:
+            raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
+        gradients = _compute_gradients(resolved, complete)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_table(scored, gradients, resolved.rollout.problems_per_iteration))
-    for agent, found in gradients.items():
-        ratio = found.variance_ratio()
+    console.print(_format_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
+    for agent, node_products in gradients.items():
+        ratio = node_products.variance_ratio()
         console.print(
             f"{agent}: the variance of the gradient is {ratio.mean:.2f} [{ratio.low:.2f}, {ratio.high:.2f}] times that "
-            f"of aligned credit, over {len(whole)} problems"
+            f"of aligned credit, over {len(complete)} problems"
         )
     return 0
 
 
 @dataclass(frozen=True, slots=True)
 class NodeGradients:
-    """What variances need of one agent's gradients of ``N`` nodes under both kinds of credit."""
+    """Inner products of one agent's gradients at ``N`` nodes under both kinds of credit."""
 
     crossed: NDArray[np.float64]
-    """Scalar products of the nodes' gradients with the credit of all joint actions, ``(N, N)``."""
+    """Inner products of the nodes' gradients under crossed credit, ``(N, N)``."""
     aligned: NDArray[np.float64]
-    """The same of the means over all pairings, ``(N, N)``."""
+    """Inner products of the nodes' mean gradients over all pairings, ``(N, N)``."""
     spread: NDArray[np.float64]
-    """The mean squared distance of a pairing's gradient to that mean, ``(N,)``."""
+    """Mean squared distance of a pairing's gradient from the mean over all pairings, ``(N,)``."""
 
-    def variance(self, mode: str, counts: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
-        """The variance of one node's gradient, summed over parameters, ``(R,)``.
+    def estimate_variance(self, mode: str, counts: NDArray[np.float64] | None = None) -> NDArray[np.float64]:
+        """Variance of one node's gradient, summed over parameters, in each of ``R`` resamples of the nodes, ``(R,)``.
 
-        Of the nodes, or of ``R`` resamples of them, ``counts`` of shape ``(R, N)``. That of aligned credit is by the
-        law of total variance: how completions are paired is as random as they are. The mean over all pairings is what
-        crossed credit gives, where advantages are linear in returns; so crossed credit varies less (Rao-Blackwell).
+        ``counts``: how often each resample holds each node, ``(R, N)``; by default every node once. The variance under
+        aligned credit follows from the law of total variance, as the pairing is random too. Where advantages are linear
+        in returns, the mean over all pairings is crossed credit, which therefore varies less (Rao-Blackwell).
         """
         products = self.crossed if mode == "crossed" else self.aligned
-        number = len(products)
+        num_nodes = len(products)
         if counts is None:
-            counts = np.ones((1, number))
-        around = counts @ products.diagonal() - ((counts @ products) * counts).sum(1) / number
-        between = around / (number - 1)
-        return np.asarray(between if mode == "crossed" else between + counts @ self.spread / number)
+            counts = np.ones((1, num_nodes))
+        squares = counts @ products.diagonal() - ((counts @ products) * counts).sum(1) / num_nodes
+        variance = squares / (num_nodes - 1)
+        return np.asarray(variance if mode == "crossed" else variance + counts @ self.spread / num_nodes)
 
-    def noise(self, mode: str, num_nodes: int) -> float:
-        """Variance of the mean of ``num_nodes`` nodes over the squared length of its expectation; inf if none is left.
+    def relative_noise(self, mode: str, num_nodes: int) -> float:
+        """Variance of the mean over ``num_nodes`` nodes, divided by the squared norm of its expectation.
 
-        The squared length is estimated without the bias that the variance of the mean adds to it.
+        The estimate of the squared norm is unbiased; if it is not positive, the result is inf.
         """
-        signal = float(self.crossed.mean() - self.variance("crossed")[0] / len(self.crossed))
-        return float(self.variance(mode)[0] / num_nodes / signal) if signal > 0 else float("inf")
+        signal = float(self.crossed.mean() - self.estimate_variance("crossed")[0] / len(self.crossed))
+        return float(self.estimate_variance(mode)[0] / num_nodes / signal) if signal > 0 else float("inf")
 
     def variance_ratio(self) -> Interval:
-        """Variance under crossed over that under aligned credit, with a bootstrap 95 % interval over nodes."""
-        number = len(self.spread)
-        counts = np.random.default_rng(0).multinomial(number, [1 / number] * number, size=_RESAMPLES).astype(float)
-        ratios = _ratio(self.variance("crossed", counts), self.variance("aligned", counts))
+        """Variance under crossed credit over that under aligned credit, with a 95 % bootstrap interval over nodes."""
+        num_nodes = len(self.spread)
+        generator = np.random.default_rng(0)
+        counts = generator.multinomial(num_nodes, [1 / num_nodes] * num_nodes, size=_NUM_RESAMPLES).astype(float)
+        ratios = _ratio(self.estimate_variance("crossed", counts), self.estimate_variance("aligned", counts))
         low, high = np.percentile(ratios, [2.5, 97.5])
-        [mean] = _ratio(self.variance("crossed"), self.variance("aligned"))
+        [mean] = _ratio(self.estimate_variance("crossed"), self.estimate_variance("aligned"))
         return Interval(float(mean), float(low), float(high))
 
 
 def _ratio(crossed: NDArray[np.float64], aligned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """1 where neither varies at all."""
+    """Crossed over aligned; 1 where neither varies."""
     return np.divide(crossed, aligned, out=np.ones_like(crossed), where=aligned > 0)
 
 
-def pairings(group: RolloutGroup[ScoredTurn]) -> Iterator[RolloutGroup[ScoredTurn]]:
-    """The node with the joint actions of each pairing of its completions, all shifts of the agents against the first.
+def list_pairings(group: Group) -> Iterator[Group]:
+    """The node once for each pairing of its completions, with the joint actions of that pairing alone.
 
-    Of ``G`` completions of each of ``n`` agents there are ``G ** (n - 1)`` such pairings; the first one pairs equal
-    indices, and together they hold every joint action once.
+    A pairing shifts every agent's completions against those of the first. ``n`` agents with ``G`` completions each have
+    ``G ** (n - 1)`` pairings. The first pairs equal indices; together they hold every joint action once.
     """
     first, *others = group.actions
     size = len(group.actions[first])
     for shifts in itertools.product(range(size), repeat=len(others)):
-        wanted = dict(zip(others, shifts, strict=True))
-        kept = (
+        shift_of = dict(zip(others, shifts, strict=True))
+        paired = (
             turn
             for turn in group.turns
-            if all((turn.picks[agent] - turn.picks[first]) % size == shift for agent, shift in wanted.items())
+            if all((turn.picks[agent] - turn.picks[first]) % size == shift for agent, shift in shift_of.items())
         )
-        yield replace(group, turns=tuple(kept))
+        yield replace(group, turns=tuple(paired))
 
 
-def node_gradients(
+def multiply_gradients(
     crossed: NDArray[np.float64], aligned: NDArray[np.float64], of_completions: Iterable[NDArray[np.float32]]
 ) -> NodeGradients:
-    """From advantages under crossed credit, ``(N, G)``, and under each pairing, ``(K, N, G)``.
+    """Compute the inner products, from advantages under crossed credit, ``(N, G)``, and each pairing, ``(K, N, G)``.
 
     ``of_completions``: for each node the gradients of its completions at an advantage of 1, ``(G, P)``. The gradient of
-    a node is the mean over its completions, linear in their advantages. Holds ``2 N P`` numbers.
+    a node is the mean over its completions, linear in their advantages. Needs memory for ``2 N P`` numbers.
     """
-    number, size = crossed.shape
-    means, spread = aligned.mean(0), np.zeros(number)
-    rows: list[list[NDArray[np.float32]]] = [[], []]
+    num_nodes, size = crossed.shape
+    means, spread = aligned.mean(0), np.zeros(num_nodes)
+    crossed_rows, aligned_rows = [], []
     for node, gradients in enumerate(of_completions):
         products = gradients.astype(float) @ gradients.T.astype(float)  # (G, G)
-        off = (aligned[:, node] - means[node]) / size  # (K, G)
-        spread[node] = ((off @ products) * off).sum(1).mean()
-        for kept, advantages in zip(rows, (crossed[node], means[node]), strict=True):
-            kept.append((advantages / size).astype(np.float32) @ gradients)
-    of_crossed, of_aligned = (np.stack(kept) for kept in rows)
+        deviations = (aligned[:, node] - means[node]) / size  # (K, G)
+        spread[node] = ((deviations @ products) * deviations).sum(1).mean()
+        crossed_rows.append((crossed[node] / size).astype(np.float32) @ gradients)
+        aligned_rows.append((means[node] / size).astype(np.float32) @ gradients)
+    of_crossed, of_aligned = np.stack(crossed_rows), np.stack(aligned_rows)
     return NodeGradients((of_crossed @ of_crossed.T).astype(float), (of_aligned @ of_aligned.T).astype(float), spread)
 
 
-def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
+def _score_batches(config: RunConfig, number: int) -> Iterator[list[Group]]:
     store = RunStore.create(config, "bench")
     state = RunState(number, config.reward.fraction)
     with (
@@ -167,40 +168,44 @@ def _batches(config: RunConfig, number: int) -> Iterator[Groups]:
             console.say(f"batch {iteration} of {number}")
 
 
-def _gradients(config: RunConfig, nodes: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, NodeGradients]:
-    """By agent. Token losses are summed and no penalty is added: ``loss_norm`` and ``beta`` do not depend on credit."""
+def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, NodeGradients]:
+    """By agent, of the summed token losses without a KL penalty: ``loss_norm`` and ``beta`` do not depend on credit."""
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     algo = config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0})
     updater = Updater.of(policy, config.model_copy(update={"algo": algo}), config.root / "failed-batch")
     agents = [agent.name for agent in config.agents if agent.trained]
-    own = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
-    samples, _ = credit(nodes, config.algo, agents, own)
-    aligned = [credit(chosen, config.algo, agents, own)[0] for chosen in zip(*map(pairings, nodes), strict=True)]
-    found = {}
+    own_estimators = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
+    samples, _ = credit(nodes, config.algo, agents, own_estimators)
+    aligned = [
+        credit(chosen, config.algo, agents, own_estimators)[0]
+        for chosen in zip(*map(list_pairings, nodes), strict=True)
+    ]
+    gradients = {}
     for agent in agents:
         shape = len(nodes), config.rollout.group_size
         of_crossed = np.array([sample.advantage for sample in samples[agent]]).reshape(shape)
-        of_aligned = np.stack([np.array([s.advantage for s in one[agent]]).reshape(shape) for one in aligned])
-        each = (_flat(updater.gradient(agent, [replace(sample, advantage=1.0)])) for sample in samples[agent])
-        of_completions = (np.stack([*itertools.islice(each, shape[1])]) for _ in nodes)
-        found[agent] = node_gradients(of_crossed, of_aligned, of_completions)
-    return found
+        of_aligned = np.stack([np.array([s.advantage for s in pairing[agent]]).reshape(shape) for pairing in aligned])
+        flat = (_flatten(updater.gradient(agent, [replace(sample, advantage=1.0)])) for sample in samples[agent])
+        of_completions = (np.stack([*itertools.islice(flat, shape[1])]) for _ in nodes)
+        gradients[agent] = multiply_gradients(of_crossed, of_aligned, of_completions)
+    return gradients
 
 
-def _flat(gradient: Mapping[str, torch.Tensor]) -> NDArray[np.float32]:
+def _flatten(gradient: Mapping[str, torch.Tensor]) -> NDArray[np.float32]:
     return torch.cat([part.flatten() for part in gradient.values()]).float().cpu().numpy()
 
 
-def _table(scored: Sequence[Groups], gradients: Mapping[str, NodeGradients], num_nodes: int) -> Table:
-    groups = [group for batch in scored for group in batch]
-    tokens = sum(len(a.token_ids) for g in groups for own in g.actions.values() for a in own)
-    table = Table(box=box.SIMPLE_HEAD, title=f"{len(scored)} batches, {tokens:,} tokens generated, for both the same")
-    for column in ("credit", "joint actions", "different ones", *(f"noise, {agent}" for agent in gradients)):
+def _format_table(
+    groups: Sequence[Group], num_batches: int, gradients: Mapping[str, NodeGradients], num_nodes: int
+) -> Table:
+    tokens = sum(len(action.token_ids) for group in groups for actions in group.actions.values() for action in actions)
+    table = Table(box=box.SIMPLE_HEAD, title=f"{num_batches} batches, the same {tokens:,} generated tokens for both")
+    for column in ("credit", "joint actions", "distinct", *(f"noise, {agent}" for agent in gradients)):
         table.add_column(column, justify="left" if column == "credit" else "right")
     for mode in MODES:
-        chosen = [next(pairings(group)) if mode == "aligned" else group for group in groups]
-        texts = [(g.problem.task_id, *g.texts(turn).values()) for g in chosen for turn in g.turns]
-        noises = (f"{found.noise(mode, num_nodes):.2f}" for found in gradients.values())
+        of_mode = [next(list_pairings(group)) if mode == "aligned" else group for group in groups]
+        texts = [(group.problem.task_id, *group.texts(turn).values()) for group in of_mode for turn in group.turns]
+        noises = (f"{of_agent.relative_noise(mode, num_nodes):.2f}" for of_agent in gradients.values())
         table.add_row(mode, f"{len(texts):,}", f"{len(set(texts)):,}", *noises)
-    table.caption = f"noise: variance of the gradient of {num_nodes} problems over the squared length of its mean"
+    table.caption = f"noise: variance of the gradient of {num_nodes} problems over the squared norm of its mean"
     return table

@@ -1,4 +1,4 @@
-"""``magrpo bench orchestration``: where the wall time of a run goes."""
+"""``magrpo bench orchestration``: the wall time of a run, split by stage."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from pipelines.training.execute import Timing
 ITERATIONS = 20
 
 
-def orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int:
+def bench_orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int:
     """Run ``config`` for 20 iterations (or ``train.num_iterations``) in a temporary folder and print the split.
 
-    The wall time is that of the loop, the start of the Prefect server and the loading of libraries apart. What a stage
-    needs first, loading the model for one, counts for that stage.
+    The wall time is that of the loop, without the start of the Prefect server and the imports. Loading the model counts
+    for the stage that needs it first.
 
     Raises:
         ConfigError: the configuration is unusable.
@@ -33,7 +33,7 @@ def orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int
         result = run_stages(store, console, local=local)
         iterations = store.config().train.num_iterations
     timing = result.timing
-    console.print(split(timing, iterations))
+    console.print(timing_table(timing, iterations))
     overhead = timing.orchestration + timing.loop + timing.tracking
     per_iteration = (timing.stages["rollout"] + timing.stages["update"]) / iterations
     console.print(
@@ -43,8 +43,8 @@ def orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int
     return 0
 
 
-def split(timing: Timing, iterations: int) -> Table:
-    """Seconds in all, an iteration, and percent of the wall time, for every stage and what surrounds them."""
+def timing_table(timing: Timing, iterations: int) -> Table:
+    """Total seconds, seconds per iteration and share of the wall time of every stage and of the overheads."""
     table = Table("", "seconds", "an iteration", "share", box=None, title=f"{iterations} iterations")
     for column in table.columns[1:]:
         column.justify = "right"

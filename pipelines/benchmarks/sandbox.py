@@ -1,4 +1,4 @@
-"""Times the sandbox, and one bubblewrap per candidate beside it in the same run."""
+"""``magrpo bench sandbox``: time the sandbox, and for comparison one bubblewrap per candidate."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WARM_UP = 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measured number. ``target`` is empty, or what it should be; ``met`` tells whether it is."""
+    """One measurement; ``met``: whether it reaches its ``target``, if it has one."""
 
     name: str
     value: float
@@ -40,7 +40,7 @@ class Figure:
 
 
 def bench_sandbox(workers: int = 2) -> int:
-    """Run :func:`run_bench` and print its figures as a table.
+    """Run :func:`measure_sandbox` and print its figures as a table; the exit code is 0.
 
     Raises:
         SandboxError: no isolation level works here.
@@ -48,45 +48,50 @@ def bench_sandbox(workers: int = 2) -> int:
     columns = [Column(name, no_wrap=True) for name in ("", "measured", "target", "")]
     columns[1].justify = "right"
     table = Table(*columns, box=None)
-    for figure in run_bench(workers):
+    for figure in measure_sandbox(workers):
         verdict = ("met" if figure.met else "missed") if figure.target else ""
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)
-    Console(highlight=False, width=100).print(table)  # also into a file
+    Console(highlight=False, width=100).print(table)  # the same width for files
     return 0
 
 
-def run_bench(workers: int = 2, candidates: int = 600, peer_candidates: int = 120, looping: int = 16) -> list[Figure]:
-    """Trivial candidates with three tests, at the strongest level that works here, and candidates that never end.
+def measure_sandbox(
+    workers: int = 2, candidates: int = 600, peer_candidates: int = 120, looping: int = 16
+) -> list[Figure]:
+    """Run trivial candidates with three tests, and some that never end, at the strongest level that works here.
 
     Args:
-        workers: jails side by side, also for the peers. candidates: how many the pool runs.
-        peer_candidates: how many run in a bubblewrap of their own; none without bubblewrap.
-        looping: how many of 64 never end.
+        workers: parallel jails, also for the peers.
+        candidates: number that the pool runs.
+        peer_candidates: number that run in a bubblewrap of their own, if bubblewrap is installed.
+        looping: number out of 64 that never end.
 
     Raises:
         SandboxError: no isolation level works here.
     """
     level = PoolSandbox().probe().level
     start_ms = 1e3 * statistics.median(_start_s(level) for _ in range(5))
-    each = _latencies_ms(level, candidates // 3)
+    latencies = _latencies_ms(level, candidates // 3)
     with closing(PoolSandbox(level=level, workers=workers).open()) as pool:
         pool.run(_executions(WARM_UP, "warm"))
         batch = _executions(candidates, "batch")
         rate = candidates / _timed(lambda: pool.run(batch))
-    median = statistics.median(each)
+    median = statistics.median(latencies)
     figures = [
         Figure(f"candidates per second, {workers} workers, level {level}", rate, "1/s", ">= 150", rate >= 150),
         Figure("latency of one candidate, one worker, median", median, "ms", "<= 8", median <= 8),
-        Figure("latency of one candidate, one worker, 95th percentile", statistics.quantiles(each, n=20)[-1], "ms"),
+        Figure(
+            "latency of one candidate, one worker, 95th percentile", statistics.quantiles(latencies, n=20)[-1], "ms"
+        ),
         Figure("start of a worker, median", start_ms, "ms", "<= 300", start_ms <= 300),
         *_never_ending(level, workers, looping),
     ]
     if shutil.which("bwrap"):
-        for what, imports, number in (("bare", "", peer_candidates), ("same imports", PRELOAD, peer_candidates // 3)):
+        for label, imports, number in (("bare", "", peer_candidates), ("same imports", PRELOAD, peer_candidates // 3)):
             peer = _peer_rate(workers, number, imports)
             figures += [
-                Figure(f"one bubblewrap per candidate, {what}, {workers} side by side", peer, "1/s"),
-                Figure(f"pool over it, {what}", rate / peer, "x", ">= 5", rate / peer >= 5),
+                Figure(f"one bubblewrap per candidate, {label}, {workers} in parallel", peer, "1/s"),
+                Figure(f"pool over it, {label}", rate / peer, "x", ">= 5", rate / peer >= 5),
             ]
     return figures
 
@@ -98,7 +103,7 @@ def _latencies_ms(level: str, number: int) -> list[float]:
 
 
 def _never_ending(level: str, workers: int, looping: int) -> list[Figure]:
-    """64 candidates, some of which loop forever: the time for all, and the processes that outlive the pool."""
+    """Time 64 candidates of which ``looping`` never end, and count the processes that outlive the pool."""
     total_s = 1.0
     batch = _executions(64 - looping, "mixed")
     batch += [Execution(f"def f(n):\n    while True:\n        {k}\n", "f", TEST) for k in range(looping)]
@@ -139,9 +144,9 @@ def _start_s(level: str) -> float:
 
 
 def _peer_rate(workers: int, number: int, imports: str) -> float:
-    """The usual harness: a fresh jail and interpreter for each candidate, the verdict is what it prints.
+    """Candidates per second of the usual harness: a fresh jail and interpreter for each, which prints the verdict.
 
-    ``imports``: modules that each imports first, as the pool's workers have for their candidates.
+    ``imports``: modules that each candidate imports first; the pool's workers have imported them already.
     """
     preamble = "".join(f"import {name}\n" for name in imports.split())
     command = ["bwrap", "--unshare-all", "--die-with-parent"]
@@ -152,12 +157,12 @@ def _peer_rate(workers: int, number: int, imports: str) -> float:
             command += ["--symlink", f"usr{link}", link]
     assert set(list_interpreter_paths()) & set(SYSTEM)
 
-    def one(k: int) -> None:
+    def run_candidate(k: int) -> None:
         done = subprocess.run(
             [*command, find_interpreter(), "-I", "-S", "-c", preamble + PEER.format(k)], capture_output=True, check=True
         )
         assert done.stdout == b"passed\n"
 
     with ThreadPoolExecutor(workers) as threads:
-        list(threads.map(one, range(workers)))
-        return number / _timed(lambda: list(threads.map(one, range(number))))
+        list(threads.map(run_candidate, range(workers)))
+        return number / _timed(lambda: list(threads.map(run_candidate, range(number))))

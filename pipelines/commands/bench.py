@@ -1,4 +1,4 @@
-"""The commands of ``magrpo bench``. What they need is imported when they run."""
+"""The commands of ``magrpo bench``. Each imports its libraries when it runs."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -
     local
         Measure the loop without Prefect.
     """
-    from pipelines.benchmarks.orchestration import orchestration
+    from pipelines.benchmarks.orchestration import bench_orchestration
 
-    return orchestration(config, overrides, local=local)
+    return bench_orchestration(config, overrides, local=local)
 
 
 @bench.command(help_epilogue="")
@@ -39,7 +39,7 @@ def credit(
     config
         TOML file of a run with one turn.
     batches
-        Iterations' worth of problems to sample.
+        Number of iterations to sample problems for.
     """
     from pipelines.benchmarks.credit import bench_credit
 
@@ -48,12 +48,12 @@ def credit(
 
 @bench.command(help_epilogue="")
 def sandbox(*, workers: Positive = 2) -> int:
-    """Time the sandbox, and one bubblewrap per candidate beside it in the same run.
+    """Time the sandbox, and for comparison one bubblewrap per candidate.
 
     Parameters
     ----------
     workers
-        Jails side by side.
+        Parallel jails.
     """
     from pipelines.benchmarks.sandbox import bench_sandbox
 

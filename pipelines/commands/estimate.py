@@ -1,57 +1,57 @@
-"""What a run will take: tokens, programs, memory and time, from its configuration and from earlier runs."""
+"""Estimates of a run's tokens, programs, memory and time, from its configuration and from earlier runs."""
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 
+from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 
-SAME = ("agents", "model", "lora", "problems", "env", "reward", "sandbox", "engine", "rollout", "algo", "optim", "eval")
-"""Sections of the configuration that earlier runs must share for their seconds to count."""
+WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
+"""Sections of the configuration that an earlier run must share for its seconds to count."""
 
 ACTIVATIONS = 32
-"""Numbers that an update holds for a token, a layer and a hidden unit: the slope of its peak memory over the tokens.
+"""Numbers that an update holds per token, layer and hidden unit: the slope of its peak memory over the tokens.
 
-Measured at 31 for Llama models in float32 on a CPU, adapters and full copies alike. Section 4.1 of arXiv 2205.05198
+Measured: 31 for Llama models in float32 on a CPU, adapters and full copies alike. Section 4.1 of arXiv 2205.05198
 counts 17 for a GPT layer, without attention scores: a gated feed-forward and rotary positions keep more.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The most that one iteration can do, if no tree ends early and no completion stops by itself."""
+    """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
 
     completions: int
     tokens: int
     joint_actions: int
     programs: int | None
-    """Runs in the sandbox, equal programs counted each time; None where the reward does not say."""
+    """Runs in the sandbox, equal programs counted each time; None if the reward does not declare it."""
 
 
-def work_of(config: RunConfig) -> Work:
-    """Count the nodes of all trees of an iteration, turn by turn, if no episode ends early."""
+def estimate_work(config: RunConfig) -> Work:
+    """Count the nodes of all trees of an iteration, if no episode ends early."""
     rollout, nodes = config.rollout, config.rollout.problems_per_iteration
     completions = joint_actions = 0
     for turn in range(config.env.num_turns):
-        acting = len(config.env.acting(turn))
-        size = 1 if turn and rollout.tree == "chains" else rollout.group_size
-        joint = size
+        num_acting = len(config.env.acting(turn))
+        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = group_size
         if rollout.joint_mode == "crossed":
-            joint = min(size**acting, rollout.crossed_pairs or size**acting)
-        completions += nodes * size * acting
+            joint = min(group_size**num_acting, rollout.crossed_pairs or group_size**num_acting)
+        completions += nodes * group_size * num_acting
         joint_actions += nodes * joint
         nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
-    each = config.reward.max_executions if isinstance(config.reward, HasMaxExecutions) else None
-    tests = 2 if isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests else 1
-    programs = None if each is None else joint_actions * each * tests
+    has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
+    programs = None
+    if isinstance(config.reward, HasMaxExecutions):
+        programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
     return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
 
@@ -69,49 +69,45 @@ class _Model:
     """Numbers that the key-value cache holds for a token."""
 
 
-def memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
-    """Bytes by what they are for. Models are built without weights, so nothing but their configuration is read.
+def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+    """Bytes by purpose. Models are built without weights: only their configurations are read.
 
-    ``max_batch`` completions are decoded at once; None leaves the key-value cache out, for an engine with its own.
+    ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
 
     Raises:
         ConfigError: the configuration of a base model cannot be read.
     """
-    models = {agent.model: _model(agent, config) for agent in config.agents}
+    models = {agent.model: _read_model(agent, config) for agent in config.agents}
     holder = weight_holders(config.agents)
     apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
-    lora = [agent.model for agent in apart if agent.weights != "full"]
+    adapted = [agent.model for agent in apart if agent.weights != "full"]
     full = [agent.model for agent in apart if agent.weights == "full"]
-    reference = set(full) if config.algo.beta > 0 else set()
+    references = set(full) if config.algo.beta > 0 else set()
     trained = [
         models[agent.model].parameters if agent.weights == "full" else models[agent.model].adapter
         for agent in apart
         if agent.trained
     ]
-    found = {
-        "frozen parameters": sum(models[name].parameters for name in [*set(lora), *reference]) * dtype_bytes,
-        "adapters": sum(models[name].adapter for name in lora) * 4,
+    per_token = max(model.layers * model.hidden for model in models.values()) * ACTIVATIONS * dtype_bytes
+    sizes = {
+        "frozen parameters": sum(models[name].parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "adapters": sum(models[name].adapter for name in adapted) * 4,
         "full copies": sum(models[name].parameters for name in full) * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
-        "activations": max(m.layers * m.hidden for m in models.values())
-        * config.optim.micro_batch_tokens
-        * ACTIVATIONS
-        * dtype_bytes,
+        "activations": config.optim.micro_batch_tokens * per_token,
     }
     if max_batch is not None:
-        at_once = min(max_batch, work_of(config).completions // len(config.agents))
-        per_token = max(model.cache_per_token for model in models.values()) * dtype_bytes
-        found["KV cache of completions"] = at_once * config.rollout.max_new_tokens * per_token
-    return {name: float(size) for name, size in found.items() if size}
+        at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
+        cache_per_token = max(model.cache_per_token for model in models.values()) * dtype_bytes
+        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * cache_per_token
+    return {purpose: float(size) for purpose, size in sizes.items() if size}
 
 
-def _model(agent: AgentConfig, config: RunConfig) -> _Model:
-    import torch
+def _read_model(agent: AgentConfig, config: RunConfig) -> _Model:
+    import torch  # torch, peft and transformers: mean_stage_seconds needs none of them
     from peft import LoraConfig, get_peft_model
     from transformers import AutoConfig, AutoModelForCausalLM
-
-    from magrpo.assets import locate_model
 
     try:
         described = AutoConfig.from_pretrained(locate_model(agent.model))
@@ -134,32 +130,26 @@ def _model(agent: AgentConfig, config: RunConfig) -> _Model:
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
-def measured(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
-    """Mean seconds of each stage, a level of a tree apart, in the runs of ``root`` that did the same; their number.
+def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
+    """Mean seconds of each stage, by turn, over the runs of ``root`` that did the same work; the number of those runs.
 
-    Seconds of the first iteration count too, with the loading that comes before.
+    Includes the first iteration, in which models are loaded.
     """
-    seconds: dict[str, list[float]] = defaultdict(list)
-    runs = 0
+    seconds_by_stage: dict[str, list[float]] = defaultdict(list)
+    num_runs = 0
     for path in sorted(root.glob("*/config.json")):
         store = RunStore(root, path.parent.name)
         try:
-            if _shared(store.config()) != _shared(config):
+            if _work_sections(store.config()) != _work_sections(config):
                 continue
         except ValueError:  # of another version of this project
             continue
-        before = sum(map(len, seconds.values()))
-        for stage, value in _seconds(store):
-            seconds[stage].append(value)
-        runs += sum(map(len, seconds.values())) > before
-    return {stage: fmean(values) for stage, values in seconds.items()}, runs
+        stage_metrics = list(store.stage_metrics())
+        for _, stage, metrics in stage_metrics:
+            seconds_by_stage[stage].append(metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0))
+        num_runs += bool(stage_metrics)
+    return {stage: fmean(seconds) for stage, seconds in seconds_by_stage.items()}, num_runs
 
 
-def _shared(config: RunConfig) -> Mapping[str, object]:
-    shared: dict[str, object] = json.loads(config.model_dump_json(include=set(SAME)))
-    return shared
-
-
-def _seconds(store: RunStore) -> Iterator[tuple[str, float]]:
-    for _, stage, metrics in store.stage_metrics():
-        yield stage, metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0)
+def _work_sections(config: RunConfig) -> dict[str, object]:
+    return config.model_dump(mode="json", include=set(WORK_SECTIONS.split(", ")))

@@ -1,11 +1,11 @@
-"""``magrpo runs``: what runs there are, in the folder of the runs and in the tracking store."""
+"""``magrpo runs``: the table of runs in a folder and in its tracking store."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from magrpo.config import TrackingConfig
@@ -21,17 +21,17 @@ from magrpo.config_diff import digest_config, list_differing_keys, read_flat_con
 from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import RecordedRun, recorded_runs, tracking_uri, without_password
+from magrpo.tracking import RecordedRun, hide_password, recorded_runs, tracking_uri
 from magrpo.tracking.spool import FINAL, Unavailable
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
-_FEW = 4
-"""Values shown of each run, if no more of them differ."""
+MAX_KEYS = 4
+"""If runs differ in more keys of the configuration than this, a digest stands for them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One line of the list. ``started_s`` is seconds since 1970, ``seconds`` those at work, without pauses between."""
+    """One row of the table. ``started_s`` is seconds since 1970; ``seconds`` leaves out pauses between processes."""
 
     name: str
     state: str
@@ -44,78 +44,79 @@ class Summary:
 
 
 def list_runs(root: Path) -> int:
-    """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code, 0."""
-    found = [_in_folder(path.parent) for path in root.glob("*/config.json")]
+    """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
+    in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
     uri = tracking_uri(TrackingConfig(), root)
     elsewhere: list[Summary] = []
     try:
-        elsewhere = [_in_store(run) for run in recorded_runs(uri, leave_out={run.name for run in found})]
+        elsewhere = [_summarize_record(run) for run in recorded_runs(uri, leave_out={run.name for run in in_folder})]
     except Unavailable as error:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
-    runs = sorted([*found, *elsewhere], key=lambda run: run.started_s, reverse=True)
+    runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
     if not runs:
-        print(f"no runs in {root}, and none in {without_password(uri)}")
+        print(f"no runs in {root}, and none in {hide_password(uri)}")
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no width to keep to
-    console.print(_table(runs))
+        console.width = 200  # files and pipes have no width
+    console.print(_format_table(runs))
     if elsewhere:
-        console.print(f"elsewhere: known from {without_password(uri)} only, no folder in {root}", soft_wrap=True)
+        console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True)
     return 0
 
 
-def worked(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
-    """Seconds at work, from the records of a run: of every start to its end, or to the last thing known of it.
+def seconds_at_work(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
+    """Seconds from every start of a run to its end, or to the last record before the next start.
 
-    ``now_ms`` is the present, milliseconds since 1970, if the run is under way.
+    ``now_ms``: the present, milliseconds since 1970, if the run is in progress.
     """
-    total, begun, last = 0.0, None, 0.0
+    total_ms, started_ms, last_ms = 0.0, None, 0.0
     for record in records:
         if "time_ms" not in record:
             continue
         if record.get("value") == "RUNNING":
-            total += 0.0 if begun is None else last - begun
-            begun = record["time_ms"]
-        elif record.get("value") in FINAL and begun is not None:
-            total += record["time_ms"] - begun
-            begun = None
-        last = record["time_ms"]
-    if begun is not None:
-        total += (last if now_ms is None else now_ms) - begun
-    return total / 1000
+            total_ms += 0.0 if started_ms is None else last_ms - started_ms
+            started_ms = record["time_ms"]
+        elif record.get("value") in FINAL and started_ms is not None:
+            total_ms += record["time_ms"] - started_ms
+            started_ms = None
+        last_ms = record["time_ms"]
+    if started_ms is not None:
+        total_ms += (last_ms if now_ms is None else now_ms) - started_ms
+    return total_ms / 1000
 
 
-def _in_folder(folder: Path) -> Summary:
-    store = RunStore(folder.parent, folder.name)
-    records, config = list(_spooled(folder)), read_flat_config(folder)
-    said = [record["value"] for record in records if record["kind"] == "status"]
-    running = is_held(folder)
-    state = "running" if running else "not started" if not said else STATES[said[-1]]
+def _summarize_folder(folder: Path) -> Summary:
+    store, config, records = RunStore(folder.parent, folder.name), read_flat_config(folder), _read_spool(folder)
+    statuses = [record["value"] for record in records if record["kind"] == "status"]
+    state = STATES[statuses[-1]] if statuses else "not started"
+    if running := is_held(folder):
+        state = "running"
+    elif state == "running":
+        state = "killed"
     committed = list(store.stage_metrics())
-    evaluated = {iteration: metrics for iteration, stage, metrics in committed if stage == "evaluate"}
-    started = next((record["time_ms"] / 1000 for record in records if "time_ms" in record), None)
+    returns = {iteration: metrics["eval/return"] for iteration, stage, metrics in committed if stage == "evaluate"}
+    started_ms = next((record["time_ms"] for record in records if "time_ms" in record), None)
     return Summary(
         name=folder.name,
-        state="killed" if state == "running" and not running else state,
+        state=state,
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
         planned=config.get("train.num_iterations", "?"),
-        returns=tuple(evaluated[iteration]["eval/return"] for iteration in sorted(evaluated)),
-        started_s=started or (folder / "config.json").stat().st_mtime,
-        seconds=worked(records, time.time() * 1000 if running else None) if said else None,
+        returns=tuple(returns[iteration] for iteration in sorted(returns)),
+        started_s=started_ms / 1000 if started_ms else (folder / "config.json").stat().st_mtime,
+        seconds=seconds_at_work(records, time.time() * 1000 if running else None) if statuses else None,
         config=config,
     )
 
 
-def _spooled(folder: Path) -> Iterator[dict[str, Any]]:
-    """The whole records in a run's spool, which a run under way may be writing to."""
+def _read_spool(folder: Path) -> list[dict[str, Any]]:
+    """The complete records of a run's spool, which a run in progress may be appending to."""
     path = folder / "tracking.jsonl"
-    if path.exists():
-        data = path.read_bytes()
-        yield from map(json.loads, data[: data.rfind(b"\n") + 1].splitlines())
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
-def _in_store(run: RecordedRun) -> Summary:
+def _summarize_record(run: RecordedRun) -> Summary:
     return Summary(
         name=run.run_id,
         state=f"{STATES.get(run.status, run.status.lower())}, elsewhere",
@@ -128,27 +129,28 @@ def _in_store(run: RecordedRun) -> Summary:
     )
 
 
-def _table(runs: Sequence[Summary]) -> Table:
+def _format_table(runs: Sequence[Summary]) -> Table:
     keys = list_differing_keys([run.config for run in runs])
-    few = 0 < len(keys) <= _FEW
-    table = Table(box=box.SIMPLE_HEAD)
-    table.add_column("run", overflow="fold")
-    table.add_column("state")
-    table.add_column("iterations", justify="right")
-    table.add_column("held-out return", justify="right")
-    table.add_column("started", no_wrap=True)
-    table.add_column("took", justify="right", no_wrap=True)
-    table.add_column("differs in" if few else "config", overflow="fold")
+    shows_values = 0 < len(keys) <= MAX_KEYS
+    table = Table(
+        Column("run", overflow="fold"),
+        "state",
+        Column("iterations", justify="right"),
+        Column("held-out return", justify="right"),
+        Column("started", no_wrap=True),
+        Column("took", justify="right", no_wrap=True),
+        Column("differs in" if shows_values else "config", overflow="fold"),
+        box=box.SIMPLE_HEAD,
+    )
     for run in runs:
-        values = [f"{key}={run.config.get(key, '(none)')}" for key in keys] if few else [digest_config(run.config)]
-        started = datetime.fromtimestamp(run.started_s).astimezone().strftime("%Y-%m-%d %H:%M")
+        values = [f"{key}={run.config.get(key, '(none)')}" for key in keys]
         table.add_row(
             run.name,
             run.state,
             f"{run.iterations}/{run.planned}",
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
-            started,
+            f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
             "" if run.seconds is None else format_duration(run.seconds),
-            Text("\n".join(values)),
+            Text("\n".join(values) if shows_values else digest_config(run.config)),
         )
     return table

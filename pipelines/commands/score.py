@@ -1,7 +1,4 @@
-"""``magrpo score``: price joint completions from files.
-
-No policies, no training: problems and completions in, one report line for each completion out.
-"""
+"""``magrpo score``: score joint completions from files, one line of the report for each. No policies, no training."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ LineT = TypeVar("LineT")
 
 
 class ScoreConfig(Section):
-    """What ``magrpo score`` can be told by ``section.key=value``."""
+    """Options of ``magrpo score``, set by ``section.key=value``."""
 
     reward: plugin_field("reward")  # type: ignore[valid-type]
     """What a joint action is worth."""
@@ -49,8 +46,8 @@ class CompletionLine(msgspec.Struct, frozen=True):
 class ReportLine(msgspec.Struct, frozen=True):
     """One line of the report. ``index`` numbers a task's completions from 0; ``reward`` is null if the sandbox failed.
 
-    ``status`` is that of the combined program: ``pass``, or what the first test came to that did not pass;
-    ``not_run`` when there was no program to run.
+    ``status`` is that of the combined program: ``pass``, or the outcome of the first test that did not pass;
+    ``not_run`` if there was no program to run.
     """
 
     task_id: str
@@ -65,15 +62,15 @@ class ReportLine(msgspec.Struct, frozen=True):
 
 
 def score_files(problems_path: Path, completions_path: Path, output: Path, overrides: Sequence[str]) -> int:
-    """Price every line of ``completions_path`` and write the report; returns the exit code.
+    """Score every line of ``completions_path`` and write the report; the exit code is 1 if the sandbox failed on some.
 
     Raises:
-        ConfigError: a file, a line of it or an option is unusable; the message names it.
+        ConfigError: a file, one of its lines or an option is unusable; the message names it.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")
-    problems = _problems(problems_path)
-    lines = _completions(completions_path, problems)
+    problems = _read_problems(problems_path)
+    lines = _read_completions(completions_path, problems)
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: the folder {output.parent} does not exist")
     sandbox = cast(SandboxPlugin, config.sandbox).open()
@@ -81,15 +78,15 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
     columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
     tally: Counter[str] = Counter()
     try:
-        with _opened(output, "wb") as file, Progress(*columns, console=console, transient=True) as bar:
+        with _open(output, "wb") as file, Progress(*columns, console=console, transient=True) as bar:
             label = f"scoring at level {sandbox.level}"
             task = bar.add_task(label, total=len(lines))
 
-            def ran(number: int) -> None:  # completions are done by the chunk, programs one by one
+            def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one
                 tally["programs"] += number
                 bar.update(task, description=f"{label}, {tally['programs']} programs run")
 
-            for report, passed in _reports(problems, lines, config, sandbox, ran):
+            for report, passed in _score_lines(problems, lines, config, sandbox, count_programs):
                 tally["passed"] += passed
                 tally["masked"] += report.reward is None
                 file.write(msgspec.json.encode(report) + b"\n")
@@ -101,7 +98,7 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
     return 1 if tally["masked"] else 0
 
 
-def _reports(
+def _score_lines(
     problems: Mapping[str, Problem],
     lines: Sequence[CompletionLine],
     config: ScoreConfig,
@@ -109,19 +106,19 @@ def _reports(
     progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
     """The report of every line in order, and whether all tests passed."""
-    seen: Counter[str] = Counter()
+    next_index: Counter[str] = Counter()
     cache: Cache = {}
-    rest = iter(lines)
-    while chunk := list(islice(rest, _CHUNK)):
+    remaining = iter(lines)
+    while chunk := list(islice(remaining, _CHUNK)):
         items = [(problems[line.task_id], line.completions) for line in chunk]
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
             passed = not result.masked and bool(config.reward.passed(result.reports))
-            yield _report(line.task_id, seen[line.task_id], result, sandbox.level), passed
-            seen[line.task_id] += 1
+            yield _make_report(line.task_id, next_index[line.task_id], result, sandbox.level), passed
+            next_index[line.task_id] += 1
 
 
-def _report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
+def _make_report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
     program = merge_hidden_report(scored.reports, next(iter(scored.reports))) if scored.reports else None
     status = "infra_error" if scored.masked else program.status if program else "not_run"
     return ReportLine(
@@ -137,23 +134,23 @@ def _report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
     )
 
 
-def _problems(path: Path) -> dict[str, Problem]:
+def _read_problems(path: Path) -> dict[str, Problem]:
     problems: dict[str, Problem] = {}
-    for where, problem in _read(path, Problem):
+    for where, problem in _read_lines(path, Problem):
         if problem.task_id in problems:
-            raise ConfigError(f"{where}: task_id {problem.task_id!r} was there before; every problem needs its own")
+            raise ConfigError(f"{where}: task_id {problem.task_id!r} appears twice; every problem needs its own")
         missing = [key for key in ("prompt", "entry_point", "test") if not getattr(problem, key)]
         if missing:
             raise ConfigError(f"{where}: {problem.task_id!r} has no {' and no '.join(missing)}")
         problems[problem.task_id] = problem
     if not problems:
-        raise ConfigError(f"{path}: holds no problem")
+        raise ConfigError(f"{path}: contains no problem")
     return problems
 
 
-def _completions(path: Path, problems: dict[str, Problem]) -> list[CompletionLine]:
+def _read_completions(path: Path, problems: dict[str, Problem]) -> list[CompletionLine]:
     lines = []
-    for where, line in _read(path, CompletionLine):
+    for where, line in _read_lines(path, CompletionLine):
         if line.task_id not in problems:
             raise ConfigError(f"{where}: task_id {line.task_id!r} is not among the problems")
         if sorted(line.completions) != sorted(ROLES):
@@ -163,11 +160,11 @@ def _completions(path: Path, problems: dict[str, Problem]) -> list[CompletionLin
     return lines
 
 
-def _read(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
-    """The lines of a JSONL file with their places, ``file:line``; blank lines are skipped."""
+def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
+    """The lines of a JSONL file with their positions, ``file:line``; skips blank lines."""
     decode = msgspec.json.Decoder(line_type).decode
     try:
-        with _opened(path, "rb") as file:
+        with _open(path, "rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.strip():
                     continue
@@ -181,5 +178,5 @@ def _read(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
 
-def _opened(path: Path, mode: str) -> BinaryIO:
+def _open(path: Path, mode: str) -> BinaryIO:
     return cast(BinaryIO, gzip.open(path, mode) if path.suffix == ".gz" else path.open(mode))

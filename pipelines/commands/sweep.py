@@ -6,8 +6,8 @@ from contextlib import ExitStack
 
 from rich.console import Console
 
-from pipelines.commands.train import INTERRUPTED
-from pipelines.environment import find_command, shorten_path
+from pipelines.commands.train import INTERRUPTED, resume_command
+from pipelines.environment import shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
@@ -15,16 +15,14 @@ from pipelines.flows.local_server import LocalServer
 
 
 def launch_sweep(sweep: Sweep, *, local: bool) -> int:
-    """Execute the unfinished runs of ``sweep``; returns the exit code: 1 if one failed, 130 after Ctrl-C."""
+    """Execute the unfinished runs of ``sweep``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
     console = Console(highlight=False, soft_wrap=True)
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
-    arguments = f"--resume {sweep.name} --root {shorten_path(sweep.root)}{' --local' if local else ''}"
-    resume = f"{find_command('magrpo')} sweep {arguments}"
+    resume = resume_command("sweep", sweep.name, sweep.root, local=local)
     with ExitStack() as stack:
         if not local:
-            server = stack.enter_context(LocalServer(sweep.root / "prefect"))
-            server.wait()
+            stack.enter_context(LocalServer(sweep.root / "prefect")).wait_until_ready()
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
         except KeyboardInterrupt:
@@ -33,5 +31,5 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
-        console.print(f"tracebacks: {folder}/RUN.error.txt. To try these again:\n  {resume}", markup=False)
-    return int(bool(failures))
+        console.print(f"tracebacks: {folder}/RUN.error.txt. To retry these:\n  {resume}", markup=False)
+    return 1 if failures else 0

@@ -1,11 +1,11 @@
-"""``magrpo sync``: deliver the tracking records of a run that its MLflow server has not received."""
+"""``magrpo sync``: deliver tracking records that the MLflow server of a run has not received."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from magrpo.store import RunStore
-from magrpo.tracking import MlflowTracker, without_password
+from magrpo.tracking import MlflowTracker, hide_password
 
 
 def sync_run(run_id: str, root: Path) -> int:
@@ -13,8 +13,8 @@ def sync_run(run_id: str, root: Path) -> int:
     store = RunStore.open(root, run_id)
     tracker = MlflowTracker(store.config().tracking, root, run_id, run_id, store.path)
     tracker.flush()
-    if tracker.undelivered:
-        print(f"{tracker.undelivered} records of {run_id} still wait for {without_password(tracker.uri)}")
-    else:
-        print(f"every record of {run_id} is delivered")
-    return int(tracker.undelivered > 0)
+    if tracker.num_undelivered:
+        print(f"{tracker.num_undelivered} records of {run_id} still wait for {hide_password(tracker.uri)}")
+        return 1
+    print(f"every record of {run_id} is delivered")
+    return 0

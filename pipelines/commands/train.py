@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from rich.console import Console
 
 from magrpo.layout import hold_run, steps_to_repeat
@@ -18,11 +20,8 @@ INTERRUPTED = 130
 def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
-    root, run_id = store.path.parent, store.run_id
-    console.print(f"run {run_id} in {shorten_path(store.path)}")
-    resume = (
-        f"{find_command('magrpo')} train --resume {run_id} --root {shorten_path(root)}{' --local' if local else ''}"
-    )
+    console.print(f"run {store.run_id} in {shorten_path(store.path)}")
+    resume = resume_command("train", store.run_id, store.path.parent, local=local)
     try:
         result = run_stages(store, console, local=local)
     except KeyboardInterrupt:
@@ -39,11 +38,17 @@ def train_run(store: RunStore, *, local: bool) -> int:
     return 0
 
 
+def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
+    """The command line that resumes a run or a sweep."""
+    flags = f"--resume {name} --root {shorten_path(root)}{' --local' if local else ''}"
+    return f"{find_command('magrpo')} {command} {flags}"
+
+
 def rewind_run(store: RunStore, name: str) -> None:
-    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of every later step.
+    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps.
 
     Raises:
-        ConfigError: there is no such step, or another process works on the run.
+        ConfigError: there is no such step, or another process is working on the run.
     """
     with hold_run(store):
         repeated = steps_to_repeat(store, store.config(), name)

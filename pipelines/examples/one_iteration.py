@@ -9,10 +9,10 @@ the paper, arXiv 2508.04652.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,13 +26,21 @@ from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.stages.update import Updater
-from magrpo.types import RolloutGroup, ScoredTurn
+from magrpo.types import RolloutGroup, Sample, ScoredTurn
 
 CONFIG = Path(__file__).parents[1] / "configs" / "embedded.toml"
 
 
-def run_iteration(config: RunConfig, updater: Updater, backend: Backend, iteration: int) -> dict[str, float]:
-    """One iteration of MAGRPO; returns its metrics. Afterwards ``updater.policy`` holds the new weights."""
+class Iteration(NamedTuple):
+    """The results of one iteration."""
+
+    scored: list[RolloutGroup[ScoredTurn]]
+    samples: dict[str, list[Sample]]
+    metrics: dict[str, float]
+
+
+def train_iteration(config: RunConfig, updater: Updater, backend: Backend, iteration: int) -> Iteration:
+    """One iteration of MAGRPO. Afterwards ``updater.policy`` holds the new weights."""
     team = Team.of(config)
 
     # 1. Problems: every iteration draws some from the training split.
@@ -40,44 +48,48 @@ def run_iteration(config: RunConfig, updater: Updater, backend: Backend, iterati
     problems = draw_problems(splits["train"], iteration, config.rollout.problems_per_iteration, config.train.seed)
 
     # 2. Rollout and reward: at every node each agent samples a group of completions from its own prompt, without seeing
-    #    the others'. Completions with the same index make a joint action, the sandbox runs the program it amounts to,
-    #    and all agents earn the same joint reward. In runs of several turns, joint actions open the next level's nodes.
+    #    the others'. Completions with the same index make a joint action, whose program runs in the sandbox; all agents
+    #    earn the same joint reward. In runs of several turns, joint actions open the nodes of the next turn.
     nodes = root_nodes(problems, config.rollout)
     scored: list[RolloutGroup[ScoredTurn]] = []
     for turn in range(config.env.num_turns):
         seed = derive_seed(config.train.seed, "rollout", iteration, turn)
         groups = rollout(nodes, team, backend, config.rollout, seed)
-        level, _ = score(groups, team, backend.sandbox, backend.cache, backend.progress)
+        level, _ = score(groups, team, backend.sandbox, backend.cache)
         scored += level
         nodes = child_nodes(level, config.rollout, derive_seed(config.train.seed, "rollout", iteration, turn + 1))
 
     # 3. Credit: the advantage of a completion is its joint return minus the mean of its group (section 4).
     names = [agent.name for agent in config.agents]
-    samples, metrics = credit(scored, config.algo, names, rollout=config.rollout, num_turns=config.env.num_turns)
+    estimators = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
+    samples, metrics = credit(
+        scored, config.algo, names, estimators, rollout=config.rollout, num_turns=config.env.num_turns
+    )
 
-    # 4. Update: each agent takes one optimizer step on -advantage * log-probability of its own completions.
-    return metrics | updater.update(samples)
+    # 4. Update: each agent takes an optimizer step on -advantage * log-probability of its own completions.
+    trained = {agent.name: samples[agent.name] for agent in config.agents if agent.trained}
+    return Iteration(scored, samples, metrics | updater.update(trained))
 
 
-def main(overrides: Sequence[str]) -> dict[str, float]:
-    """Train the embedded agents for one iteration and print what changed."""
-    config = load_config(CONFIG, ["engine.kind=transformers", *overrides])
+def run_once(config: RunConfig) -> Iteration:
+    """Open everything that an iteration needs, run the first one, and print what changed."""
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    before = {name: flat_weights(policy, name) for name in policy.agents}
     with (
+        TemporaryDirectory() as folder,
         closing(config.engine.open(policy)) as engine,
         closing(config.sandbox.open()) as sandbox,
-        TemporaryDirectory() as folder,
     ):
+        engine.load(0, policy.save(Path(folder)))
         updater = Updater.of(policy, config, dump=Path(folder))
         backend = Backend(engine=engine, sandbox=sandbox, render=policy.render)
-        before = {name: flat_weights(policy, name) for name in policy.agents}
-        metrics = run_iteration(config, updater, backend, iteration=1)
-    print(f"mean joint reward {metrics['reward/joint']:.3f}")
+        result = train_iteration(config, updater, backend, iteration=1)
+    print(f"mean joint reward {result.metrics['reward/joint']:.3f}")
     for name in policy.agents:
         change = float((flat_weights(policy, name) - before[name]).norm())
-        equal = metrics[f"credit/{name}/frac_groups_equal"]
+        equal = result.metrics[f"credit/{name}/frac_groups_equal"]
         print(f"{name}: groups without signal {equal:.0%}, its weights moved by {change:.4g}")
-    return metrics
+    return result
 
 
 def flat_weights(policy: Policy, agent: str) -> Tensor:
@@ -86,4 +98,4 @@ def flat_weights(policy: Policy, agent: str) -> Tensor:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_once(load_config(CONFIG, ["engine.kind=transformers", *sys.argv[1:]]))

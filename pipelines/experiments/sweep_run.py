@@ -27,7 +27,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         return MlflowTracker(config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
 
     parent = tracker()
-    parent.begin()
+    parent.record_start()
     parent.params({"runs": len(sweep.children), **_values_tried(sweep)})
     parent.flush()  # before the runs, which look for it
     failures: dict[str, str] = {}

@@ -18,13 +18,13 @@ def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
         return execute(root, run_id, lambda run_step: run_step, {}, observers=[Notices()])
     with LocalServer(root / "prefect") as server:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
-            if server.starts:
+            if server.is_starting:
                 console.print(
                     "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
                 )
             import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
             from pipelines.flows.train import mark_killed, train  # prefect, loaded while the server starts
 
-            server.wait()
+            server.wait_until_ready()
             mark_killed(run_id)
         return train(str(root), run_id)

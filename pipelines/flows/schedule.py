@@ -1,7 +1,7 @@
-"""``magrpo serve``: training runs that start by themselves, on one machine.
+"""The flow of scheduled training runs, and ``magrpo serve``, which serves it on one machine.
 
-Prefect has the schedule and starts the runs. It has no word for what was missed: ticks that fall into a run that takes
-longer pile up, those of a time when nothing was there to serve them are lost. Here one run makes up for all of them.
+Prefect keeps the schedule and starts the runs. By itself it would queue the runs that become due during a longer run,
+and lose those due while nothing served the schedule. Here one run makes up for all of them.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -27,11 +27,12 @@ from prefect.client.schemas.filters import (
     FlowRunFilterState,
     FlowRunFilterStateType,
 )
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.runner import Runner
 from prefect.runtime import deployment, flow_run
+from prefect.schedules import Schedule
 from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.states import Cancelled, Scheduled
 from pydantic import ValidationError
@@ -43,10 +44,16 @@ from magrpo.store import RunStore
 from pipelines.flows.train import execute_in_flow
 from pipelines.training.closing import print_closing
 
+ServerSchedule = CronSchedule | IntervalSchedule | RRuleSchedule
 FLOW = "magrpo-scheduled"
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
-_CAUGHT_UP = timedelta(days=366)
-"""Ticks older than this are not looked for."""
+_CATCH_UP = timedelta(days=366)
+"""Older missed runs are ignored."""
+_SCHEDULES: Mapping[str, type[ServerSchedule]] = {
+    "cron": CronSchedule,
+    "interval": IntervalSchedule,
+    "rrule": RRuleSchedule,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +66,13 @@ class Timetable:
     rrule: str | None = None
     timezone: str = "UTC"
 
-    def schedule(self) -> CronSchedule | IntervalSchedule | RRuleSchedule:
-        """The same as Prefect's object.
+    def build_schedule(self) -> ServerSchedule:
+        """The schedule as an object of Prefect's server, which can compute dates.
 
         Raises:
-            ConfigError: not exactly one of the three, or one that cannot be read.
+            ConfigError: not exactly one of the three is given, or it cannot be parsed.
         """
-        given = {flag: value for flag in ("cron", "interval", "rrule") if (value := getattr(self, flag)) is not None}
+        given = {flag: value for flag in _SCHEDULES if (value := getattr(self, flag)) is not None}
         if len(given) != 1:
             raise ConfigError("serve needs one of --cron, --interval and --rrule")
         try:
@@ -74,35 +81,35 @@ class Timetable:
             raise ConfigError(
                 f"--timezone {self.timezone!r}: no such time zone; use a name like Europe/Berlin"
             ) from None
-        (flag, value) = next(iter(given.items()))
+        [(flag, text)] = given.items()
         try:
-            if flag == "cron":
-                return CronSchedule(cron=value, timezone=self.timezone)
-            if flag == "rrule":
-                return RRuleSchedule(rrule=value, timezone=self.timezone)
-            return IntervalSchedule(interval=_interval(value), timezone=self.timezone)
-        except ValidationError as error:
-            raise ConfigError(f"--{flag} {value!r}: {error.errors()[0]['msg'].removeprefix('Value error, ')}") from None
+            value: Any = _parse_interval(text) if flag == "interval" else text
+            return _SCHEDULES[flag](**{flag: value, "timezone": self.timezone})
         except ValueError as error:
-            raise ConfigError(f"--{flag} {value!r}: {error}") from None
+            message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+            raise ConfigError(f"--{flag} {text!r}: {message.removeprefix('Value error, ')}") from None
+
+    def build_deployed_schedule(self) -> Schedule:
+        """The schedule as a deployment takes it."""
+        interval = _parse_interval(self.interval) if self.interval else None
+        return Schedule(cron=self.cron, interval=interval, rrule=self.rrule, timezone=self.timezone)
 
 
-def _interval(text: str) -> timedelta:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if found is None or float(found[1]) == 0:
+def _parse_interval(text: str) -> timedelta:
+    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
+    if parts is None or float(parts[1]) == 0:
         raise ValueError("an interval is a number above 0 and a unit: 90s, 30m, 6h or 1d")
-    return timedelta(**{_UNITS[found[2]]: float(found[1])})
+    return timedelta(**{_UNITS[parts[2]]: float(parts[1])})
 
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)
 def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
-    """One scheduled training run, in place of all that are due; retried, it goes on at its first uncommitted stage."""
+    """One scheduled training run, instead of all that are due. A retry resumes it at its first uncommitted stage."""
     due = flow_run.scheduled_start_time.astimezone(UTC)
     with get_client(sync_client=True) as client:
-        for other in _runs(client, deployment.id, after=due - _CAUGHT_UP, waiting=True):
-            client.set_flow_run_state(
-                other.id, Cancelled(message=f"left out: {name} of {due} serves for it"), force=True
-            )
+        for waiting in _read_due_runs(client, deployment.id, after=due - _CATCH_UP, waiting=True):
+            message = f"left out: the run of {name} due at {due} makes up for it"
+            client.set_flow_run_state(waiting.id, Cancelled(message=message), force=True)
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     if not RunStore(Path(root), run_id).exists():
         RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
@@ -111,37 +118,35 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
     print_closing(execute_in_flow(Path(root), run_id), console)
 
 
-def serve(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
-    """Start a run whenever ``timetable`` says so, until interrupted; Prefect's API must be reachable.
+def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
+    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable.
 
     Raises:
         ConfigError: the configuration or the timetable cannot be used.
     """
-    schedule = timetable.schedule()
+    schedule = timetable.build_schedule()
     root = load_config(config, overrides).root.absolute()
     parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}
     with get_client(sync_client=True) as client:
-        missed = _missed(client, name, schedule)
+        missed = _find_missed_run(client, name, schedule)
         runner = Runner(name=name, pause_on_shutdown=False, limit=limit)
-        identity = runner.add_flow(
+        deployment_id = runner.add_flow(
             scheduled,
             name=name,
             parameters=parameters,
-            cron=timetable.cron,
-            rrule=timetable.rrule,
-            interval=_interval(timetable.interval) if timetable.interval else None,
+            schedule=timetable.build_deployed_schedule(),
         )
-        assert isinstance(identity, UUID)
+        assert isinstance(deployment_id, UUID)
         if missed is not None:
             client.create_flow_run_from_deployment(
-                identity, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
+                deployment_id, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
             )
-    _announce(schedule, missed, name, root, str(client.api_url))
-    asyncio.run(_until_interrupted(runner))
+    _print_schedule(schedule, missed, f"{root}/{name}-*", name, str(client.api_url).rstrip("/"))
+    asyncio.run(_run_until_interrupted(runner))
 
 
-async def _until_interrupted(runner: Runner) -> None:
-    """Ctrl-C stops the runner in its own way, which tells Prefect about the run in progress."""
+async def _run_until_interrupted(runner: Runner) -> None:
+    """On Ctrl-C, stop the runner the way that reports the run in progress to Prefect."""
     task = asyncio.current_task()
     assert task is not None
     stopping = set[asyncio.Task[None]]()
@@ -156,27 +161,25 @@ async def _until_interrupted(runner: Runner) -> None:
     await runner.start()
 
 
-def _missed(
-    client: SyncPrefectClient, name: str, schedule: CronSchedule | IntervalSchedule | RRuleSchedule
-) -> datetime | None:
-    """The newest tick since the last run of this deployment, or since it was made, that nothing started for."""
+def _find_missed_run(client: SyncPrefectClient, name: str, schedule: ServerSchedule) -> datetime | None:
+    """When the newest run was due of those missed since this deployment last ran or was created; None: none missed."""
     try:
-        known = client.read_deployment_by_name(f"{FLOW}/{name}")
+        existing = client.read_deployment_by_name(f"{FLOW}/{name}")
     except ObjectNotFound:
         return None
     now = datetime.now(UTC)
-    started = _runs(client, str(known.id), after=now - _CAUGHT_UP, waiting=False)
-    last = started[0].expected_start_time if started else known.created
-    assert last is not None
-    ticks = asyncio.run(schedule.get_dates(n=10_000, start=last + timedelta(seconds=1), end=now))
-    return max(ticks).astimezone(UTC) if ticks else None
+    started = _read_due_runs(client, str(existing.id), after=now - _CATCH_UP, waiting=False)
+    last_due = started[0].expected_start_time if started else existing.created
+    assert last_due is not None
+    missed = asyncio.run(schedule.get_dates(n=10_000, start=last_due + timedelta(seconds=1), end=now))
+    return max(missed).astimezone(UTC) if missed else None
 
 
-def _runs(client: SyncPrefectClient, identity: str, *, after: datetime, waiting: bool) -> list[Any]:
-    """Runs of a deployment due between ``after`` and now, newest first: those that wait, or those that have begun."""
+def _read_due_runs(client: SyncPrefectClient, deployment_id: str, *, after: datetime, waiting: bool) -> list[FlowRun]:
+    """Runs of a deployment due between ``after`` and now, newest first: only waiting ones, or only started ones."""
     kinds = [StateType.SCHEDULED] if waiting else [kind for kind in StateType if kind != StateType.SCHEDULED]
     return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[identity])),
+        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[UUID(deployment_id)])),
         flow_run_filter=FlowRunFilter(
             state=FlowRunFilterState(type=FlowRunFilterStateType(any_=kinds)),
             expected_start_time=FlowRunFilterExpectedStartTime(
@@ -187,20 +190,14 @@ def _runs(client: SyncPrefectClient, identity: str, *, after: datetime, waiting:
     )
 
 
-def _announce(
-    schedule: CronSchedule | IntervalSchedule | RRuleSchedule,
-    missed: datetime | None,
-    name: str,
-    root: Path,
-    api: str,
-) -> None:
+def _print_schedule(schedule: ServerSchedule, missed: datetime | None, runs: str, name: str, api: str) -> None:
     console = Console(highlight=False, soft_wrap=True)
     zone = ZoneInfo(schedule.timezone or "UTC")
     coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
-    times = ", ".join(f"{tick.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for tick in coming)
+    times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)
     console.print(f"serving {name}: next runs at {times or 'no time'} ({zone})")
     if missed is not None:
         console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run for it starts now")
-    console.print(f"runs:    {root}/{name}-*")
-    console.print(f"page:    {api.rstrip('/').removesuffix('/api')}")
-    console.print(f"at once: PREFECT_API_URL={api.rstrip('/')} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")
+    console.print(f"runs:    {runs}")
+    console.print(f"page:    {api.removesuffix('/api')}")
+    console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")

@@ -1,4 +1,4 @@
-"""A sweep as a Prefect flow, for a deployment: its runs are flow runs of their own below it."""
+"""A sweep as a Prefect flow, for a deployment: each run is a subflow."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from pipelines.flows.train import train
 
 
 class SweepFailed(RuntimeError):
-    """Some runs of a sweep failed; the others are there."""
+    """Some runs of a sweep failed; the others are finished."""
 
 
 @flow(name="magrpo-sweep", flow_run_name="{name}", validate_parameters=False)
 def swept(config: str, settings: list[str], seeds: int, overrides: list[str], root: str, name: str) -> None:
-    """Every combination of ``settings``, ``section.key=value,value``, with ``seeds`` seeds each.
+    """Train every combination of ``settings`` (``section.key=value,value``) with ``seeds`` seeds each.
 
-    Retried, it goes on with the runs that are not finished.
+    A retry resumes the unfinished runs.
 
     Raises:
-        SweepFailed: a run failed; the message names all that did.
+        SweepFailed: runs failed; the message names all of them.
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
     if (Path(root) / "sweeps" / sweep_id).exists():

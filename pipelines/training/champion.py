@@ -12,7 +12,7 @@ from typing import Any
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError
 from magrpo.store import CONFIG, RunStore, atomic_write
-from magrpo.tracking import ModelRegistry, Version, tracking_uri
+from magrpo.tracking import ModelRegistry, TeamVersion, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.derive import derive_config, start_from
 
@@ -61,7 +61,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         raise ConfigError(f"agent {given[0]!r}: start_from and registry.continue_from_champion exclude each other")
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     try:
-        champion = registry.champion()
+        champion = registry.find_champion()
         folder = None if champion is None else fetch_version(store, registry, champion)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
@@ -82,11 +82,11 @@ def _note_start(store: RunStore, model: str, version: int | None) -> None:
     atomic_write(store.path / START, json.dumps({"model": model, "version": version}).encode())
 
 
-def fetch_version(store: RunStore, registry: ModelRegistry, version: Version) -> Path:
+def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion) -> Path:
     """The folder of a version in the run directory, downloaded unless it is there."""
     folder = store.path / "champions" / str(version.number)
     folder.parent.mkdir(exist_ok=True)
-    registry.download(version, folder)
+    registry.download_version(version, folder)
     return folder
 
 

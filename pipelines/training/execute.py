@@ -15,7 +15,7 @@ from time import perf_counter
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run
 from magrpo.store import Pointer, RunStore
-from magrpo.tracking import MlflowTracker, provenance
+from magrpo.tracking import MlflowTracker, collect_provenance
 from pipelines.progress.console import RunConsole
 from pipelines.progress.observers import Observer, observe_attempt
 from pipelines.progress.state import Attempt, RunProgress, RunState
@@ -112,14 +112,14 @@ def _run_loop(
         if start:
             console.say(start)
         tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.run_id, store.path)
-        attempt.mlflow_page = tracker.how_to_look
+        attempt.mlflow_page = tracker.mlflow_page
 
         def describe(status: str) -> None:
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
         with record_status(tracker, describe, timing):
             tracker.params(flatten_config(config))
-            tracker.tags({**provenance(), "magrpo.seed": str(config.train.seed), **tags})
+            tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
             progress = RunProgress(attempt.state, console)
@@ -130,7 +130,7 @@ def _run_loop(
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder)
                 timing.wall = perf_counter() - started
-    return Result(store, outcome, timing, tracker.how_to_look(), tracker.undelivered, tracker.mlflow_run_id)
+    return Result(store, outcome, timing, tracker.mlflow_page(), tracker.num_undelivered, tracker.mlflow_run_id)
 
 
 @contextmanager
@@ -138,7 +138,7 @@ def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timin
     """Record that the run is under way, and at the end how it ended; ``describe`` takes the status, too."""
     status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
     try:
-        tracker.begin()
+        tracker.record_start()
         yield
         status = "FINISHED"
     except Exception:

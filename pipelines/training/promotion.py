@@ -24,7 +24,7 @@ from magrpo.plugins import ConfigError
 from magrpo.reports.problem_means import mean_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import CONFIG, Pointer, RunStore, digest
-from magrpo.tracking import ModelRegistry, Version, provenance, tracking_uri
+from magrpo.tracking import ModelRegistry, TeamVersion, collect_provenance, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
 from pipelines.training.champion import create_challenge, describe_start, fetch_version
@@ -102,14 +102,14 @@ def _register(
     def write(folder: Path) -> Mapping[str, float]:
         from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
 
-        version = registry.register(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
+        version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
         reports = [
             read_evaluation(store.folder(outcome.evaluations[iteration])) for iteration in sorted(outcome.evaluations)
         ]
         returns = mean_returns(reports[-1], HEADLINE, config.reward)
         parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-        card = render_model_card(store, version.number, parent, reports, outcome.problems, provenance())
+        card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
         described = folder / "described"
         described.mkdir()
         (described / "README.md").write_text(card, encoding="utf-8")
@@ -119,7 +119,7 @@ def _register(
         # The list of versions shows the first line of this, so no heading.
         text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
         tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
-        registry.describe(version, described, text, tags)
+        registry.describe_version(version, described, text, tags)
         (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
         return {}
 
@@ -156,10 +156,10 @@ class _Gate:
             facts = json.loads((self.store.folder(committed) / "promotion.json").read_text(encoding="utf-8"))
             return Promotion(**{**facts, "fresh": False})
         version, registry = self._version(), self.registry
-        champion = registry.champion()
+        champion = registry.find_champion()
         promotion = self._judge(version, champion)
-        while registry.champion() != champion:  # another run promoted its team while this one was judged
-            champion = registry.champion()
+        while registry.find_champion() != champion:  # another run promoted its team while this one was judged
+            champion = registry.find_champion()
             promotion = self._judge(version, champion)
 
         def write(folder: Path) -> Mapping[str, float]:
@@ -167,23 +167,23 @@ class _Gate:
             return {}
 
         def put_back() -> None:
-            now = registry.champion()
+            now = registry.find_champion()
             if promotion.promoted and now is not None and now.number == version.number:
-                registry.crown(promotion.champion)
-            registry.tag(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
+                registry.set_champion(promotion.champion)
+            registry.tag_version(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
 
         with undo(put_back):
-            registry.tag(version, _verdict(promotion))
+            registry.tag_version(version, _verdict(promotion))
             if promotion.promoted:
-                registry.crown(version.number)
+                registry.set_champion(version.number)
             self.store.commit(name, key, write)
         return promotion
 
-    def _version(self) -> Version:
+    def _version(self) -> TeamVersion:
         path = self.store.folder(self.registered) / "version.json"
-        return Version(**json.loads(path.read_text(encoding="utf-8")))
+        return TeamVersion(**json.loads(path.read_text(encoding="utf-8")))
 
-    def _judge(self, version: Version, champion: Version | None) -> Promotion:
+    def _judge(self, version: TeamVersion, champion: TeamVersion | None) -> Promotion:
         def verdict(promoted: bool, reason: str) -> Promotion:
             before = None if champion is None else champion.number
             return Promotion(self.registry.model, version.number, promoted, reason, before)
@@ -201,7 +201,7 @@ class _Gate:
         except ConfigError as error:
             return verdict(False, f"the champion, version {champion.number}, cannot be evaluated here: {error}")
 
-    def _compare(self, version: Version, champion: Version) -> tuple[bool, str]:
+    def _compare(self, version: TeamVersion, champion: TeamVersion) -> tuple[bool, str]:
         """Whether the team is better than the champion, twice, and a sentence with the figures."""
         theirs, how = self._returns_of(champion)
         lead = lead_over(self._own_returns(), theirs, FIRST)
@@ -217,9 +217,9 @@ class _Gate:
         report = read_evaluation(self.store.folder(self.outcome.evaluations[self.config.train.num_iterations]))
         return mean_returns(report, HEADLINE, self.config.reward)
 
-    def _returns_of(self, champion: Version) -> tuple[dict[str, float], str]:
+    def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
-        facts = json.loads(self.registry.read(champion, EVALUATION))
+        facts = json.loads(self.registry.read_file(champion, EVALUATION))
         if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
             return facts["returns"], ""
         folder = fetch_version(self.store, self.registry, champion)
@@ -227,7 +227,7 @@ class _Gate:
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
         return self._evaluated(evaluation), how
 
-    def _lead_on_fresh_samples(self, version: Version, champion: Version) -> tuple[Lead | None, str]:
+    def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
         """The team's lead over the champion with a seed no evaluation has used, and where it was measured.
 
         Each is evaluated in a run of its own; a run begun by an earlier process is resumed.

@@ -7,11 +7,11 @@ import pytest
 
 from magrpo.embedded.conventions import WEIGHTS, write_completion
 from magrpo.embedded.demonstrations import Example, collect_texts, make_first_turns, make_revisions
+from magrpo.embedded.recipes import RECIPES
 from magrpo.envs.diagnosis import BARE_LINES
 from magrpo.problems.coopcode import CoopCode, parse_composition
 from magrpo.problems.notes import Notes
 from magrpo.types import Problem
-from pipelines.commands.warm_start import RECIPES
 from tests.fakes import ScriptedSandbox
 
 RECIPE, SANDBOX = RECIPES["coopcode"]

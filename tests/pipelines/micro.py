@@ -20,7 +20,6 @@ from types import MappingProxyType
 from magrpo.config import RunConfig
 from magrpo.plugins import Plugin
 from magrpo.store import RunStore
-from magrpo.tracking import MemoryTracker
 from pipelines.environment import prepare_environment
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunProgress, RunState
@@ -28,6 +27,7 @@ from pipelines.training.loop import Outcome, run_steps
 from pipelines.training.recorder import RunRecorder
 from pipelines.training.stages import StageRunner
 from tests.fakes import ScriptedSandbox
+from tests.memory_tracker import MemoryTracker
 from tests.tiny import tiny_base, tiny_config
 
 prepare_environment()  # as the command does: before the processes forked below load any library

@@ -268,7 +268,7 @@ def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
         ),
         (Apps, apps(input_output="NaN"), "field 'input_output' is not JSON: NaN is not a number"),
         (Apps, apps(input_output='{"inputs": [1]}'), "field 'input_output' needs inputs and outputs of equal length"),
-        (CodeContests, code_contests() | {"public_tests": {"input": ["1"]}}, "field 'public_tests' has no lists"),
+        (CodeContests, code_contests() | {"public_tests": {"input": ["1"]}}, "field 'public_tests' needs lists"),
     ],
 )
 def test_an_unusable_row_is_named_with_its_line(

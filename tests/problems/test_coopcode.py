@@ -281,5 +281,7 @@ def test_levels_can_be_chosen() -> None:
 
 
 def test_too_many_problems_are_refused_with_the_number_there_is() -> None:
-    with pytest.raises(ValueError, match=r"problems\.num_ood: there are \d+ problems of level 1 .* ask for fewer"):
+    with pytest.raises(
+        ValueError, match=r"problems\.num_ood: there are \d+ problems of level 1 .* lower problems\.num_ood"
+    ):
         CoopCode(kind="coopcode", num_train=3, num_test=3, num_ood=50_000, levels=("1",)).load()

@@ -247,7 +247,7 @@ def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
     [
         ({"code": "def f(:"}, r"m\.jsonl:1: field 'code' is not Python: .*\(line 1\)"),
         ({"test_list": ["assert"]}, r"m\.jsonl:1: field 'test_list' is not Python"),
-        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' is not a list of texts"),
+        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' must be a list of texts"),
         ({"test_list": ["assert g(4)"]}, r"m\.jsonl:1: no test calls a function .* it defines scale, check"),
         ({"prompt": ...}, r"m\.jsonl:1: has no field 'prompt' or 'text'"),
     ],

@@ -51,7 +51,7 @@ def test_abstracts_have_limits_of_number_and_length(tmp_path: Path) -> None:
     splits = Arxiv(kind="arxiv", source=source, test_frac=0.3, num_train=4, num_test=2).load()
     assert {split: len(problems) for split, problems in splits.items()} == {"train": 4, "test": 2}
     assert all(p.task_id.startswith("mine/") for problems in splits.values() for p in problems)
-    with pytest.raises(ValueError, match=r"abstracts\.jsonl: no text has 700 to 800 words; see problems\.min_words"):
+    with pytest.raises(ValueError, match=r"abstracts\.jsonl: no text has 700 to 800 words; widen problems\.min_words"):
         Arxiv(kind="arxiv", source=source, min_words=700, max_words=800).load()
 
 

@@ -42,7 +42,7 @@ def test_without_bubblewrap_it_says_how_to_get_it_and_uses_landlock(
 def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     (tmp_path / "magrpo-canary-killed").mkdir()
-    with ladder._bait() as (first, *_), ladder._bait() as (second, *_):
+    with ladder._lay_bait() as (first, *_), ladder._lay_bait() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert list(tmp_path.iterdir()) == []
 

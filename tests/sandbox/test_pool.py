@@ -79,7 +79,7 @@ def test_a_dead_worker_is_replaced_and_nobody_notices(single: Pool, who: str) ->
 def test_a_worker_that_dies_during_a_job_is_replaced(single: Pool) -> None:
     before = the_worker(single)
     running = single.threads.submit(
-        single._one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
+        single._run_one, Execution("import time\ntime.sleep(0.5)\n" + right().source, "f", CHECK)
     )
     while before.jobs == 0:
         time.sleep(0.001)
@@ -109,7 +109,7 @@ def test_closing_ends_what_runs() -> None:
     pool = open_pool(workers=1, test_s=100, total_s=100)
     child = psutil.Process(the_worker(pool).process.pid)
     jail = child.children(recursive=True)
-    running = pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    running = pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while the_worker(pool).jobs == 0:
         time.sleep(0.001)
     pool.close()
@@ -120,7 +120,7 @@ def test_closing_ends_what_runs() -> None:
 def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
     pool = open_pool(workers=2, test_s=100, total_s=100)
     root = psutil.Process()
-    pool.threads.submit(pool._one, Execution("while True:\n    pass\n", "f", CHECK))
+    pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while not any(worker.jobs for worker in pool.alive):
         time.sleep(0.001)
     sender.send([child.pid for child in root.children(recursive=True)])

@@ -15,13 +15,13 @@ from magrpo.config import TrackingConfig
 from magrpo.tracking import (
     MlflowTracker,
     ModelRegistry,
-    provenance,
-    reachable,
+    check_reachable,
+    collect_provenance,
+    hide_password,
     tracking_uri,
-    without_password,
 )
 from magrpo.tracking.connection import make_database
-from magrpo.tracking.recorded import newest
+from magrpo.tracking.recorded import newest_by_step
 
 
 def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
@@ -51,7 +51,7 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     (run,) = client.search_runs(["1"])
     assert run.info.status == "FAILED"
     tracker = _tracker(tmp_path)
-    tracker.begin()
+    tracker.record_start()
     tracker.metrics({"reward/joint": 9.0}, 2)
     tracker.metrics({"reward/joint": 3.0}, 3)
     tracker.close("FINISHED")
@@ -66,7 +66,7 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     assert run.data.tags["magrpo.run_id"] == "run-1"
     history = client.get_metric_history(run.info.run_id, "reward/joint")
     assert sorted((p.step, p.value) for p in history) == [(0, 0.0), (1, 1.0), (2, 2.0), (2, 9.0), (3, 3.0)]
-    assert newest(reversed(history)) == {0: 0.0, 1: 1.0, 2: 9.0, 3: 3.0}
+    assert newest_by_step(reversed(history)) == {0: 0.0, 1: 1.0, 2: 9.0, 3: 3.0}
     assert run.data.metrics["reward/joint"] == 3.0
     (dataset,) = run.inputs.dataset_inputs
     assert (dataset.dataset.name, dataset.dataset.digest) == ("coopcode", "f" * 36)
@@ -75,7 +75,7 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     assert [item.path for item in client.list_artifacts(run.info.run_id, "iterations/0001/adapter")] == [
         "iterations/0001/adapter/weights"
     ]
-    command, page = tracker.how_to_look()
+    command, page = tracker.mlflow_page()
     assert command == f"mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
     assert page.endswith(f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}")
 
@@ -104,7 +104,7 @@ def test_a_database_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None
     made = (tmp_path / "mlflow.db").stat()
     make_database(f"sqlite:///{tmp_path / 'mlflow.db'}")
     assert (tmp_path / "mlflow.db").stat() == made
-    reachable(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    check_reachable(f"sqlite:///{tmp_path / 'mlflow.db'}")
 
 
 def test_a_changed_param_is_reported_and_the_first_value_stays(
@@ -138,7 +138,7 @@ def test_an_unreachable_server_is_reported_once_and_everything_kept(
         tracker = MlflowTracker(config, tmp_path, "run-1", "run-1", tmp_path / "run-1")
         tracker.metrics({"reward/joint": 1.0}, 1)
         tracker.close("FINISHED")
-    assert tracker.undelivered == 2
+    assert tracker.num_undelivered == 2
     assert caplog.text.count("cannot be used") == 1
     assert "secret" not in caplog.text
 
@@ -149,11 +149,11 @@ def test_where_runs_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://tracking:5000")
     assert tracking_uri(TrackingConfig(), tmp_path) == "http://tracking:5000"
     assert tracking_uri(TrackingConfig(uri="sqlite:///x.db"), tmp_path) == "sqlite:///x.db"
-    assert without_password("https://me:secret@host:5000/x") == "https://***@host:5000/x"
+    assert hide_password("https://me:secret@host:5000/x") == "https://***@host:5000/x"
 
 
 def test_provenance_names_the_libraries() -> None:
-    tags = provenance()
+    tags = collect_provenance()
     assert tags["version.python"].startswith("3.")
     assert {"version.torch", "version.mlflow", "version.prefect"} <= set(tags)
     assert tags.get("git.dirty", "false") in {"true", "false"}
@@ -165,7 +165,7 @@ def test_importing_tracking_imports_no_mlflow() -> None:
 
 
 def test_a_long_card_is_cut_where_a_section_begins() -> None:
-    from magrpo.tracking.registry import _shortened
+    from magrpo.tracking.model_registry import _shortened
 
     short = "# card\n\n## one\n\ntext\n"
     assert _shortened(short) == short
@@ -206,21 +206,21 @@ def _work_with_a_registry(uri: str, folder: Path) -> None:
         assert time.monotonic() < deadline, "the server does not answer"
         time.sleep(1)
     registry = ModelRegistry(uri, "team")
-    assert registry.champion() is None
+    assert registry.find_champion() is None
     weights, described = folder / "weights", folder / "described"
     for path in (weights / "main", described):
         path.mkdir(parents=True)
     (weights / "main" / "adapter.bin").write_bytes(b"\0\1")
     (described / "README.md").write_text("# team")
-    first, again, second = (registry.register(tracker.mlflow_run_id, weights, label) for label in ("a", "a", "b"))
+    first, again, second = (registry.register_team(tracker.mlflow_run_id, weights, label) for label in ("a", "a", "b"))
     assert (first.number, again, second.number) == (1, first, 2)
-    registry.describe(first, described, "# team", {"magrpo.run_id": "run-1"})
-    registry.crown(1)
-    champion = registry.champion()
+    registry.describe_version(first, described, "# team", {"magrpo.run_id": "run-1"})
+    registry.set_champion(1)
+    champion = registry.find_champion()
     assert champion is not None
     assert (champion.number, champion.tags) == (1, {"magrpo.run_id": "run-1"})
-    registry.download(champion, folder / "copy")
+    registry.download_version(champion, folder / "copy")
     assert (folder / "copy" / "main" / "adapter.bin").read_bytes() == b"\0\1"
     assert (folder / "copy" / "README.md").read_text() == "# team"
-    registry.crown(None)
-    assert registry.champion() is None
+    registry.set_champion(None)
+    assert registry.find_champion() is None

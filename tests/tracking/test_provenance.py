@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
-from magrpo.tracking import provenance
+from magrpo.tracking import collect_provenance
 
 SOURCE = Path(__file__).parents[2] / "magrpo" / "tracking" / "provenance.py"
 GIT_TAGS = {"mlflow.source.git.commit", "git.dirty"}
@@ -26,13 +26,13 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to become
 # All is imported before, since Python may lie where another user cannot read it.
 PROBE = """
 import json, os, runpy, sys
-provenance = runpy.run_path(sys.argv[2])["provenance"]
+collect_provenance = runpy.run_path(sys.argv[2])["collect_provenance"]
 if sys.argv[1]:
-    provenance()
+    collect_provenance()
     os.setgroups([])
     os.setgid(int(sys.argv[1]))
     os.setuid(int(sys.argv[1]))
-print(json.dumps(provenance()))
+print(json.dumps(collect_provenance()))
 """
 
 
@@ -113,4 +113,4 @@ def test_a_user_without_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
             raise error
 
         monkeypatch.setattr("getpass.getuser", refuse)
-        assert "mlflow.user" not in provenance()
+        assert "mlflow.user" not in collect_provenance()

@@ -10,10 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.tracking import (
-    MemoryTracker,
-)
 from magrpo.tracking.spool import Record, Refused, Spool, SpooledTracker, Unavailable
+from tests.memory_tracker import MemoryTracker
 
 
 class ListSink:
@@ -57,7 +55,7 @@ def test_records_arrive_in_order_and_once(tmp_path: Path) -> None:
     assert sink.points() == [(0, "reward/joint", 0.0), (1, "reward/joint", 0.5), (2, "reward/joint", 1.0)]
     kinds = [record["kind"] for batch in sink.batches for record in batch]
     assert kinds == ["params", "metrics", "metrics", "metrics", "status"]
-    assert tracker.undelivered == 0
+    assert tracker.num_undelivered == 0
 
 
 def test_a_reopened_run_repeats_nothing(tmp_path: Path) -> None:
@@ -107,13 +105,13 @@ def test_an_absent_sink_stalls_nothing_and_the_next_run_delivers(
     for step in range(5):
         tracker.metrics({"reward/joint": float(step)}, step)
     tracker.close("FAILED")
-    assert tracker.undelivered == 6
+    assert tracker.num_undelivered == 6
     assert sink.batches == []
     assert "the sink is away" in caplog.text
 
     sink.away = False
     tracker = SpooledTracker(Spool(tmp_path), sink)
-    tracker.begin()
+    tracker.record_start()
     tracker.metrics({"reward/joint": 5.0}, 5)
     tracker.close("FINISHED")
     assert [step for step, _, _ in sink.points()] == [0, 1, 2, 3, 4, 5]
@@ -128,7 +126,7 @@ def test_a_status_that_another_overtakes_is_not_delivered(tmp_path: Path) -> Non
     SpooledTracker(Spool(tmp_path), sink).close("FAILED")
     sink.away = False
     tracker = SpooledTracker(Spool(tmp_path), sink)
-    tracker.begin()
+    tracker.record_start()
     tracker.flush()
     assert [record["value"] for batch in sink.batches for record in batch] == ["RUNNING"]
 
@@ -142,7 +140,7 @@ def test_a_sink_that_comes_back_is_used_again(tmp_path: Path, monkeypatch: pytes
     assert sink.tried.wait(10)
     sink.away = False
     deadline = time.monotonic() + 10
-    while tracker.undelivered and time.monotonic() < deadline:
+    while tracker.num_undelivered and time.monotonic() < deadline:
         time.sleep(0.01)
     assert sink.points() == [(0, "reward/joint", 0.0)]
     tracker.close("FINISHED")

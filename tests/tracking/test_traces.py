@@ -20,9 +20,8 @@ from mlflow.entities import Trace
 
 from magrpo.config import TrackingConfig
 from magrpo.tracking import MlflowTracker
-from magrpo.tracking.records import trace_record
 from magrpo.tracking.spool import Refused
-from magrpo.tracking.traces import deliver_traces
+from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import (
     Action,
     Case,
@@ -60,7 +59,7 @@ def record(uri: str, root: Path, trajectories: Sequence[Trajectory]) -> str:
     for trajectory in trajectories:
         tracker.trace(trajectory, 20, TIMES[: len(trajectory.steps)])
     tracker.close("FINISHED")
-    assert tracker.undelivered == 0
+    assert tracker.num_undelivered == 0
     experiment = MlflowClient(uri).get_experiment_by_name("magrpo")
     assert experiment is not None
     return str(experiment.experiment_id)

@@ -1,4 +1,4 @@
-"""Runs one candidate's code: answers calls with claimed outputs. Nothing it says is evidence of anything.
+"""Runs one candidate's code and answers calls with claimed outputs, none of which can be trusted.
 
 Runs in the same process as foreign code, so it protects nothing; it only has to serve honest programs well.
 """
@@ -26,8 +26,8 @@ HELLO = "confined"
 class Watch:
     """Wraps the watched function: counts its outermost calls that return, and can hide their results.
 
-    A hidden result is an object on which every operation raises. The function itself still runs, so what it does
-    beside returning stays.
+    A hidden result is an object on which every operation raises. The function itself still runs, so its side effects
+    remain.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class Watch:
 
 
 class HiddenResultUsed(Exception):
-    """The program used a result that was hidden to find out."""
+    """The program used a hidden result."""
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -83,7 +83,7 @@ class CandidateProgram:
         self.entry_point, self.watch = entry_point, watch
         tree = ast.parse(source, "<program>")
         bound = [i for i, node in enumerate(tree.body, start=1) if watch in names_bound(node)]
-        if bound:  # what takes the name later on, by other means than these, is another function and is not watched
+        if bound:  # a function bound to the name later, by other means, is another one and is not watched
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
         self.tracer = Watch()
@@ -91,7 +91,7 @@ class CandidateProgram:
 
     def _load(self, tracer: Watch) -> Any:
         module = ModuleType(MODULE)
-        sys.modules[MODULE] = module  # dataclasses look their module up
+        sys.modules[MODULE] = module  # dataclasses look up their module
         random.seed(0)
         module.__dict__["__builtins__"] = builtins
 
@@ -158,13 +158,13 @@ def names_bound(statement: ast.stmt) -> set[str]:
 
 
 def strip_addresses(answer: list[Any]) -> list[Any]:
-    """What equal calls have in common: an exception's message without the addresses that a default repr holds."""
+    """An answer without the addresses in an exception's message, so that equal calls have equal answers."""
     status, value, arguments, _ = answer
     return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
 
 
 class Local:
-    """The candidate for a test that runs in the same process."""
+    """The candidate, for a test that runs in the same process."""
 
     def __init__(self, function: Any) -> None:
         self.function = function
@@ -197,7 +197,7 @@ def describe_error(error: BaseException) -> list[Any]:
 
 
 def serve_calls(channel: socket) -> None:
-    """Say that the process is confined, then answer the tester until it hangs up: ``load``, ``call``, ``used``."""
+    """Report that the process is confined, then answer the tester's requests until it hangs up."""
     wire.send_message(channel, HELLO)
     reader = wire.FrameReader(channel, 1 << 40)
     program: CandidateProgram | None = None

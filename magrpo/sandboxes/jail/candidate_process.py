@@ -1,4 +1,4 @@
-"""A candidate's process, seen from outside."""
+"""A candidate's process, observed from the tester: CPU time and memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(
 
 
 class CandidateProcess:
-    """A candidate process, seen from outside: the channel to it, and its use of time and memory.
+    """A candidate process: the channel to it, and its use of time and memory.
 
     Args:
         channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
@@ -24,7 +24,7 @@ class CandidateProcess:
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
     def read_times(self) -> tuple[float, float]:
-        """CPU seconds, and seconds its main thread waited for a CPU. Zeros once it is dead; the channel tells that."""
+        """CPU seconds, and seconds that its main thread waited for a CPU; zeros once it is dead."""
         try:
             waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
             return time.clock_gettime(self.clock), int(waited_ns) / 1e9
@@ -32,7 +32,7 @@ class CandidateProcess:
             return 0.0, 0.0
 
     def read_peak_memory(self) -> int:
-        """Largest resident size so far, bytes; 0 once it is dead."""
+        """Peak resident size in bytes; 0 once it is dead."""
         try:
             _, found, rest = os.pread(self.status, 4096, 0).partition(b"VmHWM:")
         except OSError:
@@ -40,9 +40,9 @@ class CandidateProcess:
         return int(rest.split()[0]) * 1024 if found else 0
 
     def sum_family_memory(self, proc: int) -> int:
-        """Resident bytes of the process and all its descendants; memory that they share counts for each of them.
+        """Resident bytes of the process and all its descendants; shared memory counts for each of them.
 
-        It is the first of its pid namespace, hence the parent of any whose own has died: none leaves the family.
+        The process is the first of its pid namespace and so adopts orphans: no descendant escapes.
         """
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
         try:
@@ -64,7 +64,7 @@ class CandidateProcess:
 
 
 def _stat(folder: int, name: str) -> tuple[int, int]:
-    """Parent and resident bytes; no parent and nothing if the process is gone."""
+    """Parent and resident bytes; zeros if the process is gone."""
     try:
         file = os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:

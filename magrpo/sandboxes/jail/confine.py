@@ -1,4 +1,4 @@
-"""What a freshly forked process does to itself before it runs foreign code: namespaces, limits, no capabilities."""
+"""Confinement of a freshly forked process by itself: namespaces, resource limits, no capabilities."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one candidate may use. Seconds, bytes, counts."""
+    """Limits of one candidate, in seconds, bytes and counts."""
 
     test_s: float
     total_s: float
@@ -43,12 +43,12 @@ def unshare_namespaces(flags: int) -> None:
 
 
 def enter_pid_namespace(descriptor: int) -> None:
-    """Let the next children be born in the pid namespace behind ``descriptor``."""
+    """Start the next children in the pid namespace behind ``descriptor``."""
     check_call(libc.setns(descriptor, CLONE_NEWPID), "setns")
 
 
 def mount_scratch(limits: Limits) -> None:
-    """Fresh mount and ipc namespaces with a small ``/tmp``."""
+    """Enter new mount and ipc namespaces with a small ``/tmp``."""
     unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
     options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
     check_call(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
@@ -56,50 +56,50 @@ def mount_scratch(limits: Limits) -> None:
 
 
 def hide_proc() -> None:
-    """Take ``/proc`` out of this mount namespace and all made from it. Open descriptors keep working."""
+    """Unmount ``/proc`` in this mount namespace and all made from it. Open descriptors keep working."""
     check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
 
 
 def drop_bounding_set() -> None:
-    """No process forked from here on can ever gain a capability that it does not have already."""
+    """Prevent this process and all it will fork from ever gaining another capability."""
     for capability in range(LAST_CAPABILITY + 1):
         libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
 
 
 def forbid_inspection() -> None:
-    """Let no process of the same user look into this one, and let it gain no privilege."""
+    """Prevent other processes of this user from inspecting this one, and prevent it from gaining privileges."""
     check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
     check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
 
 
 def count_own_tasks() -> int:
-    """Processes and threads of this user on this machine."""
-    mine = 0
+    """Number of processes and threads of this user on this machine."""
+    task_count = 0
     for entry in os.scandir("/proc"):
         try:
             if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                mine += len(os.listdir(f"/proc/{entry.name}/task"))  # noqa: PTH208 - pathlib is slow to import
+                task_count += len(os.listdir(f"/proc/{entry.name}/task"))  # noqa: PTH208 - pathlib is slow to import
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
-    return mine
+    return task_count
 
 
 def become_user(uid: int) -> None:
-    """Become an ordinary user, for good."""
+    """Become an ordinary user, permanently."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
 def drop_capabilities() -> None:
-    """No capability in any set, and none ever again."""
+    """Drop every capability from every set, permanently."""
     check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
     header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
     check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def set_limits(limits: Limits, processes: int | None) -> None:
-    """Resource limits of one process. ``processes`` None: no limit of its own."""
+    """Set the resource limits of this process. ``processes`` None: unlimited."""
     cpu = int(limits.total_s) + 2
     resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
     for name, value in (

@@ -1,4 +1,4 @@
-"""Landlock: an allow-list of files to read; everything else in the file system, and TCP, is refused by the kernel."""
+"""Landlock: the kernel allows reading listed files only, and denies the rest of the file system and TCP."""
 
 from __future__ import annotations
 
@@ -13,21 +13,18 @@ VERSION = 1
 PATH_BENEATH = 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
-"""Rights that exist since a version of the interface; the newest not above the kernel's is used."""
+"""Rights known to each version of the interface; the newest version not above the kernel's is used."""
 NET_SINCE, NET_RIGHTS = 4, 3
-SCOPE_SINCE, SCOPES = 6, 3  # abstract unix sockets and signals stay inside
+SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
 
 
 def kernel_version() -> int:
-    """Version of the kernel's interface, 0 without Landlock."""
+    """Version of the kernel's Landlock interface; 0: none."""
     return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)))
 
 
 class Ruleset:
-    """Files that may be read, and nothing else.
-
-    Args:
-        paths: files and folders. One that does not exist is left out.
+    """A rule set that allows reading ``paths``, files and folders, and nothing else. Missing paths are ignored.
 
     Raises:
         OSError: the kernel has no Landlock.
@@ -53,5 +50,5 @@ class Ruleset:
             os.close(opened)
 
     def restrict_process(self) -> None:
-        """Restrict this process and all it will fork. Needs ``no_new_privs``."""
+        """Restrict this process and all it will fork. Requires ``no_new_privs``."""
         check_call(libc.syscall(RESTRICT_SELF, self.descriptor, 0), "landlock_restrict_self")

@@ -1,7 +1,7 @@
-"""Started as root: binds what the jail needs where an ordinary user can read it, becomes that user, starts the jail.
+"""Launcher for root: binds the jail's files where an ordinary user can read them, becomes that user, starts the jail.
 
 Bubblewrap started as real root would not enforce RLIMIT_NPROC, and an ordinary user could not read an interpreter in
-``/root``. The binds live in a mount namespace of their own and end with the jail.
+``/root``. The binds exist only in a new mount namespace and end with the jail.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def mount_path(source: str, target: str, kind: str, flags: int) -> None:
 
 
 def stage_binds(binds: list[list[str]]) -> list[str]:
-    """Bind each source below :data:`STAGE`; the bubblewrap arguments that bind it on to its destination."""
+    """Bind each source below :data:`STAGE`; return the bubblewrap arguments that bind it to its destination."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(CLONE_NEWNS) == -1:
         raise OSError(ctypes.get_errno(), "unshare")

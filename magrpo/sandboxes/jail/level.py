@@ -1,4 +1,4 @@
-"""The isolation levels as one process applies them to itself; the rest of a level is how the jail was started."""
+"""The isolation levels, as each process applies them to itself; the jail's command line does the rest."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from . import confine, landlock, seccomp
 from .confine import Limits
 
 OWN_PROCESSES = 6
-"""Processes of the jail itself that count against its user's limit: bubblewrap, zygote, tester, ready, dying."""
+"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready, dying."""
 
 
 class Level:
-    """What the zygote, each candidate and each tester do to themselves.
+    """The restrictions that the zygote, each candidate and each tester put on themselves.
 
     Args:
         name: ``namespaces``, ``namespaces-flat``, ``landlock`` or ``none``.
@@ -32,13 +32,13 @@ class Level:
         self.candidate_calls = seccomp.build_foreign_filter(alone=not self.namespaces)
         self.tester_calls = seccomp.build_foreign_filter(alone=True)
         self.processes: int | None = None  # a level that refuses to fork needs no limit
-        if self.namespaces:  # twice: those of the candidate before may not be gone yet
+        if self.namespaces:  # twice: processes of the previous candidate may still be dying
             self.processes = 2 * limits.processes + OWN_PROCESSES
         elif not self.confined:
             self.processes = confine.count_own_tasks() + 2 * limits.processes + OWN_PROCESSES
 
     def confine_zygote(self) -> None:
-        """Once, before the first fork."""
+        """Called once, before the first fork."""
         confine.forbid_inspection()
         if self.namespaces:
             confine.hide_proc()
@@ -47,7 +47,7 @@ class Level:
             self.base.install_filter()
 
     def confine_candidate(self) -> None:
-        """After all descriptors but the channel are no longer needed, before any foreign code."""
+        """Called when only the channel's descriptor is still needed, before any foreign code."""
         if self.namespaces:
             confine.mount_scratch(self.limits)
         confine.set_limits(self.limits, self.processes)
@@ -58,7 +58,7 @@ class Level:
             self.candidate_calls.install_filter()
 
     def confine_tester(self) -> None:
-        """Before the job is read."""
+        """Called before the job is read."""
         confine.drop_capabilities()
         if self.tester_files:
             self.tester_files.restrict_process()

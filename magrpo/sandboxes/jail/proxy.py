@@ -1,4 +1,4 @@
-"""The candidate as the test code sees it: a function whose body runs in another process, under limits."""
+"""The proxy of the candidate in the tester: a callable whose body runs in another process, under limits."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ HUNG, GONE = b"h", b"g"
 MAX_REPLAYS = 8
 START_S = 10.0
 WALL_FACTOR = 2.0
-"""A call may take this times its CPU limit in wall time, not counting the time it waited for a CPU."""
+"""Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
-"""And this times in wall time whatever it waited for, or a program could wait for children of its own."""
+"""The same, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05
-"""Between two looks at the memory of a candidate that may have children."""
+"""Seconds between two checks of the memory of a candidate that may have children."""
 REPLAYED = frozenset({"ok", "exception"})
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 
 
 def _exceptions() -> dict[str, type[Exception]]:
-    """Builtin exceptions that can be raised again from a message alone."""
+    """Builtin exceptions that can be constructed from a message alone."""
     classes = [item for item in vars(builtins).values() if isinstance(item, type) and issubclass(item, Exception)]
     special = (StopIteration, StopAsyncIteration, UnicodeError)
     return {item.__name__: item for item in classes if not issubclass(item, (*special, BaseExceptionGroup))}
@@ -40,7 +40,7 @@ EXCEPTIONS = _exceptions()
 
 
 class Inexpressible(BaseException):
-    """The test passes something to the candidate that is not plain data."""
+    """The test passes a value to the candidate that is not plain data."""
 
 
 class Broken(BaseException):
@@ -48,18 +48,18 @@ class Broken(BaseException):
 
 
 class TooMuchMemory(wire.WireError):
-    """The candidate's processes hold more than the limit together."""
+    """The candidate's processes together exceed the memory limit."""
 
 
 class Proxy:
-    """Calls the candidate and replaces it, once, if it hangs or dies.
+    """Calls the candidate, and replaces its process once if it hangs or dies.
 
     Args:
         program: source, entry point and watched function.
         requests: to the zygote.
         process: a candidate process without a program.
         proc: descriptor of a ``/proc`` that shows candidate processes.
-        limits: of the candidate. children: it may have some.
+        limits: of the candidate. children: whether it may have any.
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Proxy:
         try:
             arguments, keywords = wire.encode_value(list(args), plain=True), wire.encode_value(kwargs, plain=True)
         except wire.WireError as error:
-            # What the candidate returned must not decide that the test runs where the candidate could forge it.
+            # A returned value must not be able to move the test into the candidate's process, where it could be forged.
             if isinstance(error, wire.Returned) or (isinstance(error, wire.TooLarge) and self.values):
                 raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
             raise Inexpressible(str(error)) from None
@@ -113,14 +113,14 @@ class Proxy:
             if mutated is not None:
                 update_arguments(args, after)
         except wire.WireError as error:
-            raise self._lost("protocol", str(error), HUNG, "call") from None
+            raise self._replace_failed("protocol", str(error), HUNG, "call") from None
         self.values.append(result)
         return result
 
     def result_used(self) -> bool:
-        """Whether some answer changes when the watched function's results are hidden: the candidate's claim.
+        """Whether an answer changes when the watched function's results are hidden, as claimed by the candidate.
 
-        A program that hangs or dies without the results used them.
+        A program that hangs or dies without the results counts as using them.
         """
         if not self.replays:
             return False
@@ -133,12 +133,12 @@ class Proxy:
             return failure.args[0] in {"timeout", "crash"}
 
     def replace_process(self) -> None:
-        """Replace the process by a fresh one."""
-        self._lost("not_run", "replaced", HUNG, "renew")
+        """Replace the process by a new one."""
+        self._replace_failed("not_run", "replaced", HUNG, "renew")
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
-        """Have the candidate's process run test code, within the limits of all tests: cases, calls, used.
+        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used.
 
         Raises:
             CandidateFailure: there is no answer.
@@ -150,7 +150,7 @@ class Proxy:
             used, *pairs = value
             return [(str(case_status), str(message)) for case_status, message in pairs], calls, used is True
         except (TypeError, ValueError):
-            raise self._lost("protocol", "malformed cases", HUNG, "beside") from None
+            raise self._replace_failed("protocol", "malformed cases", HUNG, "beside") from None
 
     def measure_usage(self) -> tuple[float, int]:
         """CPU seconds and largest memory of all processes so far."""
@@ -182,7 +182,7 @@ class Proxy:
         began, (cpu, waited) = time.monotonic(), self.process.read_times()
 
         def charge() -> float:
-            """CPU time, or a share of the wall time it did not spend waiting for a CPU, whichever is more."""
+            """The maximum of CPU time and scaled wall time, with and without the time spent waiting for a CPU."""
             cpu_now, waited_now = self.process.read_times()
             wall = time.monotonic() - began
             return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR, wall / WALL_CAP)
@@ -192,7 +192,7 @@ class Proxy:
             if left <= 0:
                 return 0.0
             if self.children:
-                self._watch_memory()
+                self._check_memory()
                 left = min(left, WATCH_S)
             return max(left, 0.001)
 
@@ -202,14 +202,14 @@ class Proxy:
             answer = check_answer(self.reader.read_message(wait), index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
-            raise self._lost(*diagnose_failure(error, allowed), verb) from None
+            raise self._replace_failed(*diagnose_failure(error, allowed), verb) from None
         self.spent_s += charge()
         if self.spent_s >= self.limits.total_s:
             self.failure = "not_run", "out of time in all"
         return answer
 
-    def _watch_memory(self) -> None:
-        """Each process has a limit of its own, and all of them together the same one. Looks now and then."""
+    def _check_memory(self) -> None:
+        """Check, every :data:`WATCH_S`, that all processes together stay within the limit of one."""
         now = time.monotonic()
         if now - self.looked < WATCH_S:
             return
@@ -217,10 +217,10 @@ class Proxy:
         if self.process.sum_family_memory(self.proc) > self.limits.memory_bytes:
             raise TooMuchMemory("together its processes hold more memory than the limit")
 
-    def _lost(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
-        """The process is of no more use: have it replaced, and load the program again if that is still allowed.
+    def _replace_failed(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
+        """Have the failed process replaced, and load the program again if that is still allowed.
 
-        A broken protocol and too much output are final: they are also the status of all that follows.
+        A broken protocol and too much output are final: all later cases get the same status.
         """
         self.output_left = self.reader.left
         self.process.close()
@@ -251,7 +251,7 @@ class Proxy:
 
 
 def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]:
-    """Status, message and what to tell the zygote when an answer did not come."""
+    """Status, message and request to the zygote for an answer that did not arrive."""
     match error:
         case TooMuchMemory():
             return "memory", str(error), HUNG
@@ -265,10 +265,10 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def check_answer(answer: Any, index: int) -> list[Any]:
-    """``[status, value, arguments, calls]`` of an answer to question ``index``.
+    """Check an answer to question ``index``; return ``[status, value, arguments, calls]``.
 
     Raises:
-        wire.WireError: it is anything else.
+        wire.WireError: the answer is malformed.
     """
     if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
         raise wire.WireError("not the answer to the question")
@@ -281,7 +281,7 @@ def check_answer(answer: Any, index: int) -> list[Any]:
 
 
 def update_arguments(args: tuple[Any, ...], after: Any) -> None:
-    """Make mutable arguments what the candidate left in them.
+    """Copy the candidate's changes into mutable arguments.
 
     Raises:
         wire.WireError: the shapes do not match.

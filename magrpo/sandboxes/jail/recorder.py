@@ -1,6 +1,6 @@
-"""The recorder that instrumented test code reports to, and what else such code finds in its namespace.
+"""The recorder that instrumented test code reports to, and the other names in that code's namespace.
 
-``instrument.py`` has the rules. Runs in the tester; beside the candidate only for tests that cannot be split off.
+``instrument.py`` has the rules. Runs in the tester; in the candidate's process only for tests that cannot be separated.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ MAX_MESSAGE = 500
 
 
 class CandidateFailure(Exception):
-    """A call gave no value. ``args`` are the status and the message of the case it belongs to."""
+    """A call returned no value. ``args``: status and message of its case."""
 
 
 class Unusable(BaseException):
@@ -30,11 +30,11 @@ class Callee(Protocol):
     """The candidate as the test code sees it."""
 
     values: list[Any]
-    """What it has returned so far."""
+    """Values returned so far."""
     raised: tuple[Exception, str, str] | None
     """The last exception it raised, with status and message."""
     failure: tuple[str, str] | None
-    """Status and message if it cannot be called any more."""
+    """Status and message once it can no longer be called."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
 
@@ -46,7 +46,7 @@ def escape_text(text: str) -> str:
 
 
 class Recorder:
-    """What instrumented test code reports to. See ``instrument.py`` for the rules."""
+    """Records the cases of instrumented test code. The code calls the first five methods by name."""
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
@@ -60,7 +60,7 @@ class Recorder:
         self.calls = len(self.callee.values)
 
     def verdict(self, source: str, counts: bool, value: Any) -> None:
-        """An assert's expression has a value."""
+        """An assert's expression was evaluated."""
         if not value:
             got = [reprlib.repr(value) for value in self.callee.values[self.calls :]]
             self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got[-2:])}" if got else ""))
@@ -96,7 +96,7 @@ class Recorder:
         if isinstance(error, ImportError):
             raise Unusable(f"the test cannot be run: {error}; sandbox.packages lists what it may import")
         if isinstance(error, NameError):
-            name = re.search(r"'(\w+)'", str(error))  # an unbound local is named in the message only
+            name = re.search(r"'(\w+)'", str(error))  # only the message names an unbound local
             if name and name[1] in self.undefined:
                 return self.undefined[name[1]]
         return "wrong", f"{type(error).__name__}: {error}"
@@ -107,7 +107,7 @@ class Recorder:
         self.cases.append([status, escape_text(message)])
 
     def finish_test(self) -> None:
-        """The test has ended: make sure that what went wrong outside of asserts shows."""
+        """Called at the end of the test: add a case for trouble outside of asserts."""
         trouble = self.trouble or self.callee.failure
         if trouble and all(case[0] == "pass" for case in self.cases):
             self.add_case(*trouble)
@@ -118,9 +118,9 @@ class Recorder:
 
 
 def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
-    """Run instrumented test code; one ``[status, message]`` for each case.
+    """Run instrumented test code; return ``[status, message]`` for each case.
 
-    ``names`` are visible to the test beside its own.
+    ``names`` are visible to the test in addition to its own.
 
     Raises:
         Unusable: the test itself cannot be run.
@@ -140,7 +140,7 @@ def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str
 
 
 def same(claimed: Any, expected: Any, tolerance: float) -> bool:
-    """Equality of plain data: the same exact types all the way down, floats within a relative or absolute tolerance.
+    """Equality of plain data with the same exact types at every level; floats within a relative or absolute tolerance.
 
     ``True`` is not 1 and 1 is not 1.0; ``nan`` equals ``nan``.
     """

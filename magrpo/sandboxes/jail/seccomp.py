@@ -53,7 +53,7 @@ NUMBERS = {
 }
 ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 LAST_KNOWN = 452
-"""System calls numbered above this are younger than the lists below: they do not exist as far as the jail goes."""
+"""Newer system calls, numbered above this, are unknown to the lists below and fail with ENOSYS."""
 
 NEVER = (
     # network, other programs, other processes' memory
@@ -98,7 +98,7 @@ def _argument(index: int) -> int:
 
 
 class Filter:
-    """A program under construction. Every rule leaves the number of the system call in the accumulator."""
+    """A filter under construction. Every rule leaves the number of the system call in the accumulator."""
 
     def __init__(self) -> None:
         machine = os.uname().machine
@@ -115,28 +115,28 @@ class Filter:
         ]
 
     def deny_calls(self, names: str, error: int = EPERM) -> None:
-        """Refuse system calls whatever their arguments."""
+        """Deny system calls with any arguments."""
         for name in names.split():
             if name in self.numbers:
                 self.code += [(EQUAL, 0, 1, self.numbers[name]), (RETURN, 0, 0, ERRNO | error)]
 
     def allow_if(self, name: str, tests: list[Instruction]) -> None:
-        """Allow a system call if all tests jump over the refusal.
+        """Allow a system call if all tests jump over the denial.
 
-        Each test is an instruction; a comparison's jumps are given as 1 (goes on) and 0 (refuse) here.
+        Each test is an instruction; a comparison's jumps are given here as 1 (continue) and 0 (deny).
         """
         body: list[Instruction] = []
         for k, (code, yes, no, operand) in enumerate(tests):
-            refuse = len(tests) - k
+            denial = len(tests) - k
             if code in (LOAD, AND):
                 body.append((code, 0, 0, operand))
             else:
-                body.append((code, 0 if yes else refuse, 0 if no else refuse, operand))
+                body.append((code, 0 if yes else denial, 0 if no else denial, operand))
         body += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO | EPERM)]
         self.code += [(EQUAL, 0, len(body), self.numbers[name]), *body]
 
     def compile_filter(self) -> CompiledFilter:
-        """The finished filter."""
+        """Compile the filter; calls that no rule matches are allowed."""
         return CompiledFilter([*self.code, (RETURN, 0, 0, ALLOW)])
 
 
@@ -149,26 +149,26 @@ class CompiledFilter:
         self.head = ctypes.create_string_buffer(struct.pack("HxxxxxxP", len(code), ctypes.addressof(self.code)))
 
     def install_filter(self) -> None:
-        """Put it on this process and all that it will fork. Needs ``no_new_privs``."""
+        """Install the filter on this process and all it will fork. Requires ``no_new_privs``."""
         check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, self.head, 0, 0), "seccomp")
 
 
 def build_base_filter() -> CompiledFilter:
-    """What nothing inside the jail ever needs, the zygote included."""
+    """Deny what no process inside the jail needs, the zygote included."""
     built = Filter()
     built.deny_calls(NEVER)
     return built.compile_filter()
 
 
 def build_foreign_filter(alone: bool) -> CompiledFilter:
-    """On top of that, what a process may not do that runs foreign code.
+    """Deny, in addition, what a process with foreign code must not do.
 
     Args:
-        alone: it has no namespaces of its own, so it may not have children or send signals either.
+        alone: the process has no namespaces of its own, so it may not have children or send signals either.
     """
     built = Filter()
     built.deny_calls(FOREIGN + (" " + ALONE if alone else ""))
-    built.deny_calls("clone3", ENOSYS)  # its flags lie in memory, where no filter sees them; libc falls back on clone
+    built.deny_calls("clone3", ENOSYS)  # its flags are in memory, invisible to filters; libc falls back to clone
     flags = [(LOAD, 0, 0, _argument(0)), (ANY_BIT, 0, 1, CLONE_NEW_ANY)]
     built.allow_if("clone", [*flags, (ANY_BIT, 1, 0, CLONE_THREAD)] if alone else flags)
     built.allow_if("prlimit64", [(LOAD, 0, 0, _argument(0)), (EQUAL, 1, 0, 0)])

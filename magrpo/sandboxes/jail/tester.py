@@ -1,6 +1,6 @@
-"""Runs the test code against a candidate that lives in another process.
+"""Runs the test code against a candidate in another process.
 
-Expected values and comparisons exist only here and in the parent.
+Expected values and comparisons exist only here and in the parent process.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def serve_job(
     limits: Limits,
     children: bool,
 ) -> None:
-    """Do one job: read it from the parent, run it, report. ``children``: the candidate may have some."""
+    """Read one job from the parent, run it and report. ``children``: whether the candidate may have any."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
@@ -49,7 +49,7 @@ def serve_job(
 
 
 def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
-    """The verdicts of a job: with the test code here if it can be, else beside the candidate.
+    """Judge the candidate with the test code in this process if possible, else in the candidate's process.
 
     Raises:
         Unusable: the test cannot be run.
@@ -65,7 +65,7 @@ def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
 
 
 def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
-    """Let the candidate's own process run the test. It can say what it likes: the report is marked forgeable."""
+    """Run the test in the candidate's own process, which can lie: the report is marked forgeable."""
     report: dict[str, Any] = {"forgeable": True}
     cases: list[list[str]] = []
     try:

@@ -1,4 +1,4 @@
-"""Frames and plain data: all that ever crosses the border between a candidate and the test code.
+"""Frames and plain data: the only things that cross the border between a candidate and the test code.
 
 A frame is a length (4 bytes, big endian) and that many bytes of ASCII JSON. Values travel as plain data of exact
 builtin types; an array is always a tag and its payload::
@@ -11,7 +11,7 @@ builtin types; an array is always a tag and its payload::
     ["c", re, im], ["r", start, stop, step]    complex, range
     ["o", "type name"]                         anything else: opaque, equal to nothing
 
-Nothing is ever unpickled or evaluated, and a reader sets the caps.
+Nothing is ever unpickled or evaluated, and the reader limits sizes.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ HEADER = struct.Struct(">I")
 
 
 class WireError(Exception):
-    """What arrived is not a frame, or not plain data."""
+    """The received bytes are not a frame, or not plain data."""
 
 
 class NotPlain(WireError):
@@ -39,23 +39,23 @@ class NotPlain(WireError):
 
 
 class Returned(WireError):
-    """A value came from the other side as opaque and is sent back."""
+    """A value received as opaque is sent back."""
 
 
 class TooLarge(WireError):
-    """A value or a frame is larger than the cap."""
+    """A value or a frame exceeds the size limit."""
 
 
 class Closed(WireError):
-    """The other side is gone."""
+    """The other side hung up."""
 
 
 class Late(WireError):
-    """Nothing arrived before the deadline."""
+    """No frame arrived before the deadline."""
 
 
 class Opaque:
-    """A value that is not plain data: only the name of its type is known, and it equals nothing."""
+    """A value that is not plain data: only the name of its type is known. Equals nothing."""
 
     __slots__ = ("type_name",)
     __hash__ = None  # type: ignore[assignment]
@@ -80,12 +80,12 @@ class Opaque:
 def encode_value(value: Any, *, plain: bool = False) -> Any:
     """Reduce ``value`` to tagged JSON, through the methods of the exact builtin types only.
 
-    A subclass is taken as its builtin base (``Counter`` as ``dict``, a named tuple as ``tuple``).
+    A subclass is encoded as its builtin base (``Counter`` as ``dict``, a named tuple as ``tuple``).
 
     Raises:
         TooLarge: deeper than :data:`MAX_DEPTH` or more than :data:`MAX_NODES` values.
-        NotPlain: it holds something that is not plain data, and ``plain`` is asked for.
-        Returned: it holds an :class:`Opaque`, and ``plain`` is asked for.
+        NotPlain: ``plain``, and the value holds something that is not plain data.
+        Returned: ``plain``, and the value holds an :class:`Opaque`.
     """
     budget = MAX_NODES
 
@@ -118,7 +118,7 @@ def encode_value(value: Any, *, plain: bool = False) -> Any:
             return flat
         if tag in "lt":
             return [tag, *[reduce(entry, depth + 1) for entry in kind.__iter__(item)]]
-        if tag in "sf":  # sorted: equal sets have equal codes
+        if tag in "sf":  # sorted, so that equal sets have equal encodings
             return [tag, *sorted((reduce(entry, depth + 1) for entry in kind.__iter__(item)), key=json.dumps)]
         if tag in "bB":
             return [tag, kind.hex(item)]
@@ -148,10 +148,10 @@ def _builtin_base(kind: type) -> type | None:
 
 
 def decode_value(data: Any) -> Any:
-    """Rebuild a value from tagged JSON. ``json.loads`` has bounded the depth, the frame's cap the size.
+    """Rebuild a value from tagged JSON. The caller bounds the size.
 
     Raises:
-        WireError: it is not what :func:`encode_value` makes.
+        WireError: the data are not output of :func:`encode_value`.
     """
     try:
         return _build(data, 0)
@@ -202,7 +202,7 @@ def parse_frame(body: bytes) -> Any:
     """The message of a frame's body.
 
     Raises:
-        WireError: it is not JSON, is nested too deeply, or holds an integer that should have travelled as hex.
+        WireError: the body is not JSON, is nested too deeply, or holds a large integer that is not in hex.
     """
     try:
         return json.loads(body.decode("ascii"), parse_int=_small_int)
@@ -217,16 +217,16 @@ def _small_int(digits: str) -> int:
 
 
 def send_message(channel: socket, message: Any) -> None:
-    """Send one message; blocks until it is taken."""
+    """Send one message; blocks until it is written."""
     channel.sendall(frame_message(message))
 
 
 class FrameReader:
-    """Reads frames off a socket, at most ``cap`` bytes in all: a length is refused before anything is buffered.
+    """Reads frames from a socket, at most ``cap`` bytes in total; excessive lengths are rejected before buffering.
 
     Args:
         channel: a stream socket.
-        cap: total bytes that may ever arrive.
+        cap: maximum number of bytes in total.
     """
 
     def __init__(self, channel: socket, cap: int) -> None:
@@ -236,7 +236,7 @@ class FrameReader:
         self.poll.register(channel, select.POLLIN)
 
     def read_message(self, wait: Callable[[], float | None]) -> Any:
-        """The next message. ``wait()`` tells for how many seconds to wait next, None for ever, 0 or less to give up.
+        """The next message. ``wait()`` returns the seconds to wait next: None: forever; 0 or less: give up.
 
         Raises:
             Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.

@@ -1,8 +1,8 @@
-"""The process that every candidate is forked from. It imports once, never sees data, and runs no foreign code.
+"""The zygote: the process from which every candidate is forked. Imports once, sees no data, runs no foreign code.
 
-One request on the control socket is one candidate: a byte and the descriptor of the connection to the parent. The
-zygote forks the candidate first, then the tester, which reads the job from that connection; it replaces the candidate
-when the tester asks for it, and reports both exits when the tester is done.
+One request on the control socket is one candidate: a byte and the descriptor of a connection to the parent. The zygote
+forks the candidate, then the tester, which reads the job from that connection. It replaces the candidate on the
+tester's request, and reports the tester's exit status at the end.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ DYING_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class LiveCandidate:
-    """A candidate process that waits for its program, and the tester's end of the channel to it."""
+    """A candidate process that waits for its program, and the tester's end of its channel."""
 
     pid: int
     channel: socket.socket
 
 
 class Zygote:
-    """Forks candidates and testers on demand. One candidate is always ready, so that a job need not wait for it.
+    """Forks candidates and testers on demand, and keeps one candidate ready in advance.
 
     Args:
         control: the connection to the parent.
@@ -70,9 +70,9 @@ class Zygote:
             self.control.send(json.dumps({"tester": status}).encode())
 
     def attend_tester(self, testing: int, requests: socket.socket, pid: int) -> int | None:
-        """Replace the candidate whenever the tester asks, until the tester ends; its exit status.
+        """Replace the candidate whenever the tester asks, until the tester ends; return its exit status.
 
-        None: the parent hung up meanwhile.
+        None: the parent hung up.
         """
         ended = os.pidfd_open(testing)
         poll = select.poll()
@@ -86,7 +86,7 @@ class Zygote:
                 if ended in ready:
                     return os.waitpid(testing, 0)[1]
                 request = requests.recv(16)
-                if not request:  # the tester is on its way out
+                if not request:  # the tester is exiting
                     poll.unregister(requests)
                     continue
                 past = bury_candidate(pid, DYING_S if request == proxy.GONE else 0)
@@ -101,7 +101,7 @@ class Zygote:
             self.dying = [old for old in [*self.dying, pid] if os.waitpid(old, os.WNOHANG)[0] == 0]
 
     def take_ready_candidate(self) -> LiveCandidate:
-        """The candidate that is ready, replaced if something killed it while it waited."""
+        """The ready candidate, replaced if it was killed while waiting."""
         if os.waitpid(self.ready.pid, os.WNOHANG)[0] != 0:
             self.ready.channel.close()
             self.ready = self.fork_candidate()
@@ -143,9 +143,9 @@ class Zygote:
 
 
 def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
-    """Kill a candidate, with its namespace all it left behind, and wait for it: exit status, CPU seconds, memory.
+    """Kill a candidate and, with its namespace, its descendants; return exit status, CPU seconds, memory.
 
-    One that hung up is given ``patience_s`` to die by itself, so that its exit status tells how.
+    A candidate that hung up gets ``patience_s`` to die by itself, so that its exit status tells the cause.
     """
     if patience_s:
         ended = os.pidfd_open(pid)
@@ -157,9 +157,9 @@ def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
 
 
 def kill_candidate(pid: int) -> None:
-    """Kill a candidate that was not reaped yet, so that the number is still its own, and its process group.
+    """Kill a candidate and its process group. The candidate must not be reaped yet, so that its pid is still its own.
 
-    With a pid namespace all its descendants die with it; without confinement this reaches those that stayed.
+    With a pid namespace all descendants die too; without, those that stayed in the process group.
     """
     with contextlib.suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
@@ -167,7 +167,7 @@ def kill_candidate(pid: int) -> None:
 
 
 def import_modules(modules: list[str]) -> None:
-    """Import what programs usually import, so that they need not."""
+    """Import modules that programs usually need, so that candidates start faster."""
     for name in modules:
         __import__(name)
 

@@ -10,7 +10,7 @@ import pytest
 from magrpo.config import AlgoConfig
 from magrpo.stages.credit import credit
 from magrpo.types import Action, Estimator, JointReward, Observation, Problem, Prompt, RolloutGroup, ScoredTurn
-from pipelines.benchmarks.credit import NodeGradients, node_gradients, pairings
+from pipelines.benchmarks.credit import NodeGradients, list_pairings, multiply_gradients
 from pipelines.cli import main
 from tests.pipelines.micro import write_config
 
@@ -42,8 +42,8 @@ def drawn(number: int, estimator: Estimator) -> tuple[NodeGradients, list[np.nda
         nodes.append(node(mine[:, None] + 2 * partner + mine[:, None] * partner))
         completions.append(np.stack([mine, generator.normal(size=SIZE)], axis=1).astype(np.float32))  # (G, 2)
     crossed = advantages(nodes, estimator)
-    aligned = np.stack([advantages(list(one), estimator) for one in zip(*map(pairings, nodes), strict=True)])
-    found = node_gradients(crossed, aligned, completions)
+    aligned = np.stack([advantages(list(one), estimator) for one in zip(*map(list_pairings, nodes), strict=True)])
+    found = multiply_gradients(crossed, aligned, completions)
     each = [
         np.stack([row @ g / SIZE for row, g in zip(rows, completions, strict=True)]) for rows in (crossed, aligned[0])
     ]
@@ -51,7 +51,7 @@ def drawn(number: int, estimator: Estimator) -> tuple[NodeGradients, list[np.nda
 
 
 def test_pairings_hold_every_joint_action_once_and_equal_indices_first() -> None:
-    found = [[tuple(turn.picks.values()) for turn in one.turns] for one in pairings(node(np.zeros((SIZE, SIZE))))]
+    found = [[tuple(turn.picks.values()) for turn in one.turns] for one in list_pairings(node(np.zeros((SIZE, SIZE))))]
     assert found[0] == [(0, 0), (1, 1), (2, 2)]
     assert sorted(itertools.chain(*found)) == [*itertools.product(range(SIZE), repeat=2)]
     assert all(sorted(i for i, _ in one) == sorted(j for _, j in one) == [0, 1, 2] for one in found)
@@ -72,9 +72,9 @@ def test_the_estimates_are_the_variances_of_many_problems() -> None:
     found, (crossed, paired) = drawn(4000, "magrpo")
     for mode, gradients in (("crossed", crossed), ("aligned", paired)):
         measured = float(gradients.var(axis=0, ddof=1).sum())
-        assert found.variance(mode)[0] == pytest.approx(measured, rel=0.05), mode
+        assert found.estimate_variance(mode)[0] == pytest.approx(measured, rel=0.05), mode
         signal = float((gradients.mean(0) ** 2).sum())
-        assert found.noise(mode, 24) == pytest.approx(measured / 24 / signal, rel=0.15), mode
+        assert found.relative_noise(mode, 24) == pytest.approx(measured / 24 / signal, rel=0.15), mode
     ratio = found.variance_ratio()
     assert ratio.low < ratio.mean < ratio.high < 0.8, "partners' luck is half of what a return varies by here"
 
@@ -83,12 +83,12 @@ def test_noise_and_ratio_by_hand() -> None:
     # Gradients (1, 0) and (3, 0): mean (2, 0), variance 2, squared length 4 less 2 / 2 is 3; pairings add 1 to 2.
     products = np.array([[1.0, 3.0], [3.0, 9.0]])
     found = NodeGradients(products, products, np.array([1.0, 1.0]))
-    assert (found.variance("crossed")[0], found.variance("aligned")[0]) == (2.0, 3.0)
-    assert found.noise("crossed", 1) == pytest.approx(2 / 3)
-    assert found.noise("aligned", 2) == pytest.approx(1 / 2)
+    assert (found.estimate_variance("crossed")[0], found.estimate_variance("aligned")[0]) == (2.0, 3.0)
+    assert found.relative_noise("crossed", 1) == pytest.approx(2 / 3)
+    assert found.relative_noise("aligned", 2) == pytest.approx(1 / 2)
     assert found.variance_ratio().mean == pytest.approx(2 / 3)
     opposite = np.array([[1.0, -1.0], [-1.0, 1.0]])
-    assert NodeGradients(opposite, opposite, np.zeros(2)).noise("crossed", 1) == float("inf")
+    assert NodeGradients(opposite, opposite, np.zeros(2)).relative_noise("crossed", 1) == float("inf")
     still = NodeGradients(np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2))
     assert still.variance_ratio().mean == 1.0, "where nothing varies nothing is gained"
 

@@ -20,7 +20,7 @@ from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs
 from pipelines.cli import main
-from pipelines.commands.runs import worked
+from pipelines.commands.runs import seconds_at_work
 from tests.pipelines.micro import write_config
 
 
@@ -112,10 +112,10 @@ def test_time_at_work_leaves_pauses_out() -> None:
     metrics = {"kind": "metrics", "step": 1, "time_ms": 24_000, "values": {}}
     first = [status("RUNNING", 1_000), status("KILLED", 4_000)]
     killed = [*first, status("RUNNING", 20_000), {"kind": "tags", "values": {}}, metrics]
-    assert worked(first, None) == 3
-    assert worked(killed, None) == 7
-    assert worked(killed, 30_000) == 13
-    assert worked([*killed, status("RUNNING", 50_000), status("FINISHED", 51_000)], None) == 8
+    assert seconds_at_work(first, None) == 3
+    assert seconds_at_work(killed, None) == 7
+    assert seconds_at_work(killed, 30_000) == 13
+    assert seconds_at_work([*killed, status("RUNNING", 50_000), status("FINISHED", 51_000)], None) == 8
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (273, "4 min 33 s"), (7_500, "2 h 05 min")])
@@ -142,7 +142,7 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert settings.strip().splitlines()[2:] == ["| train.seed | 0 | 1 |"], "the only key that differs"
     assert "B \u2212 A" in said
     assert "2 the same, paired" in text
-    [look] = [run.look[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
+    [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
     assert look in text
     tokens = sum(
         metrics["rollout/tokens"]

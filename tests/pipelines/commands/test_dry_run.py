@@ -14,7 +14,7 @@ from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.cli import main
 from pipelines.commands.dry_run import show_plan
-from pipelines.commands.estimate import measured, memory, work_of
+from pipelines.commands.estimate import estimate_memory, estimate_work, mean_stage_seconds
 from tests.pipelines.micro import command
 from tests.pipelines.training.test_resume import Runs
 
@@ -84,7 +84,7 @@ def test_a_run_for_a_gpu_is_planned_without_one_and_refused(
 
 
 def test_counts_are_those_of_a_run(runs: Runs) -> None:
-    store, work = RunStore.open(runs.root, "whole"), work_of(config(runs))
+    store, work = RunStore.open(runs.root, "whole"), estimate_work(config(runs))
     groups = read_records(store.path / "stages/00001/rollout.0/groups.jsonl.gz", RolloutGroup[Turn])
     assert work.completions == sum(len(members) for group in groups for members in group.actions.values())
     assert work.joint_actions == sum(len(group.turns) for group in groups)
@@ -93,14 +93,14 @@ def test_counts_are_those_of_a_run(runs: Runs) -> None:
 
 
 def test_counts_of_several_turns_and_crossed_actions(runs: Runs) -> None:
-    two = work_of(
+    two = estimate_work(
         config(runs, "env.num_turns=2", "rollout.tree=full", "rollout.branching=3", "rollout.joint_mode=crossed")
     )
     # 2 problems; 4 completions of 2 agents and 16 joint actions a node; 3 of them go on
     assert (two.completions, two.joint_actions) == ((2 + 6) * 4 * 2, (2 + 6) * 16)
-    chains = work_of(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
+    chains = estimate_work(config(runs, "env.num_turns=3", "rollout.joint_mode=crossed"))
     assert (chains.completions, chains.joint_actions) == (2 * 4 * 2 + 2 * (2 * 16 * 2), 3 * 2 * 16)
-    best = work_of(config(runs, "env.num_turns=2", "rollout.tree=best"))
+    best = estimate_work(config(runs, "env.num_turns=2", "rollout.tree=best"))
     assert (best.completions, best.joint_actions) == (2 * 2 * 4 * 2, 2 * 2 * 4)
 
 
@@ -111,24 +111,24 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     trained = {name: sum(p.numel() for p in policy.parameters(name).values()) for name in policy.agents}
     with policy.active("main") as model:
         frozen = sum(p.numel() for name, p in model.named_parameters() if ".lora_" not in name)
-    sizes = memory(resolved, 4, None)
+    sizes = estimate_memory(resolved, 4, None)
     assert sizes["optimizer"] == 8 * sum(trained.values())
     assert sizes["gradients of one agent"] == 4 * max(trained.values())
     assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.weights(name) == "lora")
     assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
     assert sizes["frozen parameters"] == 4 * frozen
     assert "KV cache of completions" not in sizes
-    assert memory(resolved, 4, 256)["KV cache of completions"] > 0
+    assert estimate_memory(resolved, 4, 256)["KV cache of completions"] > 0
 
 
 def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
-    seconds, number = measured(runs.root, config(runs))
+    seconds, number = mean_stage_seconds(runs.root, config(runs))
     assert number == 1
     assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
-    assert measured(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
-    assert measured(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
+    assert mean_stage_seconds(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
+    assert mean_stage_seconds(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
 
 
 def test_a_model_that_is_not_there(runs: Runs) -> None:
     with pytest.raises(ConfigError, match="agent 'helper': cannot read the configuration of"):
-        memory(config(runs, "agents.0.model=/nowhere/at-all"), 4, None)
+        estimate_memory(config(runs, "agents.0.model=/nowhere/at-all"), 4, None)

@@ -29,7 +29,7 @@ def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
         assert command(sync, log, away) == 1
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     assert command(sync, log, partial(track_at, uri)) == 0
-    assert "everything of late is delivered" in log.read_text()
+    assert "every record of late is delivered" in log.read_text()
 
     [run] = MlflowClient(uri).search_runs(["1"], "tags.`magrpo.run_id` = 'late'")
     assert run.info.status == "FINISHED"

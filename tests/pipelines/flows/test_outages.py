@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from magrpo.layout import Step
 from magrpo.store import Pointer
 from magrpo.tracking.system import PREFIX
-from pipelines.flows.local_server import healthy
+from pipelines.flows.local_server import is_healthy
 from tests.pipelines.micro import command, start, write_config
 from tests.pipelines.training.test_resume import TIMED
 
@@ -50,7 +50,7 @@ class Servers:
             self._running = [
                 subprocess.Popen(arguments, env=environment, stdout=log, stderr=log) for arguments in (prefect, mlflow)
             ]
-        wait_for(lambda: healthy(f"{self.prefect}/api/health") and healthy(f"{self.mlflow}/health"))
+        wait_for(lambda: is_healthy(f"{self.prefect}/api/health") and is_healthy(f"{self.mlflow}/health"))
 
     def stop(self) -> None:
         for process in self._running:

@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from pipelines.environment import LOOPBACK, reach_loopback_directly
-from pipelines.flows.local_server import healthy
+from pipelines.flows.local_server import is_healthy
 from tests.pipelines.micro import command, write_config
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
@@ -71,7 +71,7 @@ def test_servers_on_loopback_are_reached_directly(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert healthy(f"http://127.0.0.1:{server_port}/")
+    assert is_healthy(f"http://127.0.0.1:{server_port}/")
     reach_loopback_directly()
     for host in ("127.0.0.1", "localhost"):
         url = f"http://{host}:{server_port}/"
@@ -85,7 +85,7 @@ def test_other_hosts_keep_their_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         reach_loopback_directly()
         assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "corp.example,localhost,127.0.0.1,::1"
     assert os.environ["HTTP_PROXY"] == NOBODY
-    assert not healthy("http://other.invalid/health")
+    assert not is_healthy("http://other.invalid/health")
     with pytest.raises(httpx.ConnectError, match="refused"):  # by the proxy; the host has no address
         httpx.get("http://other.invalid/")
 

@@ -34,7 +34,7 @@ from tests.pipelines.micro import start, write_config
 )
 def test_what_cannot_be_a_schedule_is_refused(timetable: Timetable, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        timetable.schedule()
+        timetable.build_schedule()
 
 
 def completed(root: Path) -> list[tuple[str, str]]:

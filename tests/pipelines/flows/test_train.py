@@ -151,7 +151,7 @@ class Flows:
 def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
     folder = tmp_path_factory.mktemp("flows")
     with LocalServer(folder / "prefect") as server:
-        server.wait()
+        server.wait_until_ready()
         yield Flows(folder, os.environ["PREFECT_API_URL"])
 
 
@@ -310,7 +310,7 @@ def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monke
     monkeypatch.setattr(sys, "executable", "/bin/false")
     before = dict(os.environ)
     with LocalServer(tmp_path) as server, pytest.raises(ServerError, match=r"server[.]log, or run with --local"):
-        server.wait()
+        server.wait_until_ready()
     assert dict(os.environ) == before
 
 

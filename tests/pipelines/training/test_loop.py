@@ -10,10 +10,10 @@ import pytest
 from magrpo.config import RunConfig, load_config
 from magrpo.layout import Step
 from magrpo.store import Pointer, RunStore
-from magrpo.tracking import MemoryTracker
 from pipelines.training.loop import Outcome, run_steps
 from pipelines.training.recorder import RunRecorder
 from tests import plugins
+from tests.memory_tracker import MemoryTracker
 
 
 class ScriptedStages:

@@ -23,8 +23,8 @@ from mlflow.entities import Run, RunInfo
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step
 from magrpo.store import MANIFEST, RunStore
-from magrpo.tracking import provenance
-from magrpo.tracking.recorded import newest
+from magrpo.tracking import collect_provenance
+from magrpo.tracking.recorded import newest_by_step
 from magrpo.tracking.system import PREFIX
 from tests.pipelines.micro import command, write_config
 
@@ -144,7 +144,7 @@ class Runs:
             points = client.get_metric_history(run.info.run_id, key)
             values = [(p.step, p.value) for p in sorted(points, key=lambda p: (p.step, p.timestamp))]
             assert all(one != other for one, other in pairwise(values)), f"{key}: {values}"
-            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest(points).items())
+            histories[key] = sorted((s, 0.0 if key.startswith(TIMED) else v) for s, v in newest_by_step(points).items())
         return {
             "status": run.info.status,
             "params": run.data.params,
@@ -200,7 +200,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert "magrpo.rewound" not in tags
     assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
-    assert {key: tags.get(key) for key in provenance()} == provenance()
+    assert {key: tags.get(key) for key in collect_provenance()} == collect_provenance()
     prepared = store.path / "stages" / "00000" / "prepare"
     kind = store.config().problems.kind
     assert {name for name, _ in tracked["datasets"]} == {f"{kind} {split}" for split in ("train", "test", "ood")}

@@ -9,9 +9,9 @@ import pytest
 from magrpo.config import RunConfig, load_config
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore, read_records
-from magrpo.tracking import MemoryTracker
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
-from pipelines.commands.estimate import memory, work_of
+from pipelines.commands.estimate import estimate_memory, estimate_work
+from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
 
@@ -82,12 +82,12 @@ def test_a_run_of_each_example(tmp_path: Path, name: str, num_turns: int) -> Non
 
 def test_the_plan_counts_those_who_act_and_those_who_train(tmp_path: Path) -> None:
     path = write_config(tmp_path)
-    work = work_of(load_config(path, [TURNS]))
+    work = estimate_work(load_config(path, [TURNS]))
     # 2 problems, 4 completions of the helper each; after each of them one of main, or 4
     assert (work.completions, work.joint_actions) == (2 * 4 + 8, 2 * 4 + 8)
-    work = work_of(load_config(path, [TURNS, "rollout.tree=full"]))
+    work = estimate_work(load_config(path, [TURNS, "rollout.tree=full"]))
     assert (work.completions, work.joint_actions) == (2 * 4 + 8 * 4, 2 * 4 + 8 * 4)
-    both, one = (memory(load_config(path, extra), 4, None) for extra in ((), ["agents.0.trained=false"]))
+    both, one = (estimate_memory(load_config(path, extra), 4, None) for extra in ((), ["agents.0.trained=false"]))
     assert both["optimizer"] == 2 * one["optimizer"]
     assert both["adapters"] == one["adapters"]
 

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
 from magrpo.embedded.demonstrations import make_revisions
+from magrpo.embedded.recipes import RECIPES
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.evaluated_run import EvaluatedRun
@@ -23,7 +24,6 @@ from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
-from pipelines.commands.warm_start import RECIPES
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunProgress, RunState
 

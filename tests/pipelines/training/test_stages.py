@@ -14,11 +14,11 @@ from magrpo.interfaces import Progress
 from magrpo.layout import Step
 from magrpo.policy import Policy
 from magrpo.store import RunStore
-from magrpo.tracking import MemoryTracker
 from magrpo.types import Action, Request
 from pipelines.cli import main
 from tests import plugins
 from tests.fakes import ScriptedEngine
+from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import open_stages, write_config
 
 OPENED: list[MortalEngine] = []

@@ -43,4 +43,4 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
 
 def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", CONFIG, f"root={tmp_path}", "--dry-run"]) == 0
-    assert "sandbox  none is needed: 96 joint actions an iteration are judged as texts\n" in capsys.readouterr().out
+    assert "sandbox  not needed: 96 joint actions an iteration are judged as texts\n" in capsys.readouterr().out

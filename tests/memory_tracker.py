@@ -1,4 +1,4 @@
-"""A Tracker that keeps everything in lists."""
+"""A tracker that keeps everything in lists, for tests of what is recorded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from magrpo.types import Trajectory, TurnTimes
 
 
 class MemoryTracker:
-    """For tests and for runs without MLflow."""
-
     def __init__(self) -> None:
         self.logged_params: dict[str, object] = {}
         self.logged_tags: dict[str, str] = {}

@@ -1,0 +1,245 @@
+"""The library for notebooks and scripts: train and read runs, price joint actions, sample from an engine.
+
+``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+from magrpo.config import RunConfig, load_config  # noqa: F401  # a name of the package, too
+from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.rollout import rollout, root_nodes
+from magrpo.stages.score import Scored, score_texts
+from magrpo.store import RunStore
+from magrpo.types import Problem
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from magrpo.interfaces import Engine
+    from magrpo.policy import Policy
+    from pipelines.examples.one_iteration import Iteration
+
+
+def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
+    """A configuration from nested dictionaries with the keys of a TOML file; ``overrides`` as in :func:`load_config`.
+
+    >>> model = "coopcode-base"
+    >>> config = build_config({
+    ...     "agents": [{"name": role, "role": role, "model": model} for role in ("helper", "main")],
+    ...     "problems": {"kind": "coopcode"},
+    ...     "env": {"kind": "coding", "prompt": "bare"},
+    ...     "reward": {"kind": "coding"},
+    ... }, ["train.num_iterations=2"])
+
+    Raises:
+        ConfigError: a key or a value is unusable; the message names it and the remedy.
+    """
+    return validate_config(RunConfig, dict(sections), overrides, "build_config")
+
+
+def run_iteration(config: RunConfig) -> Iteration:
+    """Train untrained agents for one iteration in memory; returns its joint actions, samples and metrics.
+
+    >>> iteration = run_iteration(load_config("pipelines/configs/embedded.toml", ["rollout.problems_per_iteration=2"]))
+    >>> iteration.metrics["reward/joint"]
+    """
+    return _import_pipelines("examples.one_iteration").run_once(config)  # type: ignore[no-any-return]
+
+
+def train_run(config: RunConfig, name: str | None = None) -> Run:
+    """A whole run in this process, without Prefect, in ``config.root``.
+
+    A run that has the name already resumes: its committed stages are kept.
+
+    Raises:
+        ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
+    """
+    store = RunStore(config.root, name) if name else RunStore.create(config)
+    if not store.exists():
+        store = RunStore.create(config, name)
+    elif store.config() != config:
+        raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
+    _import_pipelines("environment").prepare_environment()
+    _import_pipelines("training.execute").execute(config.root, store.run_id, lambda run_step: run_step, {})
+    return Run(store)
+
+
+def open_run(folder: Path | str) -> Run:
+    """A run from its directory.
+
+    >>> run = open_run("runs/my-run")
+    >>> run.read_metrics()["reward/joint"].plot()
+
+    Raises:
+        ConfigError: there is no run in ``folder``.
+    """
+    folder = Path(folder).resolve()
+    return Run(RunStore.open(folder.parent, folder.name))
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory, read as data frames."""
+
+    store: RunStore
+
+    @property
+    def config(self) -> RunConfig:
+        """The configuration of the run."""
+        return self.store.config()
+
+    def read_metrics(self) -> DataFrame:
+        """The metrics of every stage, one row for each iteration; ``time/*`` are summed over turns."""
+        import pandas  # half a second
+
+        rows: dict[int, dict[str, float]] = defaultdict(dict)
+        for iteration, _, metrics in sorted(self.store.stage_metrics(), key=lambda entry: entry[:2]):
+            row = rows[iteration]
+            for key, value in metrics.items():
+                row[key] = row.get(key, 0.0) + value if key.startswith("time/") else value
+        return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("iteration").sort_index()
+
+    def read_evaluations(self) -> DataFrame:
+        """The summaries of all evaluations: iteration, split, mode, quantity, mean, low and high.
+
+        Quantities are fractions of their maximum, except tokens.
+        """
+        import pandas  # half a second
+
+        rows = [
+            (iteration, *key.split("/"), quantity, interval.mean, interval.low, interval.high)
+            for iteration, pointer in find_evaluations(self.store).items()
+            for key, quantities in read_evaluation(self.store.folder(pointer)).summary.items()
+            for quantity, interval in quantities.items()
+        ]
+        return pandas.DataFrame(rows, columns=["iteration", "split", "mode", "quantity", "mean", "low", "high"])
+
+    def read_answers(self, iteration: int | None = None) -> DataFrame:
+        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum.
+
+        Raises:
+            ConfigError: this iteration was not evaluated.
+        """
+        import pandas  # half a second
+
+        evaluations = find_evaluations(self.store)
+        chosen = max(evaluations, default=None) if iteration is None else iteration
+        if chosen not in evaluations:
+            listed = ", ".join(map(str, evaluations)) or "none"
+            raise ConfigError(f"run {self.store.run_id}: no evaluation after iteration {chosen}; there are: {listed}")
+        fraction = self.config.reward.fraction
+        return pandas.DataFrame(
+            {
+                "task_id": row.task_id,
+                "split": row.split,
+                "mode": row.mode,
+                "return": fraction(row.returns[-1]),
+                "passed": row.passed[-1],
+                **row.texts,
+            }
+            for row in read_evaluation(self.store.folder(evaluations[chosen])).rows
+        )
+
+    def read_joint_actions(self, iteration: int) -> DataFrame:
+        """The joint actions sampled in an iteration, with their rewards and one column of texts for each agent.
+
+        Raises:
+            ConfigError: the iteration is not complete, or is evaluation only.
+        """
+        import pandas  # half a second
+
+        if iteration == 0 or iteration not in committed_iterations(self.store, "update"):
+            raise ConfigError(f"run {self.store.run_id}: iteration {iteration} has not been trained")
+        pointers = [self.store.find(Step("score", iteration, str(turn)).folder) for turn in range(self._num_turns)]
+        groups = [group for pointer in pointers if pointer for group in read_scored(self.store.folder(pointer))]
+        return pandas.DataFrame(
+            {
+                "task_id": group.problem.task_id,
+                "turn": len(group.path) + 1,
+                "reward": turn.reward.total,
+                "masked": turn.masked,
+                **{f"reward/{part}": value for part, value in turn.reward.parts.items()},
+                **group.texts(turn),
+            }
+            for group in groups
+            for turn in group.turns
+        )
+
+    def find_weights(self, iteration: int | None = None) -> dict[str, Path]:
+        """The folders of trained weights by agent after an iteration, the last one by default."""
+        last = max(committed_iterations(self.store, "update"), default=0)
+        folder = checkpoint_weights(self.store, last if iteration is None else iteration)
+        return {agent.name: folder / agent.name for agent in self.config.agents}
+
+    @property
+    def _num_turns(self) -> int:
+        return self.config.env.num_turns
+
+
+def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
+    """The reward of one joint action; ``texts`` by role. Programs run in the sandbox of ``config``.
+
+    >>> problem = config.problems.load()["test"][0]
+    >>> price_joint_action(config, problem, {"helper": "def aux(n): ...", "main": "def f(n): ..."}).reward.parts
+
+    Raises:
+        ConfigError: the roles are not those of the environment.
+    """
+    roles = config.env.roles()
+    if sorted(texts) != sorted(roles):
+        raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")
+    with closing(config.sandbox.open()) as sandbox:
+        [scored], _ = score_texts([(problem, texts)], reward=config.reward, sandbox=sandbox, cache={})
+    return scored
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """An engine that holds the weights of a team."""
+
+    config: RunConfig
+    policy: Policy
+    engine: Engine
+
+    def sample_joint_actions(self, problem: Problem, number: int = 1, seed: int = 0) -> list[dict[str, str]]:
+        """Joint actions of the first turn: texts by role."""
+        config = self.config.rollout.model_copy(update={"group_size": number, "joint_mode": "aligned"})
+        backend = Backend(engine=self.engine, sandbox=NoSandbox().open(), render=self.policy.render)
+        team = Team.of(self.config)
+        [group] = rollout(root_nodes([problem], config), team, backend, config, seed)
+        return [{team.roles[name]: text for name, text in group.texts(turn).items()} for turn in group.turns]
+
+
+@contextmanager
+def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) -> Iterator[Sampler]:
+    """The engine of ``config`` with the given folders of weights by agent; None: untrained, or ``start_from``.
+
+    >>> with open_engine(run.config, run.find_weights()) as sampler:
+    ...     sampler.sample_joint_actions(problem, number=4)
+
+    Raises:
+        ConfigError: a model or weights cannot be used.
+    """
+    from magrpo.policy import Policy  # torch and transformers
+
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    with TemporaryDirectory() as folder, closing(config.engine.open(policy)) as engine:
+        engine.load(1, weights or policy.save(Path(folder)))
+        yield Sampler(config, policy, engine)
+
+
+def _import_pipelines(module: str) -> Any:
+    """A module of ``pipelines``, which lies above this package: imported by name, as plug-ins are, when it is used."""
+    return import_module(f"pipelines.{module}")

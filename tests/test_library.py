@@ -1,0 +1,58 @@
+"""The library for notebooks: what it refuses, and what it reads from a run. The notebook's test runs the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import magrpo
+from magrpo.layout import Step
+from magrpo.store import RunStore
+from magrpo.types import Problem
+from tests.pipelines.micro import write_config
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> magrpo.RunConfig:
+    return magrpo.load_config(write_config(tmp_path))
+
+
+def test_every_name_of_the_package_is_one_of_the_library() -> None:
+    from magrpo import library
+
+    assert all(getattr(magrpo, name) is getattr(library, name) for name in magrpo.__all__)
+    assert set(magrpo.__all__) <= set(dir(magrpo))
+    with pytest.raises(AttributeError, match="has no attribute 'train_runs'"):
+        magrpo.train_runs  # noqa: B018
+
+
+def test_a_joint_action_has_a_price_and_needs_every_role(config: magrpo.RunConfig) -> None:
+    problem = Problem("t", "p", "f", "test")
+    scored = magrpo.price_joint_action(config, problem, {"helper": "a", "main": "b"})
+    assert not scored.masked
+    with pytest.raises(magrpo.ConfigError, match="needs one for each role helper, main; got helper"):
+        magrpo.price_joint_action(config, problem, {"helper": "a"})
+
+
+def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(config: magrpo.RunConfig) -> None:
+    store = RunStore.create(config, "run")
+    for turn, (seconds, tokens) in enumerate([(1.0, 5.0), (2.0, 7.0)]):
+        name = Step("rollout", 1, str(turn)).folder
+        store.commit(name, "key", lambda _, s=seconds, t=tokens: {"time/rollout_s": s, "rollout/tokens": t})
+    metrics = magrpo.open_run(store.path).read_metrics()
+    assert metrics.index.tolist() == [1]
+    assert metrics.loc[1].to_dict() == {"time/rollout_s": 3.0, "rollout/tokens": 7.0}
+
+
+def test_what_is_not_there_is_refused(config: magrpo.RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(magrpo.ConfigError, match="no run 'none'"):
+        magrpo.open_run(tmp_path / "none")
+    run = magrpo.open_run(RunStore.create(config, "run").path)
+    with pytest.raises(magrpo.ConfigError, match="no evaluation after iteration None; there are: none"):
+        run.read_answers()
+    with pytest.raises(magrpo.ConfigError, match="iteration 3 has not been trained"):
+        run.read_joint_actions(3)
+    other = config.model_copy(update={"train": config.train.model_copy(update={"seed": 9})})
+    with pytest.raises(magrpo.ConfigError, match="run run has another configuration"):
+        magrpo.train_run(other, "run")
