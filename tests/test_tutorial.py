@@ -23,8 +23,8 @@ BLOCKS = re.findall(
 COMMANDS = [line for language, block in BLOCKS if language == "sh" for line in block.splitlines()]
 SMALL = ["eval.num_samples=1", "eval.max_problems=2", "tracking.system_metrics=false"]
 SMALL_TRAINING = [*SMALL, "train.num_iterations=1", "rollout.problems_per_iteration=2", "rollout.group_size=2"]
-ADDED = {"train": [*SMALL_TRAINING, "--local"], "sweep": [*SMALL_TRAINING, "--local"], "evaluate": [*SMALL, "--local"]}
-"""What the test adds to a command of the tutorial, for seconds in place of minutes."""
+ADDED = {"train": [*SMALL_TRAINING, "--local"], "sweep": ["--dry-run"], "evaluate": [*SMALL, "--local"]}
+"""Added to a command of the tutorial, for seconds in place of minutes; the four runs of the sweep are only planned."""
 
 
 def write_files(folder: Path) -> None:
