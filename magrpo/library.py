@@ -191,8 +191,8 @@ class Run:
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
     """The reward of one joint action; ``texts`` by role. Programs run in the sandbox of ``config``.
 
-    >>> problem = config.problems.load()["test"][0]
-    >>> price_joint_action(config, problem, {"helper": "def aux(n): ...", "main": "def f(n): ..."}).reward.parts
+    Example:
+        ``price_joint_action(config, problem, {"helper": "def aux(n): ...", "main": "def f(n): ..."}).reward.parts``
 
     Raises:
         ConfigError: the roles are not those of the environment.
