@@ -253,7 +253,7 @@ class RolloutGroup(Generic[T]):
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TrajectoryStep:
     """One turn of a trajectory: each agent's prompt and completion, and the scored joint action."""
 
     prompts: dict[str, Prompt]
@@ -261,7 +261,7 @@ class Step:
     turn: ScoredTurn
 
     @classmethod
-    def of(cls, group: RolloutGroup[ScoredTurn], index: int) -> Step:
+    def of(cls, group: RolloutGroup[ScoredTurn], index: int) -> TrajectoryStep:
         """The joint action ``index`` of a node."""
         turn = group.turns[index]
         return cls(group.prompts, {agent: group.actions[agent][i] for agent, i in turn.picks.items()}, turn)
@@ -275,7 +275,7 @@ class Trajectory:
     split: Split
     mode: Mode
     path: tuple[int, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TrajectoryStep, ...]
 
     @property
     def texts(self) -> dict[str, str]:

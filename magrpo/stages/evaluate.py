@@ -17,7 +17,7 @@ from magrpo.interfaces import Reward
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.play import Start, Stopping, play_trajectories
 from magrpo.stages.rollout import Node, sampling_params
-from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Step, Trajectory
+from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Trajectory, TrajectoryStep
 
 PASS_AT = (1, 3, 5, 10)
 
@@ -120,7 +120,7 @@ def _part_fraction(part: str, maximum: float, row: EvalRow) -> float:
     return row.parts[-1].get(part, 0.0) / maximum
 
 
-def _count_tokens(step: Step) -> int:
+def _count_tokens(step: TrajectoryStep) -> int:
     return sum(len(action.token_ids) for action in step.actions.values())
 
 

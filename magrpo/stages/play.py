@@ -9,7 +9,7 @@ from magrpo.config import RolloutConfig
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout
 from magrpo.stages.score import score
-from magrpo.types import Mode, Split, Step, Trajectory
+from magrpo.types import Mode, Split, Trajectory, TrajectoryStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,16 +52,16 @@ def play_trajectories(
     aligned = config.model_copy(update={"joint_mode": "aligned", "crossed_pairs": None})
     num_turns = team.env.num_turns
     finished: list[Trajectory] = []
-    unfinished: list[tuple[Start, tuple[Step, ...]]] = [(start, ()) for start in starts]
+    unfinished: list[tuple[Start, tuple[TrajectoryStep, ...]]] = [(start, ()) for start in starts]
     while unfinished:
         turns_taken = len(unfinished[0][1]) + 1
         groups = rollout([start.node for start, _ in unfinished], team, backend, aligned, seed)
         scored, stats = score(groups, team, backend.sandbox, backend.cache)
         backend.stats.add(stats)
-        continued: list[tuple[Start, tuple[Step, ...]]] = []
+        continued: list[tuple[Start, tuple[TrajectoryStep, ...]]] = []
         for (start, earlier_steps), group in zip(unfinished, scored, strict=True):
             for index, turn in enumerate(group.turns):
-                steps = (*earlier_steps, Step.of(group, index))
+                steps = (*earlier_steps, TrajectoryStep.of(group, index))
                 has_stopped = turn.masked or has_ended(turn, stopping.stop_above)
                 if has_stopped or turns_taken == stopping.max_tries * num_turns:
                     path = (*group.path, index)

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from magrpo.tracking.spool import Record, Refused
-from magrpo.types import ExecutionReport, Step, Trajectory, TurnTimes
+from magrpo.types import ExecutionReport, Trajectory, TrajectoryStep, TurnTimes
 
 if TYPE_CHECKING:
     from mlflow.entities import Feedback, Span, TraceInfo
@@ -44,7 +44,7 @@ def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) 
     }
 
 
-def _turn_record(step: Step, times: TurnTimes) -> Record:
+def _turn_record(step: TrajectoryStep, times: TurnTimes) -> Record:
     return {
         "rollout": list(times.rollout),
         "score": list(times.score),
@@ -56,7 +56,7 @@ def _turn_record(step: Step, times: TurnTimes) -> Record:
     }
 
 
-def _agent_record(step: Step, name: str) -> Record:
+def _agent_record(step: TrajectoryStep, name: str) -> Record:
     prompt, action = step.prompts[name], step.actions[name]
     return {
         "messages": [{"role": message.role, "content": message.content} for message in prompt.observation.messages],

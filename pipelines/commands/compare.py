@@ -34,7 +34,7 @@ from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
-from pipelines.experiments.sweep_report import finished_runs, short
+from pipelines.experiments.sweep_report import finished_runs, short_titles
 
 
 def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
@@ -111,7 +111,7 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
         runs_by_setting = finished_runs(sweep)
         if not runs_by_setting:
             raise ConfigError(f"sweep {name} has no finished run yet; resume it: magrpo sweep --resume {name}")
-        words = short(sweep)
+        words = short_titles(sweep)
         for title, runs in runs_by_setting.items():
             settings[f"{name} {words[title]}" if len(words) > 1 else name] = runs
     if len(settings) > len(COLOURS):

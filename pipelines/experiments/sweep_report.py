@@ -41,7 +41,7 @@ _NOTE = (
 )
 
 
-def write(sweep: Sweep, console: Console) -> list[Path]:
+def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
     done = finished_runs(sweep)
     if not done:
@@ -50,7 +50,7 @@ def write(sweep: Sweep, console: Console) -> list[Path]:
     sections = list(_sections(sweep, done, means))
     title = f"Sweep {sweep.name}"
     best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
-    words = short(sweep)
+    words = short_titles(sweep)
     shown = {words[name]: means[name] for name in means if name in best}
     of = {words[name]: done[name] for name in means if name in best}
     tokens = tokens_by_iteration(of, shown)
@@ -85,7 +85,7 @@ def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
     return done
 
 
-def short(sweep: Sweep) -> dict[str, str]:
+def short_titles(sweep: Sweep) -> dict[str, str]:
     """What a picture calls each setting: its values, if they tell it from the others."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}

@@ -12,8 +12,8 @@ from magrpo.layout import is_finished
 from magrpo.store import RunStore
 from magrpo.tracking import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
-from pipelines.experiments import sweep_report
 from pipelines.experiments.sweep_grid import Child, Sweep
+from pipelines.experiments.sweep_report import write_sweep_report
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
@@ -53,7 +53,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         raise
     finally:
         parent = tracker()
-        for path in sweep_report.write(sweep, console):
+        for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")
         parent.close(status)
     return failures

@@ -9,8 +9,7 @@ from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import TRAJECTORIES, WEIGHTS, Step, evaluates_after, read_scored, split_files
 from magrpo.store import Pointer, RunStore, read_records
-from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TurnTimes
-from magrpo.types import Step as TrajectoryStep
+from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
 
 ItemT = TypeVar("ItemT")
 TreeLevel = Sequence[RolloutGroup[ScoredTurn]]

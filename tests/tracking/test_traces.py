@@ -32,8 +32,8 @@ from magrpo.types import (
     Problem,
     Prompt,
     ScoredTurn,
-    Step,
     Trajectory,
+    TrajectoryStep,
     TurnTimes,
 )
 
@@ -42,8 +42,8 @@ REPORT = ExecutionReport("wrong", (Case("pass"), Case("wrong", "f(2) gave 3")), 
 TIMES = (TurnTimes((1000.0, 1002.0), (1002.0, 1003.5)), TurnTimes((1004.0, 1005.0), (1005.0, 1006.0)))
 
 
-def step(turn: int, reward: float, *, masked: bool = False) -> Step:
-    return Step(
+def step(turn: int, reward: float, *, masked: bool = False) -> TrajectoryStep:
+    return TrajectoryStep(
         prompts={a: Prompt(Observation((Message("user", f"{a}, turn {turn}"),)), (1, 2, 3)) for a in AGENTS},
         actions={a: Action(a, f"def {a}(): …", (4, 5), (-0.5, -0.25), "stop", 7) for a in AGENTS},
         turn=ScoredTurn({"helper": 0, "main": 0}, JointReward(reward, {"tests": reward}), {"tests": REPORT}, masked),
