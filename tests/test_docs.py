@@ -61,7 +61,7 @@ def test_readme_and_site_list_every_page() -> None:
     assert [page for page in sorted(pages) if f": {Path(page).name}\n" not in navigation] == []
 
 
-MAX_WORDS = 22_000
+MAX_WORDS = 22_200
 """In README.md and docs/, marks between cells of tables aside: 32,161 was too much to read."""
 
 

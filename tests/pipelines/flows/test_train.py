@@ -295,7 +295,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flo
     finally:
         process.kill()
     said = log.read_text()
-    assert said.count("interrupted; every committed stage is kept. Go on with:") == 1
+    assert said.count("interrupted; every committed stage is kept. To resume:") == 1
     assert "train --resume twice" in said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=10)[1] == []

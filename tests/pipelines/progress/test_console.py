@@ -35,14 +35,14 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 def iterate(progress: RunProgress, iteration: int, clock: Clock, *, reused: bool = False) -> None:
     """One iteration of 10 s; a reused one takes none."""
-    score = {"reward/joint": 2.0, "reward/tests": 1.0, "reward/cooperation": 1.0}
+    credit = {"reward/joint": 2.0, "reward/tests": 1.0, "reward/cooperation": 1.0}
     steps = [Step("rollout", iteration, "0"), Step("score", iteration, "0")]
     steps += [Step("credit", iteration), Step("update", iteration)]
     for step in steps:
         if not reused:
             progress.start_step(step)(1)
             clock.now += 2.5
-        metrics = score if step.stage == "score" else {}
+        metrics = credit if step.stage == "credit" else {}
         progress.finish_step(step, {**metrics, f"time/{step.stage}_s": 2.5}, reused=reused)
 
 

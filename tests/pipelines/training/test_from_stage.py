@@ -79,7 +79,7 @@ def test_a_stage_that_is_still_to_come(runs: Runs, tmp_path: Path) -> None:
     path, *given = runs.config
     config = load_config(path, [*given, f"root={tmp_path}"])
     store = RunStore.create(config, "fresh")
-    with pytest.raises(ConfigError, match="has not come that far; it has come to prepare"):
+    with pytest.raises(ConfigError, match="has only reached prepare"):
         steps_to_repeat(store, config, "update")
     assert steps_to_repeat(store, config, "prepare") == []
 
@@ -106,4 +106,4 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
 def test_it_needs_a_run(runs: Runs) -> None:
     log = runs.root.parent / "mistake.log"
     assert command(["train", *runs.config, "--from-stage", "update"], log) == 2
-    assert log.read_text() == "magrpo: --from-stage needs the run to go on with: --resume RUN_ID\n"
+    assert log.read_text() == "magrpo: --from-stage needs the run to resume: --resume RUN_ID\n"

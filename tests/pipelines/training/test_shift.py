@@ -65,9 +65,9 @@ def test_console_and_state(config: RunConfig) -> None:
     state, out = RunState(2, config.reward.fraction), io.StringIO()
     with RunConsole(state, Console(file=out, soft_wrap=True)) as console:
         progress = RunProgress(state, console)
-        progress.start_step(Step("score", 1, "0"))
-        metrics = {"reward/joint": 3.0 + config.reward.shift, "time/score_s": 1.0}
-        progress.finish_step(Step("score", 1, "0"), metrics, reused=False)
+        progress.start_step(Step("credit", 1))
+        metrics = {"reward/joint": 3.0 + config.reward.shift, "time/credit_s": 1.0}
+        progress.finish_step(Step("credit", 1), metrics, reused=False)
         progress.start_step(Step("update", 1))
         progress.finish_step(Step("update", 1), {"time/update_s": 1.0}, reused=False)
     assert "1/2  joint return 75.0%" in out.getvalue()
