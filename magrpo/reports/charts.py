@@ -56,6 +56,8 @@ OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals ove
 CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
 _BIN = 2.0
 """Height in percent of the bins within which points of the cloud stand side by side."""
+MAX_LABEL = 34
+"""Characters of a label beside the lines of a panel."""
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
 
@@ -159,7 +161,7 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]
         ends[label] = (mean[-1], colour)
     for label, height in _spread({label: end for label, (end, _) in ends.items()}, gap=7.0, top=101.0).items():
         axes.annotate(
-            f"{label} {ends[label][0]:.0f}",
+            f"{_shorten(label)} {ends[label][0]:.0f}",
             (1.0, height),
             xycoords=axes.get_yaxis_transform(),
             xytext=(6, 0),
@@ -168,6 +170,11 @@ def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]
             va="center",
             annotation_clip=False,
         )
+
+
+def _shorten(label: str) -> str:
+    """The end of a long label: a panel has no room for more than ``MAX_LABEL`` characters beside the lines."""
+    return label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
 
 
 def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:

@@ -35,7 +35,6 @@ from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.experiments.sweep_grid import Sweep
 
-MAX_LABEL = 32
 _NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
     "over problems in its place, which says nothing about other seeds."
@@ -87,19 +86,9 @@ def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
 
 
 def short_titles(sweep: Sweep) -> dict[str, str]:
-    """The label of each setting in pictures: its values, or its title where several have the same values.
-
-    Of a longer label the last ``MAX_LABEL`` characters are kept: pictures have no room for more.
-    """
-    labels = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
-    if len(set(labels.values())) < len(labels):
-        labels = {title: title for title in labels}
-    shortened = {title: label[-MAX_LABEL:] for title, label in labels.items()}
-    if len(set(shortened.values())) < len(labels):
-        shortened = {
-            title: f"{number}: {label[-MAX_LABEL:]}" for number, (title, label) in enumerate(labels.items(), 1)
-        }
-    return shortened
+    """What a picture calls each setting: its values, if they tell it from the others."""
+    names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
+    return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
 
 def _return(report: EvalReport) -> Interval:
