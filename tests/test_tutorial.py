@@ -40,7 +40,11 @@ def write_files(folder: Path) -> None:
 def expand_make(line: str) -> list[str]:
     """The ``magrpo`` command that a ``make`` command ends in, without running it."""
     recipe = subprocess.run(
-        ["make", "-n", *shlex.split(line)[1:]], cwd=ROOT, capture_output=True, text=True, check=True
+        ["make", "-n", "--no-print-directory", *shlex.split(line)[1:]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     tool, *words = shlex.split(recipe.stdout.splitlines()[-1])
     assert tool == ".venv/bin/magrpo"

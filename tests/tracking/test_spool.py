@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -58,6 +60,15 @@ def test_records_arrive_in_order_and_once(tmp_path: Path) -> None:
     assert tracker.num_undelivered == 0
 
 
+@pytest.fixture
+def slow_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets a second pass between two records: two statuses of one millisecond are a repetition."""
+    ticks = itertools.count(1)
+    clock = SimpleNamespace(time=lambda: float(next(ticks)), perf_counter=time.perf_counter)
+    monkeypatch.setattr("magrpo.tracking.spool.time", clock)
+
+
+@pytest.mark.usefixtures("slow_clock")
 def test_a_reopened_run_repeats_nothing(tmp_path: Path) -> None:
     file = tmp_path / "rollouts.jsonl"
     file.write_text("{}\n")
