@@ -31,6 +31,8 @@ StageName = Literal[
     "prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report", "tables"
 ]
 """``start`` writes the untrained checkpoint, ``tables`` the report of a run of baselines."""
+TRAINING_STAGES: tuple[StageName, ...] = ("rollout", "score", "credit", "update")
+"""The stages of a training iteration, in their order."""
 
 GROUPS = "groups.jsonl.gz"
 EVALUATION = "report.json"

@@ -6,6 +6,8 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from magrpo.layout import TRAINING_STAGES
+
 UNITS = {
     "tokens": "tokens generated",
     "joint_actions": "joint actions scored",
@@ -46,7 +48,7 @@ def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) 
     costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:
         name = stage.partition(".")[0]
-        if iteration == 0 or name not in ("rollout", "score", "credit", "update"):
+        if iteration == 0 or name not in TRAINING_STAGES:
             continue
         cost = costs[iteration]
         cost["tokens"] += metrics.get("rollout/tokens", 0.0)

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from magrpo.algo.stats import bootstrap_difference
 from magrpo.config_diff import list_differing_keys, read_flat_config
+from magrpo.layout import TRAINING_STAGES
 from magrpo.reports.budget import UNITS
 from magrpo.reports.equal_bar import equal_bar_tables
 from magrpo.reports.evaluated_run import EvaluatedRun
@@ -24,7 +25,7 @@ from magrpo.reports.problem_means import paired_gain, shared_keys
 from magrpo.reports.tables import ReportTable
 from magrpo.types import Interval
 
-STAGES = ("prepare", "rollout", "score", "credit", "update", "evaluate", "report")
+STAGES = ("prepare", *TRAINING_STAGES, "evaluate", "report")
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
 

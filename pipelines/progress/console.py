@@ -17,7 +17,7 @@ from rich.table import Column
 from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
-from magrpo.layout import Step
+from magrpo.layout import TRAINING_STAGES, Step
 from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
 from pipelines.progress.state import RunState
@@ -173,7 +173,7 @@ class RunConsole:
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """Print the line of an iteration after its last step, and of an evaluation or a baseline."""
         self._num_reused += reused
-        if step.stage in ("rollout", "score", "credit", "update"):
+        if step.stage in TRAINING_STAGES:
             self._metrics |= metrics
         if step.stage == "update" and not reused:
             self._pace.finish_iteration()
