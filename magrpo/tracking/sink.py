@@ -76,11 +76,19 @@ class MlflowSink:
             getattr(self, f"_deliver_{kind}")(records)
 
     def _find_experiment(self) -> str:
-        found = self._client.get_experiment_by_name(self.experiment)
-        if found is not None:
-            return str(found.experiment_id)
+        """The id of the experiment, created if there is none; another run may create it at the same moment."""
+        from mlflow.exceptions import MlflowException  # takes seconds
+
         location = None if self._artifacts is None else (self._artifacts.absolute() / self.experiment).as_uri()
-        return str(self._client.create_experiment(self.experiment, artifact_location=location))
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self.experiment, artifact_location=location))
+            except MlflowException as error:
+                found = self._client.get_experiment_by_name(self.experiment)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+        return str(found.experiment_id)
 
     def _find_run(self, tag: str, value: str, name: str) -> str:
         """The id of the run with this tag, created if there is none."""

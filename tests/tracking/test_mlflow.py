@@ -80,6 +80,29 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     assert page.endswith(f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}")
 
 
+def test_runs_that_begin_at_once_share_an_experiment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+
+    monkeypatch.chdir(tmp_path)
+    find = MlflowClient.get_experiment_by_name
+    answers = iter([None])  # to the first question: another run creates the experiment after it
+
+    def find_too_late(client: MlflowClient, name: str) -> object:
+        for answer in answers:
+            client.create_experiment(name)
+            return answer
+        return find(client, name)
+
+    monkeypatch.setattr(MlflowClient, "get_experiment_by_name", find_too_late)
+    tracker = _tracker(tmp_path)
+    tracker.metrics({"reward/joint": 1.0}, 1)
+    tracker.close("FINISHED")
+    assert tracker.num_undelivered == 0
+    assert "cannot be used" not in caplog.text
+
+
 def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     for _ in range(2):  # as after a crash between a delivery and its note
