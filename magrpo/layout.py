@@ -218,7 +218,7 @@ def split_files(folder: Path) -> dict[Split, Path]:
 
 def read_held_out(store: RunStore) -> dict[str, Problem]:
     """The problems a run does not train on, by id."""
-    splits = read_problems(store.path / "stages" / Step("prepare", 0).folder)
+    splits = read_problems(store.stage_folder(Step("prepare", 0).folder))
     return {problem.task_id: problem for split, problems in splits.items() if split != "train" for problem in problems}
 
 
@@ -247,7 +247,7 @@ def find_evaluations(store: RunStore) -> dict[int, Pointer]:
 
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     """The folder with a subfolder of weights for each agent, after ``iteration``."""
-    return store.path / "stages" / Step("update", iteration).folder / WEIGHTS
+    return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
 def run_of_weights(weights: Path) -> str:

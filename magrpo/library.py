@@ -21,7 +21,7 @@ from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.stages.score import Scored, score_texts
-from magrpo.store import RunStore
+from magrpo.store import RunStore, merge_metrics
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
@@ -106,9 +106,7 @@ class Run:
 
         rows: dict[int, dict[str, float]] = defaultdict(dict)
         for iteration, _, metrics in sorted(self.store.stage_metrics(), key=lambda entry: entry[:2]):
-            row = rows[iteration]
-            for key, value in metrics.items():
-                row[key] = row.get(key, 0.0) + value if key.startswith("time/") else value
+            merge_metrics(rows[iteration], metrics)
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("iteration").sort_index()
 
     def read_evaluations(self) -> DataFrame:

@@ -94,13 +94,13 @@ class RunStore:
 
     def is_committed(self, name: str) -> bool:
         """Whether a stage has an output, whatever its key and state."""
-        return (self.path / "stages" / name / MANIFEST).is_file()
+        return (self.stage_folder(name) / MANIFEST).is_file()
 
     def find(self, name: str, key: str | None = None) -> Pointer | None:
         """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
-        folder = self.path / "stages" / name
+        folder = self.stage_folder(name)
         try:
-            manifest = self._manifest(name)
+            manifest = _read_manifest(folder)
         except FileNotFoundError:
             return None
         if key not in (None, manifest["key"]):
@@ -114,7 +114,7 @@ class RunStore:
 
         ``write`` returns the stage's metrics; they are kept in the manifest.
         """
-        target = self.path / "stages" / name
+        target = self.stage_folder(name)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(stale)
@@ -139,11 +139,12 @@ class RunStore:
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """The metrics of a committed stage."""
-        return self.stored_metrics(str(Path(pointer["dir"]).relative_to("stages")))
+        metrics: dict[str, float] = _read_manifest(self.folder(pointer))["metrics"]
+        return metrics
 
     def stored_metrics(self, name: str) -> dict[str, float]:
         """The metrics of a committed stage by its name, whatever its key and state."""
-        metrics: dict[str, float] = self._manifest(name)["metrics"]
+        metrics: dict[str, float] = _read_manifest(self.stage_folder(name))["metrics"]
         return metrics
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
@@ -152,7 +153,7 @@ class RunStore:
 
     def file_facts(self, pointer: Pointer) -> dict[str, dict[str, Any]]:
         """Size in bytes and SHA-256 of every file of a committed stage."""
-        facts: dict[str, dict[str, Any]] = json.loads((self.folder(pointer) / MANIFEST).read_bytes())["files"]
+        facts: dict[str, dict[str, Any]] = _read_manifest(self.folder(pointer))["files"]
         return facts
 
     def work_interval(self, pointer: Pointer) -> tuple[float, float]:
@@ -166,6 +167,10 @@ class RunStore:
         for path in self.path.glob(f"stages/*/[!.]*/{MANIFEST}"):
             yield int(path.parts[-3]), path.parts[-2], json.loads(path.read_bytes())["metrics"]
 
+    def stage_folder(self, name: str) -> Path:
+        """The folder of a stage by its name, committed or not."""
+        return self.path / "stages" / name
+
     def folder(self, pointer: Pointer) -> Path:
         """The folder a pointer refers to."""
         return self.path / pointer["dir"]
@@ -173,7 +178,7 @@ class RunStore:
     def prune(self, pointer: Pointer, file: str) -> None:
         """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
         folder = self.folder(pointer)
-        manifest = json.loads((folder / MANIFEST).read_bytes())
+        manifest = _read_manifest(folder)
         if not manifest["files"].get(file, {}).get("pruned"):
             manifest["files"][file]["pruned"] = True
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
@@ -181,7 +186,7 @@ class RunStore:
 
     def pruned_files(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""
-        return [file for file, facts in self._manifest(name)["files"].items() if facts.get("pruned")]
+        return [file for file, facts in _read_manifest(self.stage_folder(name))["files"].items() if facts.get("pruned")]
 
     def set_aside(self, names: Sequence[str]) -> Path:
         """Move the outputs of stages into a new folder of the run, the last first; returns the folder.
@@ -192,19 +197,15 @@ class RunStore:
         parent.mkdir(exist_ok=True)
         folder = parent / str(1 + max((int(path.name) for path in parent.iterdir()), default=0))
         for name in reversed(names):
-            source, target = self.path / "stages" / name, folder / name
+            source, target = self.stage_folder(name), folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
             _fsync(source.parent)
             _fsync(target.parent)
         return folder
 
-    def _manifest(self, name: str) -> dict[str, Any]:
-        manifest: dict[str, Any] = json.loads((self.path / "stages" / name / MANIFEST).read_bytes())
-        return manifest
-
     def _pointer(self, name: str) -> Pointer:
-        manifest = self._manifest(name)
+        manifest = _read_manifest(self.stage_folder(name))
         facts = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], facts)}
 
@@ -227,6 +228,17 @@ def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
     decode = msgspec.json.Decoder(record_type).decode
     with gzip.open(path, "rb") as file:
         return [decode(line) for line in file]
+
+
+def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> None:
+    """Add the metrics of another turn: sum ``time/*``, replace every other metric."""
+    for key, value in metrics.items():
+        merged[key] = merged.get(key, 0.0) + value if key.startswith("time/") else value
+
+
+def _read_manifest(folder: Path) -> dict[str, Any]:
+    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
+    return manifest
 
 
 def _sha256(path: Path) -> str:

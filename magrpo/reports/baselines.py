@@ -119,7 +119,7 @@ def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str
 
 def baseline_folders(store: RunStore, config: RunConfig) -> list[Path]:
     """The folders of the rows in the run directory."""
-    return [store.path / "stages" / step.folder for step in steps(config) if step.stage == "baseline"]
+    return [store.stage_folder(step.folder) for step in steps(config) if step.stage == "baseline"]
 
 
 @dataclass(frozen=True)

@@ -102,7 +102,7 @@ class ProgressPage:
     def _closing_tables(self) -> str:
         """The tables of the report, as the run committed them in Markdown."""
         store, state = self._attempt.store, self._attempt.state
-        report = store.path / "stages" / Step("report", state.num_iterations).folder
+        report = store.stage_folder(Step("report", state.num_iterations).folder)
         tables = [path.read_text(encoding="utf-8") for path in sorted(report.glob("*.md"))]
         summary = f"Run {store.run_id}. {state.describe_returns().capitalize()}. {self._promotion}".rstrip()
         return "\n\n".join(filter(None, [summary, self._mlflow_link(), *tables]))

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Iterator
 
 from magrpo.config import RunConfig
-from magrpo.layout import find_evaluations, read_evaluation
+from magrpo.layout import Step, committed_iterations, read_evaluation
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE
 
@@ -53,14 +53,15 @@ def _what(config: RunConfig) -> str:
 
 def _results(store: RunStore, config: RunConfig) -> Iterator[str]:
     """The held-out return at the first evaluation and the last."""
-    evaluations = find_evaluations(store)
-    if not evaluations:
-        return
-    first, last = (read_evaluation(store.folder(evaluations[i])) for i in (min(evaluations), max(evaluations)))
+    iterations = committed_iterations(store, "evaluate")
+    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[-1:])]
+    if not ends or None in ends:
+        return  # none yet, or damaged: it will be evaluated again
+    first, last = (read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None)
     value = last.summary[HEADLINE]["return"]
     yield f"Return on held-out problems, of the maximum: **{value.mean:.1%}** [{value.low:.1%}, {value.high:.1%}]"
     yield f"after iteration {last.policy_version} of {config.train.num_iterations}"
-    if len(evaluations) > 1:
+    if len(iterations) > 1:
         yield f"(untrained: {first.summary[HEADLINE]['return'].mean:.1%})"
 
 

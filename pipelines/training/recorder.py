@@ -8,7 +8,7 @@ from typing import TypeVar
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import TRAJECTORIES, WEIGHTS, Step, evaluates_after, read_scored, split_files
-from magrpo.store import Pointer, RunStore, read_records
+from magrpo.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
 
 ItemT = TypeVar("ItemT")
@@ -43,7 +43,7 @@ class RunRecorder:
             tracker.artifact(folder, "report")
         else:
             self._outputs[step.name] = pointer
-            self._add_metrics(store.metrics(pointer))
+            merge_metrics(self._metrics, store.metrics(pointer))
             if step.stage == "update":
                 self._checkpoint = pointer
                 self._trace_training(step.iteration)
@@ -62,11 +62,6 @@ class RunRecorder:
             context = "training" if split == "train" else "evaluation"
             self._tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
         self._tracker.artifact(self._store.folder(problems), "problems")
-
-    def _add_metrics(self, metrics: dict[str, float]) -> None:
-        """Sum ``time/*`` over the turns of an iteration; of every other metric keep the last turn's value."""
-        for key, value in metrics.items():
-            self._metrics[key] = self._metrics.get(key, 0.0) + value if key.startswith("time/") else value
 
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)
