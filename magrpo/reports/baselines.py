@@ -160,7 +160,7 @@ class BaselineTable:
         yield self.summary_table()
         for key in sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
-            yield self._difference_table(key)
+            yield self._quality_table(key, less_reference=True)
         yield self._cost_table()
         if any(result.name.startswith("partners_") for result in self.rows):
             yield self._cross_play_table()
@@ -204,25 +204,18 @@ class BaselineTable:
     def _common_note(self) -> str:
         return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
 
-    def _quality_table(self, key: str) -> ReportTable:
+    def _quality_table(self, key: str, *, less_reference: bool = False) -> ReportTable:
+        """Every quantity of a split and mode but costs, or its differences to the reference."""
+        title, note, format_cell = summary_title(key), f"Percent of the maximum.{self._common_note}", self._format_value
+        if less_reference:
+            title, format_cell = f"{title}, less {REFERENCE}", self._format_less
+            note = f"Percentage points, paired by problem. {NO_DIFFERENCE}"
         names = self._quality_quantities(key)
         lines = [
-            [result.row.title, *(self._format_value(result, key, name) for name in names)]
+            [result.row.title, *(format_cell(result, key, name) for name in names)]
             for result in self.rows
             if key in result.means
         ]
-        note = f"Percent of the maximum.{self._common_note}"
-        return ReportTable(summary_title(key), ("", *map(quantity_title, names)), lines, note)
-
-    def _difference_table(self, key: str) -> ReportTable:
-        names = self._quality_quantities(key)
-        lines = [
-            [result.row.title, *(self._format_less(result, key, name) for name in names)]
-            for result in self.rows
-            if key in result.means
-        ]
-        note = f"Percentage points, paired by problem. {NO_DIFFERENCE}"
-        title = f"{summary_title(key)}, less {REFERENCE}"
         return ReportTable(title, ("", *map(quantity_title, names)), lines, note)
 
     def _quality_quantities(self, key: str) -> list[str]:

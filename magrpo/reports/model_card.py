@@ -14,8 +14,9 @@ from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.vllm import MAX_RANKS
+from magrpo.layout import split_files
 from magrpo.reports.run import RunReport
-from magrpo.store import MANIFEST, Pointer, RunStore
+from magrpo.store import Pointer, RunStore
 from magrpo.types import EvalReport
 
 NOT_STATED = "not stated by its model card"
@@ -132,11 +133,10 @@ def _evaluation_lines(reports: Sequence[EvalReport], config: RunConfig) -> list[
 
 
 def _data_lines(store: RunStore, problems: Pointer) -> list[str]:
-    manifest = json.loads((store.folder(problems) / MANIFEST).read_bytes())
+    sizes = store.metrics(problems)
     return [
-        f"| {split} | {manifest['metrics'][f'problems/{split}']:.0f} | `{facts['sha256']}` |"
-        for file, facts in manifest["files"].items()
-        for split in [file.removesuffix(".jsonl.gz")]
+        f"| {split} | {sizes[f'problems/{split}']:.0f} | `{store.file_digest(problems, path.name)}` |"
+        for split, path in split_files(store.folder(problems)).items()
     ]
 
 

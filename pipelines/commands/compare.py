@@ -9,7 +9,7 @@ from pathlib import Path
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from magrpo.layout import makes_tables
+from magrpo.layout import makes_tables, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.baselines import BaselineResult, BaselineTable, baseline_folders, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save_figure
@@ -29,7 +29,7 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Pictures, write_page
 from magrpo.reports.tables import ReportTable, print_tables
-from magrpo.store import MANIFEST, RunStore
+from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.baselines import BASELINES
@@ -172,10 +172,9 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
 
 def _finished_baselines(store: RunStore) -> list[BaselineResult]:
     config = store.config()
-    folders = baseline_folders(store, config)
-    if not all((folder / MANIFEST).is_file() for folder in folders):
+    if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
         raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
-    return read_baselines(config, folders)
+    return read_baselines(config, baseline_folders(store, config))
 
 
 def _problem_ids(results: Sequence[BaselineResult]) -> set[str]:

@@ -14,7 +14,7 @@ from magrpo.embedded.recipes import demonstrate_second_turns, train_on_demonstra
 from magrpo.embedded.warm_start import WarmStartConfig
 from magrpo.interfaces import Progress as Advance
 from magrpo.plugins import ConfigError, validate_config
-from pipelines.flows.local_server import LocalServer
+from pipelines.flows.local_server import STARTING, LocalServer
 
 
 def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool = False) -> int:
@@ -56,7 +56,7 @@ def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool 
 
 def _run_in_flow(steps: Sequence[Callable[[], None]], console: Console) -> None:
     with LocalServer(Path("runs") / "prefect") as server:
-        console.print("starting Prefect (the first time in a folder takes up to half a minute; --local goes without)")
+        console.print(STARTING)
         from prefect import flow, task  # prefect, loaded while the server starts
         from prefect.cache_policies import NO_CACHE
 

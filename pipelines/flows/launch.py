@@ -6,7 +6,7 @@ from rich.console import Console
 
 from magrpo.layout import hold_run
 from magrpo.store import RunStore
-from pipelines.flows.local_server import LocalServer
+from pipelines.flows.local_server import STARTING, LocalServer
 from pipelines.progress.notify import Notices
 from pipelines.training.execute import Result, execute
 
@@ -19,9 +19,7 @@ def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
     with LocalServer(root / "prefect") as server:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
             if server.is_starting:
-                console.print(
-                    "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
-                )
+                console.print(STARTING)
             import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
             from pipelines.flows.train import mark_killed, train  # prefect, loaded while the server starts
 

@@ -21,6 +21,8 @@ from urllib.request import ProxyHandler, build_opener
 
 from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly
 
+STARTING = "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
+"""What a command prints while its server starts."""
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
 
