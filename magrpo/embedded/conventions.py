@@ -9,8 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Mapping
 
-from magrpo.problems.coopcode import Composition, parse_composition
-from magrpo.problems.operations import OPERATIONS, BoundOperation
+from magrpo.problems.operations import OPERATIONS, BoundOperation, Composition, parse_composition
 from magrpo.types import Problem
 
 AUX = "aux"
