@@ -35,8 +35,8 @@ TABLES: Mapping[str, Table] = {
     },
     "env": {
         "coding": "magrpo.envs.coding:CodingEnv",
-        "solo": "magrpo.envs.solo:SoloEnv",
-        "sequential": "magrpo.envs.sequential:SequentialEnv",
+        "solo": "magrpo.envs.coding:SoloEnv",
+        "sequential": "magrpo.envs.coding:SequentialEnv",
         "team": "magrpo.envs.team:TeamEnv",
         "writing": "magrpo.envs.writing:WritingEnv",
     },

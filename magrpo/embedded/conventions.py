@@ -1,15 +1,17 @@
-"""Conventions of programmers: ways of splitting a ``coopcode`` problem between a helper and a main function.
+"""Conventions of the warm start's agents: how programmers divide a ``coopcode`` problem, how authors retell a note.
 
-Each agent of the warm start draws one of its role's conventions independently of the other agent. A program works only
-if the two happen to agree; training has to make them agree.
+Each agent draws one of its role's conventions independently of the other agent. A program works, and two texts fit each
+other, only by chance; training has to make them agree.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from magrpo.problems.notes import Fact, format_sentence, parse_facts
 from magrpo.problems.operations import OPERATIONS, BoundOperation, Composition, parse_composition
+from magrpo.seeds import derive_seed
 from magrpo.types import Problem
 
 AUX = "aux"
@@ -19,10 +21,34 @@ WEIGHTS: Mapping[str, Mapping[str, float]] = {
     "main": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
 }
 """Probability of each convention. A convention is the part of the work that the agent expects of the helper."""
+LENGTHS: Mapping[str, Mapping[int, float]] = {
+    "summary": {0: 0.10, 1: 0.25, 2: 0.30, 3: 0.25, 4: 0.10},
+    "elaboration": {1: 0.20, 2: 0.30, 3: 0.25, 4: 0.15, 5: 0.10},
+}
+"""Probability of each number of facts told, by role. 0: the title alone."""
+MANNERS = ("plain", "linked")
+"""Bare sentences, or sentences introduced and joined by transition words; equally likely."""
+_VARIANTS = 64
+_LEADS: Mapping[str, tuple[str, ...]] = {
+    "start": ("to begin with,", "recently,", "at first,", "initially,"),
+    "reason": ("of course,", "in fact,", "above all,", "clearly,"),
+    "trouble": ("however,", "at the same time,", "even so,", "indeed,"),
+    "help": ("then", "in addition,", "meanwhile,", "after that,"),
+    "result": ("in the end,", "as a result,", "finally,", "nevertheless,"),
+    "lesson": ("overall,", "in short,", "all in all,", "certainly,"),
+}
+_JOINS = {
+    ("start", "reason"): "because",
+    ("start", "trouble"): "but",
+    ("reason", "trouble"): "but",
+    ("trouble", "help"): "until",
+    ("help", "result"): "so",
+    ("result", "lesson"): "and",
+}
 
 
 class Divisions:
-    """The conventions of the warm start's programmers. See :class:`magrpo.interfaces.Conventions`."""
+    """The conventions of programmers. See :class:`magrpo.interfaces.Conventions`."""
 
     roles: tuple[str, ...] = ("helper", "main")
 
@@ -76,3 +102,43 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
         return f"def {name}({argument}):\n    return {AUX}({argument})"
     calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
     return composition.write_function(name, calls)
+
+
+class Voices:
+    """The conventions of authors. A convention names length, manner and variant: ``3 linked 17``."""
+
+    roles: tuple[str, ...] = ("summary", "elaboration")
+
+    def draw(self, rng: random.Random, role: str) -> str:
+        length = rng.choices(list(LENGTHS[role]), list(LENGTHS[role].values()))[0]
+        return f"{length} {rng.choice(MANNERS)} {rng.randrange(_VARIANTS)}"
+
+    def all(self, role: str) -> Iterator[str]:
+        """The longest texts in either manner; together they contain every word."""
+        return (f"{max(LENGTHS[role])} {manner} 0" for manner in MANNERS)
+
+    def write(self, problem: Problem, role: str, convention: str) -> str:
+        length, manner, _ = convention.split()
+        rng = random.Random(derive_seed(problem.task_id, role, convention))
+        facts = parse_facts(problem)
+        chosen = sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))
+        if not chosen:
+            return problem.prompt.partition("\n")[0]
+        facts_told = [facts[i] for i in chosen]
+        sentences = _link_sentences(facts_told, rng) if manner == "linked" else [fact.words for fact in facts_told]
+        return " ".join(map(format_sentence, sentences))
+
+    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
+        """A text that breaks off within a few words."""
+        return " ".join(self.write(problem, role, convention).split()[: rng.randint(2, 7)])
+
+
+def _link_sentences(facts: Sequence[Fact], rng: random.Random) -> list[str]:
+    sentences: list[str] = []
+    for before, fact in zip([None, *facts], facts, strict=False):
+        join = _JOINS.get((before.kind, fact.kind)) if before else None
+        if join and rng.random() < 0.4:
+            sentences[-1] += f", {join} {fact.words}"
+        else:
+            sentences.append(f"{rng.choice(_LEADS[fact.kind])} {fact.words}" if rng.random() < 0.7 else fact.words)
+    return sentences

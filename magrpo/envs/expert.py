@@ -11,6 +11,7 @@ from functools import lru_cache
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Section
+from magrpo.types import Problem
 
 MAX_CHARS = 4000
 """Longer answers are cut to this many characters."""
@@ -38,10 +39,8 @@ class Expert(Section):
     timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for one answer. A failed request is retried twice."""
 
-    def propose_edits(
-        self, *, prompt: str, entry_point: str, function: str, helper: str, main: str, diagnosis: str
-    ) -> str:
-        """The expert's edits to ``function`` (``aux`` or the entry point), decoded greedily.
+    def propose_edits(self, problem: Problem, role: str, *, helper: str, main: str, diagnosis: str) -> str:
+        """The expert's edits to the function that ``role`` wrote, decoded greedily.
 
         Answers are cached in this process, so an answer stays the same over the turns of an episode.
 
@@ -49,10 +48,9 @@ class Expert(Section):
             ConnectionError: the endpoint does not answer, or fails.
             ConfigError: the endpoint rejects the request: wrong model name, wrong key, or prompt too long.
         """
-        system = _SYSTEM.format(entry_point=entry_point)
-        user = _USER.format(
-            prompt=prompt.rstrip("\n"), function=function, helper=helper, main=main, diagnosis=diagnosis
-        )
+        system = _SYSTEM.format(entry_point=problem.entry_point)
+        function, prompt = "aux" if role == "helper" else problem.entry_point, problem.prompt.rstrip("\n")
+        user = _USER.format(prompt=prompt, function=function, helper=helper, main=main, diagnosis=diagnosis)
         return _ask(self, system, user)
 
 

@@ -79,36 +79,34 @@ class WritingEnv(Plugin):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert role in self.roles(), role
         if self.prompt == "bare":
-            return Observation((Message("user", self._render_bare(problem, role, history, agent)),))
+            lines = [f"# {role}", problem.prompt]
+            if history:
+                lines += ["# previous", history[-1].texts[agent], "# feedback"]
+                lines += [*self._list_bare_feedback(history[-1], agent), ""]
+            return Observation((Message("user", "\n".join(lines)),))
         messages = [Message("user", _TASK[role].format(prompt=problem.prompt))]
         for turn in history:
-            lines = self._quote_partner(turn, agent, "Your partner wrote:\n{text}") or self._give_advice(turn)
-            messages.append(Message("assistant", turn.texts[agent]))
-            messages.append(Message("user", "\n".join([*lines, "Revise your text. Write the text only."])))
+            request = [*self._list_feedback(turn, agent), "Revise your text. Write the text only."]
+            messages += [Message("assistant", turn.texts[agent]), Message("user", "\n".join(request))]
         return Observation(tuple(messages))
 
-    def _render_bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
-        task = f"# {role}\n{problem.prompt}"
-        if not history:
-            return task
-        last = history[-1]
-        lines = ["revise"]
-        if self.feedback == "level_feedback":
-            lines = [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in _judge_levels(last).items()]
-            lines = ["all good"] if all(_judge_levels(last).values()) else lines
-        lines += self._quote_partner(last, agent, "# partner\n{text}")
-        return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
+    def _list_bare_feedback(self, turn: PastTurn, agent: str) -> list[str]:
+        if self.feedback == "discussion":
+            return ["revise", *(f"# partner\n{text}" for name, text in turn.texts.items() if name != agent)]
+        if self.feedback == "plain":
+            return ["revise"]
+        verdicts = _judge_levels(turn)
+        if all(verdicts.values()):
+            return ["all good"]
+        return [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in verdicts.items()]
 
-    def _give_advice(self, turn: PastTurn) -> list[str]:
+    def _list_feedback(self, turn: PastTurn, agent: str) -> list[str]:
+        if self.feedback == "discussion":
+            return [f"Your partner wrote:\n{text}" for name, text in turn.texts.items() if name != agent]
         if self.feedback == "plain":
             return ["Look at your text again and improve it where you can."]
-        bad = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
-        return bad or ["The two texts fit each other well."]
-
-    def _quote_partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
-        if self.feedback != "discussion":
-            return []
-        return [form.format(text=text) for name, text in turn.texts.items() if name != agent]
+        advice = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
+        return advice or ["The two texts fit each other well."]
 
 
 def _judge_levels(turn: PastTurn) -> dict[str, bool]:
