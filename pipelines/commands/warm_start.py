@@ -10,8 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from magrpo.embedded.recipes import demonstrate_second_turns, train_on_demonstrations
-from magrpo.embedded.warm_start import WarmStartConfig
+from magrpo.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
 from magrpo.interfaces import Progress as Advance
 from magrpo.plugins import ConfigError, validate_config
 from pipelines.flows.local_server import STARTING, LocalServer

@@ -13,8 +13,7 @@ import pytest
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.embedded.demonstrations import make_revisions
-from magrpo.embedded.recipes import RECIPES
+from magrpo.embedded.demonstrations import RECIPES, make_revisions
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
 from magrpo.reports.evaluated_run import EvaluatedRun
