@@ -11,20 +11,20 @@ group without advantage) are dropped before the first product.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from magrpo_kernels.inputs import (
-    DEFAULT_OPTIONS,
-    OPTIONS_SCHEMA,
-    TOKEN_SCHEMA,
+    DEFAULTS,
+    SCHEMA,
     Impl,
     LossOptions,
     TokenInputs,
     check_inputs,
+    flatten_arguments,
     read_arguments,
 )
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, wide_dtype
@@ -41,7 +41,7 @@ def policy_loss_from_hidden(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
     inputs: TokenInputs,
-    options: LossOptions = DEFAULT_OPTIONS,
+    options: LossOptions = DEFAULTS,
     *,
     bias: Float[Tensor, " V"] | None = None,
 ) -> PolicyLoss:
@@ -54,11 +54,9 @@ def policy_loss_from_hidden(
         ValueError: shapes or options do not fit together, or the id of a token that counts is outside the vocabulary.
     """
     _check_head(hidden, lm_head_weight, bias)
-    check_inputs(inputs, options, len(hidden))
+    arguments = flatten_arguments(inputs, options, len(hidden))
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(
-        hidden, lm_head_weight, bias, *inputs.flatten_inputs(), *options.flatten_options(), wants
-    )
+    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(hidden, lm_head_weight, bias, *arguments, wants)
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
 
 
@@ -91,7 +89,7 @@ def token_logps(
 @torch.library.custom_op(
     "magrpo::policy_loss_from_hidden",
     mutates_args=(),
-    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {TOKEN_SCHEMA}, {OPTIONS_SCHEMA}, bool[] wants)"
+    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {SCHEMA}, bool[] wants)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
@@ -102,13 +100,15 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
     rows = hidden if index is None else hidden[index]
     counted = inputs if index is None else inputs.select_tokens(index)
     wide = wide_dtype(hidden.dtype)
-    to_rows = torch.empty_like(rows) if wants[0] else None
-    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
-    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
+    to_rows = torch.empty_like(rows) if wants[0] else hidden.new_empty(0)
+    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
+    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else hidden.new_empty(0)
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
-    buffer = rows.new_empty(chunk_size(len(rows), weight), len(weight))  # one for all chunks: fresh pages are slow
-    for part in chunk_slices(len(rows), weight):
+    parts = slice_chunks(len(rows), weight)
+    # One buffer for all chunks: fresh pages are slow.
+    buffer = rows.new_empty(parts[0].stop if parts else 0, len(weight))
+    for part in parts:
         logits = buffer[: part.stop - part.start]
         if bias is None:
             torch.mm(rows[part], weight.t(), out=logits)
@@ -117,24 +117,16 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
         out = logits if any(wants) else None
         losses, logps[part], entropy[part] = row_loss(logits, counted.select_tokens(part), options, out)
         loss += losses.sum()
-        if to_rows is not None:
+        if wants[0]:
             torch.mm(logits, weight, out=to_rows[part])
-        if to_weight is not None:
-            _add_product_(to_weight, logits.t(), rows[part])
-        if to_bias is not None:
+        if wants[1]:
+            add_product_(to_weight, logits.t(), rows[part])
+        if wants[2]:
             to_bias += logits.sum(0, dtype=wide)
     if index is not None:
         logps, entropy = scatter_rows(logps, index, len(hidden)), scatter_rows(entropy, index, len(hidden))
-        to_rows = None if to_rows is None else scatter_rows(to_rows, index, len(hidden))
-    none = hidden.new_empty(0)
-    return (
-        loss,
-        logps,
-        entropy,
-        none if to_rows is None else to_rows,
-        none.clone() if to_weight is None else to_weight,
-        none.clone() if to_bias is None else to_bias,
-    )
+        to_rows = scatter_rows(to_rows, index, len(hidden)) if wants[0] else to_rows
+    return loss, logps, entropy, to_rows, to_weight, to_bias
 
 
 @_policy_loss_from_hidden.register_fake
@@ -213,13 +205,12 @@ def _sum_of_logps(
     head: tuple[Tensor, Tensor, Tensor | None], inputs: TokenInputs, options: LossOptions, wants: Sequence[bool]
 ) -> Outputs:
     """The operation above for the loss ``-sum(coefficients * logps)``; ``head``: hidden states, weight, bias."""
-    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(
-        *head, *inputs.flatten_inputs(), *options.flatten_options(), wants
-    )
+    arguments = flatten_arguments(inputs, options, len(head[0]))
+    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(*head, *arguments, wants)
     return result
 
 
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right`` with ``total`` in float32 whatever the factors are in."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
@@ -227,15 +218,10 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def chunk_size(num_tokens: int, weight: Tensor) -> int:
-    """The number of tokens whose logits are computed at once, at most ``num_tokens``."""
-    return min(num_tokens, max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight)))
-
-
-def chunk_slices(num_tokens: int, weight: Tensor) -> Iterator[slice]:
-    """The slices of ``num_tokens`` rows, one per chunk."""
-    size = max(1, chunk_size(num_tokens, weight))
-    return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
+def slice_chunks(num_tokens: int, weight: Tensor) -> list[slice]:
+    """The slices of ``num_tokens`` rows whose logits are computed at once, the first at least as long as the others."""
+    size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight))
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

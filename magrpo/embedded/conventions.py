@@ -69,18 +69,14 @@ class Divisions:
             return text[: rng.randrange(text.rindex("return") + len("return"), len(text))]
         steps = list(composition.steps)
         i = rng.randrange(len(steps))
-        wrong = rng.choice(
-            [
-                BoundOperation(other, constant)
-                for other in OPERATIONS.values()
-                if (other.takes, other.gives) == (steps[i].operation.takes, steps[i].operation.gives)
-                for constant in other.constants or ("",)
-            ]
+        kinds = steps[i].operation.takes, steps[i].operation.gives
+        alike = [operation for operation in OPERATIONS.values() if (operation.takes, operation.gives) == kinds]
+        steps[i] = rng.choice(
+            [BoundOperation(operation, k) for operation in alike for k in operation.constants or [""]]
         )
-        other = Composition((*steps[:i], wrong, *steps[i + 1 :]))
-        return write_completion(other, role, convention).replace(
-            f"def {other.entry_point}(", f"def {composition.entry_point}("
-        )
+        other = Composition(tuple(steps))
+        text = write_completion(other, role, convention)
+        return text.replace(f"def {other.entry_point}(", f"def {composition.entry_point}(")
 
 
 def write_completion(composition: Composition, role: str, convention: str) -> str:
@@ -89,19 +85,14 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
     ``first`` and ``last``: that step; ``all``: everything, the main function only passes its argument on; ``nothing``:
     the main function does everything, the helper returns its argument.
     """
-    steps = composition.steps
+    steps, argument = composition.steps, composition.name_variables()[0]
     if role == "helper":
         part = {"first": steps[:1], "last": steps[-1:], "all": steps, "nothing": ()}[convention]
-        if not part:
-            name = composition.name_variables()[0]
-            return f"def {AUX}({name}):\n    return {name}"
-        return Composition(part).write_function(AUX)
-    name = composition.entry_point
+        return Composition(part).write_function(AUX) if part else f"def {AUX}({argument}):\n    return {argument}"
     if convention == "all":
-        argument = composition.name_variables()[0]
-        return f"def {name}({argument}):\n    return {AUX}({argument})"
+        return f"def {composition.entry_point}({argument}):\n    return {AUX}({argument})"
     calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
-    return composition.write_function(name, calls)
+    return composition.write_function(composition.entry_point, calls)
 
 
 class Voices:
@@ -121,11 +112,10 @@ class Voices:
         length, manner, _ = convention.split()
         rng = random.Random(derive_seed(problem.task_id, role, convention))
         facts = parse_facts(problem)
-        chosen = sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))
-        if not chosen:
+        told = [facts[i] for i in sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))]
+        if not told:
             return problem.prompt.partition("\n")[0]
-        facts_told = [facts[i] for i in chosen]
-        sentences = _link_sentences(facts_told, rng) if manner == "linked" else [fact.words for fact in facts_told]
+        sentences = _link_sentences(told, rng) if manner == "linked" else [fact.words for fact in told]
         return " ".join(map(format_sentence, sentences))
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:

@@ -96,9 +96,8 @@ def train_on_demonstrations(folder: Path, config: WarmStartConfig, progress: Pro
 
 
 def _load_problems(config: WarmStartConfig) -> list[Problem]:
-    problem_set: Problems = build_plugin(
-        TABLES["problems"], {"kind": config.problems, "num_train": config.num_problems}
-    )
+    options = {"kind": config.problems, "num_train": config.num_problems}
+    problem_set: Problems = build_plugin(TABLES["problems"], options)
     return list(problem_set.load()["train"])
 
 
