@@ -40,7 +40,7 @@ from jaxtyping import install_import_hook  # noqa: E402
 
 # Shapes and types in these modules' signatures are enforced while tests run. Not in the row kernel's: it refuses bad
 # arguments itself, which is tested, and Triton reads the source of its kernels and cannot have them wrapped.
-CHECKED = ["magrpo.algo", "magrpo.collate", "magrpo_kernels.advantages", "magrpo_kernels.hidden"]
+CHECKED = ["magrpo.algo.advantages", "magrpo.algo.loss", "magrpo.collate", "magrpo_kernels.advantages", "magrpo_kernels.hidden"]
 install_import_hook(CHECKED, "beartype.beartype")
 
 import pytest  # noqa: E402
