@@ -36,6 +36,12 @@ _NUM_INPUTS = 40
 _LIMITS = 10_000, 40
 """Limits of the values in a problem's tests: of integers, and of lengths."""
 _PROBE_LIMITS = 1_000_000, 5_000
+_PROBES: dict[Kind, list[Any]] = {
+    "int": [7, 24],
+    "list": [[3, -2, 7, 7, 4, 12], [-5, 9, 2, 2, 1, 8, 3]],
+    "str": ["Rat oEs", "teA dbo St"],
+}
+"""The first inputs of every kind that distinguish functions: small enough for all operations."""
 _NUM_PROBES = 60
 _NUM_KEYS = 2
 """Number of inputs whose results form the lookup key; functions with equal keys are compared on all inputs."""
@@ -230,7 +236,9 @@ def _collect_seen_functions(train: Sequence[Problem]) -> SeenFunctions:
     for level, number in _WARM_START.items():
         warm_start = _list_compositions(_list_families(level, held_out=False), "train")
         compositions |= {composition.key: composition for composition in itertools.islice(warm_start, number)}
-    seen = SeenFunctions(_make_probes())
+    rng = random.Random(derive_seed("coopcode", "probes"))
+    probes = {kind: [*first, *(_draw_input(kind, rng) for _ in range(_NUM_PROBES))] for kind, first in _PROBES.items()}
+    seen = SeenFunctions(probes)
     for composition in compositions.values():
         seen.add_function(composition.argument_kind, functools.partial(_compute_probe, composition))
     return seen
@@ -244,15 +252,3 @@ def _drop_seen(compositions: Iterable[Composition], seen: SeenFunctions) -> Iter
 
 def _compute_probe(composition: Composition, value: Any) -> Any:
     return composition.compute(value, *_PROBE_LIMITS)
-
-
-@functools.cache
-def _make_probes() -> Mapping[str, Sequence[Any]]:
-    """Inputs of every kind that distinguish functions; the first are small enough for all operations."""
-    rng = random.Random(derive_seed("coopcode", "probes"))
-    small: dict[Kind, list[Any]] = {
-        "int": [7, 24],
-        "list": [[3, -2, 7, 7, 4, 12], [-5, 9, 2, 2, 1, 8, 3]],
-        "str": ["Rat oEs", "teA dbo St"],
-    }
-    return {kind: [*inputs, *(_draw_input(kind, rng) for _ in range(_NUM_PROBES))] for kind, inputs in small.items()}

@@ -137,10 +137,8 @@ def parse_composition(problem: Problem) -> Composition:
     return Composition(tuple(map(parse_operation, problem.tags["steps"].split())))
 
 
-def _read_operations() -> dict[str, Operation]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Operation(name=name, **{**row, "phrases": tuple(row["phrases"])}) for name, row in table.items()}
-
-
-OPERATIONS = _read_operations()
+OPERATIONS = {
+    name: Operation(name=name, **{**row, "phrases": tuple(row["phrases"])})
+    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+}
 """All operations by name, from ``operations.toml``."""
