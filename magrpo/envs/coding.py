@@ -9,55 +9,9 @@ from pydantic import Field, model_validator
 
 from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
 from magrpo.envs.expert import Expert
+from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
-
-_AT_ONCE = {
-    "helper": (
-        "You are one of two programmers who solve a problem together. You write a helper function named `aux`; "
-        "your partner writes the function that the problem asks for and may call `aux`. You both write at the same "
-        "time and neither sees what the other writes, so choose the helper that your partner will expect: it takes "
-        "the arguments of the problem's function and does a useful, self-contained part of the work.\n"
-        "Answer with Python code only: the function `aux`, which must return a value, and the imports it needs. "
-        "Do not write the problem's function, do not explain, do not print and do not read input."
-    ),
-    "main": (
-        "You are one of two programmers who solve a problem together. Your partner writes a helper function named "
-        "`aux`, which takes the arguments of the problem's function and does a useful, self-contained part of the "
-        "work; you write the function that the problem asks for. Call `aux` and use what it returns, but do not "
-        "leave all the work to it. You both write at the same time and neither sees what the other writes.\n"
-        "Answer with Python code only: the function `{entry_point}`, with the signature given, which must return a "
-        "value, and the imports it needs. Do not define `aux`, do not explain, do not print and do not read input."
-    ),
-}
-_IN_TURN = {
-    "helper": (
-        "You are one of two programmers who solve a problem together, one after the other. You begin: plan how to "
-        "divide the work and write a helper function named `aux` that does a useful, self-contained part of it. Your "
-        "partner reads your function, then writes the function that the problem asks for and calls `aux`.\n"
-        "Answer with Python code only: the function `aux`, which must return a value, and the imports it needs. "
-        "Do not write the problem's function, do not explain, do not print and do not read input."
-    ),
-    "main": (
-        "You are one of two programmers who solve a problem together, one after the other. Your partner has written a "
-        "helper function named `aux`; you read it and write the function that the problem asks for. Call `aux` and "
-        "use what it returns, but do not leave all the work to it.\n"
-        "Answer with Python code only: the function `{entry_point}`, with the signature given, which must return a "
-        "value, and the imports it needs. Do not define `aux`, do not explain, do not print and do not read input."
-    ),
-}
-_ALONE = {
-    "solo": (
-        "You are a programmer. Answer with Python code only: the function `{entry_point}`, with the signature given, "
-        "which must return a value, and the imports and helper functions it needs. Do not explain, do not print and do "
-        "not read input."
-    ),
-}
-_TASK = {
-    "helper": "The problem:\n```python\n{prompt}\n```\nWrite the helper function `aux` for `{entry_point}`.",
-    "main": "The problem:\n```python\n{prompt}\n```\nWrite the function `{entry_point}`. You may call `aux`.",
-    "solo": "The problem:\n```python\n{prompt}\n```\nWrite the function `{entry_point}`.",
-}
 
 
 class ProgramEnv(Plugin):
@@ -101,7 +55,7 @@ class ProgramEnv(Plugin):
         names = {"prompt": problem.prompt.rstrip("\n"), "entry_point": problem.entry_point}
         messages = [
             Message("system", self.system[role].format(**names)),
-            Message("user", _TASK[role].format(**names)),
+            Message("user", PROMPTS["program"][role].format(**names)),
         ]
         function = "aux" if role == "helper" else problem.entry_point
         for turn in history:
@@ -133,7 +87,7 @@ class CodingEnv(ProgramEnv):
     reads both completions and may quote them.
     """
 
-    system: ClassVar[Mapping[str, str]] = _AT_ONCE
+    system: ClassVar[Mapping[str, str]] = PROMPTS["coding"]
 
     kind: str = "coding"
     expert: Expert | None = None
@@ -165,7 +119,7 @@ class SequentialEnv(CodingEnv):
     by ``G`` with ``rollout.tree = "full"``.
     """
 
-    system: ClassVar[Mapping[str, str]] = _IN_TURN
+    system: ClassVar[Mapping[str, str]] = PROMPTS["sequential"]
 
     kind: str = "sequential"
     num_turns: int = Field(2, ge=2, multiple_of=2)
@@ -193,7 +147,7 @@ class SequentialEnv(CodingEnv):
 class SoloEnv(ProgramEnv):
     """The single role ``solo`` writes the entry point and everything it needs: the single-agent baseline, or GRPO."""
 
-    system: ClassVar[Mapping[str, str]] = _ALONE
+    system: ClassVar[Mapping[str, str]] = PROMPTS["solo"]
 
     kind: str = "solo"
     prompt: Literal["instruct", "bare"] = "instruct"

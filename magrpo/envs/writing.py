@@ -7,34 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}
-
-_TASK = {
-    "summary": (
-        "Summarise this post in one or two plain sentences. A partner writes a longer summary of the same post at the "
-        "same time; you do not see it.\n\nThe post:\n{prompt}\n\nWrite the short summary only."
-    ),
-    "elaboration": (
-        "Summarise this post in detail, two to three times as long as the one or two sentences that a partner writes "
-        "about it at the same time; you do not see them. Keep to the post's main words, add more of your own, and lead "
-        "the reader with transition words.\n\nThe post:\n{prompt}\n\nWrite the detailed summary only."
-    ),
-    "background": (
-        "You and a partner write the introduction of a scientific paper from its abstract. You write the background "
-        "and motivation; your partner writes about the methods at the same time, in about the same length; you do not "
-        "see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
-        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
-    ),
-    "methods": (
-        "You and a partner write the introduction of a scientific paper from its abstract. You write about the methods "
-        "and their significance; your partner writes the background at the same time, in about the same length; you "
-        "do not see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
-        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
-    ),
-}
 _LEVELS = {
     "structure": ("length", "One of the two texts is too short or too long."),
     "length_ratio": ("ratio", "The lengths of the two texts do not fit each other well."),
@@ -84,7 +61,7 @@ class WritingEnv(Plugin):
                 lines += ["# previous", history[-1].texts[agent], "# feedback"]
                 lines += [*self._list_bare_feedback(history[-1], agent), ""]
             return Observation((Message("user", "\n".join(lines)),))
-        messages = [Message("user", _TASK[role].format(prompt=problem.prompt))]
+        messages = [Message("user", PROMPTS["writing"][role].format(prompt=problem.prompt))]
         for turn in history:
             request = [*self._list_feedback(turn, agent), "Revise your text. Write the text only."]
             messages += [Message("assistant", turn.texts[agent]), Message("user", "\n".join(request))]

@@ -164,11 +164,7 @@ def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
 
 
 def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
-    """The function ``name`` of the field ``starter_code``, without ``self`` if it is a method.
-
-    Raises:
-        ConfigError: the code is not Python, or does not define the function.
-    """
+    """The function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is not defined there."""
     code = row.read_text("starter_code").rstrip()
     last_line = code.split("\n")[-1]
     open_body = f"{last_line[: len(last_line) - len(last_line.lstrip())]}    pass" if last_line.endswith(":") else ""
@@ -181,11 +177,7 @@ def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
 
 
 def parse_json(row: Row, field: str, text: str) -> Any:
-    """Parse the JSON of a field.
-
-    Raises:
-        ConfigError: the text is not JSON, or holds a number that is not finite.
-    """
+    """Parse the JSON of a field; ConfigError if it is not JSON, or holds a number that is not finite."""
     try:
         return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:

@@ -27,11 +27,7 @@ class Row:
     values: dict[str, Any]
 
     def read_text(self, *names: str) -> str:
-        """The value of the first of ``names`` that the row has.
-
-        Raises:
-            ConfigError: the row has none of them, or the value is not a text; the message names row and field.
-        """
+        """The value of the first of ``names`` that the row has; ConfigError if it has none, or the value is no text."""
         for name in names:
             if name in self.values:
                 if isinstance(self.values[name], str):
@@ -41,11 +37,7 @@ class Row:
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
 
     def read_texts(self, name: str) -> list[str]:
-        """The value of a field that holds a list of texts; empty if the field is absent.
-
-        Raises:
-            ConfigError: the value is not a list of texts.
-        """
+        """The value of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
         values = self.values.get(name)
         if values is None:
             return []
@@ -54,11 +46,7 @@ class Row:
         return values
 
     def parse_python(self, field: str, code: str) -> ast.Module:
-        """Parse ``code``, the text of ``field`` or a part of it.
-
-        Raises:
-            ConfigError: it is not Python; the message names row, field and line.
-        """
+        """Parse ``code``, the text of ``field`` or a part of it; ConfigError with row and line if it is not Python."""
         try:
             return ast.parse(code)
         except SyntaxError as error:
