@@ -37,7 +37,7 @@ TABLES: Mapping[str, Table] = {
         "coding": "magrpo.envs.coding:CodingEnv",
         "solo": "magrpo.envs.coding:SoloEnv",
         "sequential": "magrpo.envs.coding:SequentialEnv",
-        "team": "magrpo.envs.team:TeamEnv",
+        "team": "magrpo.envs.coding:TeamEnv",
         "writing": "magrpo.envs.writing:WritingEnv",
     },
     "reward": {

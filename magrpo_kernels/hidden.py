@@ -132,14 +132,11 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
 @_policy_loss_from_hidden.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
     wide, wants = wide_dtype(hidden.dtype), arguments[12]
-    return (
-        hidden.new_empty((), dtype=wide),
-        hidden.new_empty(len(hidden), dtype=wide),
-        hidden.new_empty(len(hidden), dtype=wide),
-        torch.empty_like(hidden) if wants[0] else hidden.new_empty(0),
-        torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0),
-        hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0),
-    )
+    logps = hidden.new_empty(len(hidden), dtype=wide)
+    to_rows = torch.empty_like(hidden) if wants[0] else hidden.new_empty(0)
+    to_weight = torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
+    to_bias = hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0)
+    return logps.new_empty(()), logps, torch.empty_like(logps), to_rows, to_weight, to_bias
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
