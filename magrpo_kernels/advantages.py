@@ -65,14 +65,12 @@ def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, no
     high = empty.scatter_reduce(0, group, returns, "amax", include_self=False)
     low = empty.scatter_reduce(0, group, returns, "amin", include_self=False)
     centred = returns - mean[group]
-    if estimator == "magrpo":
-        advantages = centred
-    elif estimator == "marloo":
-        advantages = centred * (count / (count - 1).clamp(min=1))[group]
-    elif estimator == "maremax":
-        advantages = returns - high[group]
-    else:
-        advantages = returns
+    advantages = {
+        "magrpo": centred,
+        "marloo": centred * (count / (count - 1).clamp(min=1))[group],
+        "maremax": returns - high[group],
+        "mareinforce": returns,
+    }[estimator]
     equal = (high == low)[group]
     if normalize == "std":
         deviation = (empty.index_add(0, group, centred.square()) / count).sqrt()[group]

@@ -38,16 +38,23 @@ class TokenInputs:
     """Weight of each token's k3 penalty."""
     support: Support | None = None
 
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The tensors that hold one value for each token, by name."""
+        return {name: getattr(self, name) for name in _COLUMNS}
+
     def select_tokens(self, index: Tensor | slice) -> TokenInputs:
         """The inputs of some of the tokens."""
-        columns = (None if values is None else values[index] for values in _list_columns(self))
+        columns: dict[str, Any] = {
+            name: None if values is None else values[index] for name, values in self.columns.items()
+        }
         if self.support is None:
-            return TokenInputs(*columns)
+            return TokenInputs(**columns)
         starts, ends = self.support.bounds[:-1][index], self.support.bounds[1:][index]
         bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
         places = torch.arange(int(bounds[-1]), device=bounds.device)
         ids = self.support.ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)]
-        return TokenInputs(*columns, Support(ids, bounds))
+        return TokenInputs(**columns, support=Support(ids, bounds))
 
     def find_counted(self, vocabulary: int) -> Tensor | None:
         """Indices (n,) of the tokens that count; None if all do.
@@ -101,27 +108,23 @@ SCHEMA = (
 _COLUMNS = ("token_ids", "coefficients", "old_logps", "ref_logps", "kl_coefficients")
 
 
-def _list_columns(inputs: TokenInputs) -> list[Any]:
-    return [getattr(inputs, name) for name in _COLUMNS]
-
-
 def flatten_arguments(inputs: TokenInputs, options: LossOptions, num_tokens: int) -> tuple[Any, ...]:
     """Check the inputs and list the arguments of a registered operation, in the order of :data:`SCHEMA`."""
     check_inputs(inputs, options, num_tokens)
     flat_options = options.temperature, options.clip_low, options.clip_high, options.entropy, options.impl
-    return *_list_columns(inputs), *(inputs.support or (None, None)), *flat_options
+    return *inputs.columns.values(), *(inputs.support or (None, None)), *flat_options
 
 
 def read_arguments(arguments: tuple[Any, ...]) -> tuple[TokenInputs, LossOptions]:
     """The records from the arguments that :func:`flatten_arguments` made; arguments after them are ignored."""
-    *columns, support_ids, support_bounds = arguments[:7]
-    support = None if support_ids is None else Support(support_ids, support_bounds)
-    return TokenInputs(*columns, support), LossOptions(*arguments[7:12])
+    support = None if arguments[5] is None else Support(*arguments[5:7])
+    columns: dict[str, Any] = dict(zip(_COLUMNS, arguments[:5], strict=True))
+    return TokenInputs(**columns, support=support), LossOptions(*arguments[7:12])
 
 
 def check_inputs(inputs: TokenInputs, options: LossOptions, num_tokens: int) -> None:
     """Raise ValueError for shapes and options that do not fit together."""
-    sized = [(name, values, num_tokens) for name, values in zip(_COLUMNS, _list_columns(inputs), strict=True)]
+    sized = [(name, values, num_tokens) for name, values in inputs.columns.items()]
     if inputs.support is not None:
         sized.append(("support_bounds", inputs.support.bounds, num_tokens + 1))
     for name, values, size in sized:

@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 
 class PolicyLoss(NamedTuple):
-    """``loss`` is differentiable; ``logps`` and ``entropy`` (natural logarithms, float32 or wider) are not."""
+    """``loss`` is differentiable; ``logps`` and ``entropy`` (natural logarithms, float32 or wider) are not.
 
-    loss: Tensor
-    """()"""
-    logps: Tensor
-    """(N,); 0 for tokens that were skipped."""
-    entropy: Tensor | None
-    """(N,) on request; 0 for tokens that were skipped."""
+    ``logps`` and ``entropy`` are 0 for tokens that were skipped; ``entropy`` is computed on request.
+    """
+
+    loss: Tensor  # ()
+    logps: Tensor  # (N,)
+    entropy: Tensor | None  # (N,)
 
 
 def policy_loss_from_logits(

@@ -237,8 +237,9 @@ def _collect_seen_functions(train: Sequence[Problem]) -> SeenFunctions:
         warm_start = _list_compositions(_list_families(level, held_out=False), "train")
         compositions |= {composition.key: composition for composition in itertools.islice(warm_start, number)}
     rng = random.Random(derive_seed("coopcode", "probes"))
-    probes = {kind: [*first, *(_draw_input(kind, rng) for _ in range(_NUM_PROBES))] for kind, first in _PROBES.items()}
-    seen = SeenFunctions(probes)
+    seen = SeenFunctions(
+        {kind: [*first, *(_draw_input(kind, rng) for _ in range(_NUM_PROBES))] for kind, first in _PROBES.items()}
+    )
     for composition in compositions.values():
         seen.add_function(composition.argument_kind, functools.partial(_compute_probe, composition))
     return seen
