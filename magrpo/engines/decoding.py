@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from magrpo.engines.common import Completion
+from magrpo.engines import Completion
 from magrpo.engines.sampling import Sampler
 from magrpo.plugins import ConfigError
 from magrpo.types import Request
@@ -94,10 +94,7 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 @torch.no_grad()
 def decode_batch(
-    model: PreTrainedModel,
-    requests: Sequence[Request],
-    stop_token_ids: Sequence[int],
-    finished: Callable[[int], None],
+    model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], finished: Callable[[int], None]
 ) -> list[Completion]:
     """Generate one completion for each request of one agent, in order.
 

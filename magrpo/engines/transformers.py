@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from magrpo.engines.common import check_prompts, make_action
+from magrpo.engines import check_prompts, make_action
 from magrpo.interfaces import Progress
 from magrpo.plugins import Plugin
 from magrpo.types import Action, Request

@@ -16,22 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 from pydantic import Field
 
-from magrpo.engines import EngineError
+from magrpo.engines import Completion, EngineError, check_prompts, make_action
 from magrpo.engines.child_process import Child, ChildDied
-from magrpo.engines.common import Completion, check_prompts, make_action
-from magrpo.engines.vllm_server import (
-    Call,
-    Done,
-    Finished,
-    Generate,
-    Item,
-    LoadAdapters,
-    LoadModel,
-    Reply,
-    Sleep,
-    Start,
-    Wake,
-)
+from magrpo.engines.vllm_server import Call, Done, Finished, Generate, Item, LoadAdapters, LoadModel, Sleep, Start, Wake
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
@@ -45,7 +32,7 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
@@ -137,11 +124,9 @@ class VllmClient:
         calls: dict[int, Call] = {}
         for server, agents in enumerate(self._agents):
             given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
-            if not given:
-                continue
-            if self._policy.weights(agents[0]) == "lora":
+            if given and self._policy.weights(agents[0]) == "lora":
                 calls[server] = LoadAdapters(policy_version, given)
-            else:
+            elif given:
                 calls[server] = LoadModel(given[agents[0]])
         self._call(calls)
         self._loaded |= calls
@@ -174,19 +159,12 @@ class VllmClient:
         On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
         """
         self._policy.release_cached_memory()
-        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
-            self._start_together(together)
-
-    def _start_together(self, numbers: Sequence[int]) -> None:
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
-        for i in numbers:
-            log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
-            self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
-        for i in numbers:
-            self._send(i, Start(self._engine_arguments(self._agents[i])))
-        for i in numbers:
-            with self._servers[i].enforce_deadline(_START_DEADLINE_S):
-                assert isinstance(self._receive(i), Done)
+        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
+            for i in together:
+                log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
+                self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
+            self._call({i: Start(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
@@ -224,15 +202,13 @@ class VllmClient:
             "max_num_batched_tokens": max(8192, policy.max_length(agents[0])),
         }
 
-    def _make_item(self, request: Request) -> Item:
-        stops = self._policy.stop_token_ids(request.agent)
-        return Item(request.agent, request.prompt_ids, request.sampling, request.seed, stops)
-
     def _send_requests(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
         """Send requests to a server; if it is dead, reading its answer will raise."""
+        stops = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
+        items = {i: Item(r.agent, r.prompt_ids, r.sampling, r.seed, stops[r.agent]) for i, r in share.items()}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._send(server, Generate({i: self._make_item(request) for i, request in share.items()}))
+            self._send(server, Generate(items))
 
     def _read_completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
@@ -255,11 +231,12 @@ class VllmClient:
                 self._call({i: call for i, call in self._loaded.items() if i == server})
                 self._send_requests(server, missing, deadlines)
 
-    def _call(self, calls: Mapping[int, Call]) -> None:
-        """Make one call to each server at the same time."""
+    def _call(self, calls: Mapping[int, Call], deadline_s: float | None = None) -> None:
+        """Make one call to each server at the same time. The deadline is by default that of a batch."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
-                deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
+                deadline = self._servers[server].enforce_deadline(deadline_s or self._config.deadline_s)
+                deadlines.enter_context(deadline)
                 self._send(server, call)
             for server in calls:
                 assert isinstance(self._receive(server), Done)
@@ -268,7 +245,7 @@ class VllmClient:
         with self._supervised(server):
             self._servers[server].send(msgspec.msgpack.encode(call))
 
-    def _receive(self, server: int) -> Reply:
+    def _receive(self, server: int) -> Done | Finished:
         with self._supervised(server):
             return _REPLIES.decode(self._servers[server].receive())
 

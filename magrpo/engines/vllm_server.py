@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from magrpo.engines.common import Completion
+from magrpo.engines import Completion
 from magrpo.engines.vllm_sampling import Truncated, TruncationRecorder
 from magrpo.types import SamplingParams
 
@@ -79,7 +79,6 @@ class Finished(msgspec.Struct, tag=True):
 
 
 Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
-Reply = Done | Finished
 
 
 class WorkerExtension:

@@ -49,8 +49,7 @@ def _print_baselines(result: Result, console: Console) -> None:
 
 def _print_learned(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
-    evaluations = result.outcome.evaluations
-    reports = [read_evaluation(store.folder(evaluations[iteration])) for iteration in sorted(evaluations)]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in result.outcome.evaluations.values()]
     console.print(closing_table(reports, config.reward.maxima, start_title(config)))
     first, last = (report.summary[HEADLINE]["return"] for report in (reports[0], reports[-1]))
     if len(reports) == 1:

@@ -20,10 +20,9 @@ from pipelines.progress.console import RunConsole
 from pipelines.progress.observers import Observer, observe_attempt
 from pipelines.progress.state import Attempt, RunProgress, RunState
 from pipelines.training.champion import start_from_champion
-from pipelines.training.description import FLOW_RUN_URL, describe_run
 from pipelines.training.loop import Outcome, RunStep, run_steps
 from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
-from pipelines.training.recorder import RunRecorder
+from pipelines.training.recorder import FLOW_RUN_URL, RunRecorder, describe_run
 from pipelines.training.stages import StageRunner
 
 WrapStep = Callable[[RunStep], RunStep]
@@ -117,7 +116,7 @@ def _run_loop(
         def describe(status: str) -> None:
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
-        with record_status(tracker, describe, timing):
+        with _record_status(tracker, describe, timing):
             tracker.params(flatten_config(config))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
@@ -125,8 +124,8 @@ def _run_loop(
             progress = RunProgress(attempt.state, console)
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
             with watched, StageRunner(config, store, progress, tracker.tags) as stages:
-                run_step = wrap(time_steps(stages.run_step, timing.stages))
-                run_step = time_steps(notify_steps(run_step, observers), timing.wrapped)
+                run_step = wrap(_time_steps(stages.run_step, timing.stages))
+                run_step = _time_steps(_notify_steps(run_step, observers), timing.wrapped)
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder)
                 timing.wall = perf_counter() - started
@@ -134,8 +133,8 @@ def _run_loop(
 
 
 @contextmanager
-def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
-    """Record that the run is under way, and at the end how it ended; ``describe`` takes the status, too."""
+def _record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
+    """Record that the run is under way, and how it ended; ``describe`` takes the status, too."""
     status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
     try:
         tracker.record_start()
@@ -150,8 +149,8 @@ def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timin
         tracker.close(status)
 
 
-def time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
-    """``run_step``, adding up in ``seconds`` how long each stage takes."""
+def _time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
+    """Add up in ``seconds`` how long each stage takes."""
 
     def timed(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         started = perf_counter()
@@ -164,9 +163,7 @@ def time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
     return timed
 
 
-def notify_steps(run_step: RunStep, observers: Sequence[Observer]) -> RunStep:
-    """``run_step``, notifying ``observers`` after each step."""
-
+def _notify_steps(run_step: RunStep, observers: Sequence[Observer]) -> RunStep:
     def notifying(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         pointer = run_step(step, inputs)
         for observer in observers:

@@ -5,8 +5,6 @@ team is better, both are evaluated again on fresh samples (:mod:`pipelines.train
 better both times, or if there is no champion. Every part can be repeated safely: a version is registered once for a
 run's weights, evaluations for the gate are runs of their own, and the decision is committed in the run directory like
 the output of a stage.
-
-Imports no prefect.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config import RunConfig
@@ -35,7 +33,6 @@ log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
 """The file of a version with what the gate compares."""
-_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Makes a context that calls a function if its block fails."""
@@ -103,18 +100,16 @@ def _register(
         from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
 
         version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
-        reports = [
-            read_evaluation(store.folder(outcome.evaluations[iteration])) for iteration in sorted(outcome.evaluations)
-        ]
-        returns = mean_returns(reports[-1], HEADLINE, config.reward)
+        reports = [read_evaluation(store.folder(pointer)) for pointer in outcome.evaluations.values()]
         parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
         shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
         card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
+        returns = mean_returns(reports[-1], HEADLINE, config.reward)
+        facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
         described = folder / "described"
         described.mkdir()
         (described / "README.md").write_text(card, encoding="utf-8")
         (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
-        facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
         (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
         # The list of versions shows the first line of this, so no heading.
         text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
@@ -133,7 +128,7 @@ def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
     sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
     tree = json.loads(config.model_dump_json(include=sections))
     del tree["eval"]["every"]
-    tree["rollout"] = {key: tree["rollout"][key] for key in _SAMPLING}
+    tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}
     return digest(tree, store.file_digest(problems, split_file("test")))
 
 
@@ -153,14 +148,15 @@ class _Gate:
         key = digest("promote", self.registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
         if committed is not None:
-            facts = json.loads((self.store.folder(committed) / "promotion.json").read_text(encoding="utf-8"))
-            return Promotion(**{**facts, "fresh": False})
-        version, registry = self._version(), self.registry
-        champion = registry.find_champion()
-        promotion = self._judge(version, champion)
-        while registry.find_champion() != champion:  # another run promoted its team while this one was judged
+            facts = json.loads((self.store.folder(committed) / "promotion.json").read_bytes())
+            return Promotion(**facts | {"fresh": False})
+        registry = self.registry
+        version = TeamVersion(**json.loads((self.store.folder(self.registered) / "version.json").read_bytes()))
+        while True:
             champion = registry.find_champion()
             promotion = self._judge(version, champion)
+            if registry.find_champion() == champion:
+                break  # no other run promoted its team while this one was judged
 
         def write(folder: Path) -> Mapping[str, float]:
             (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
@@ -172,39 +168,38 @@ class _Gate:
                 registry.set_champion(promotion.champion)
             registry.tag_version(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
 
+        verdict = "promoted" if promotion.promoted else "not promoted"
+        before = "none" if promotion.champion is None else str(promotion.champion)
+        tags = {"verdict": verdict, "reason": promotion.reason, "champion_before": before}
         with undo(put_back):
-            registry.tag_version(version, _verdict(promotion))
+            registry.tag_version(version, tags)
             if promotion.promoted:
                 registry.set_champion(version.number)
             self.store.commit(name, key, write)
         return promotion
 
-    def _version(self) -> TeamVersion:
-        path = self.store.folder(self.registered) / "version.json"
-        return TeamVersion(**json.loads(path.read_text(encoding="utf-8")))
-
     def _judge(self, version: TeamVersion, champion: TeamVersion | None) -> Promotion:
-        def verdict(promoted: bool, reason: str) -> Promotion:
-            before = None if champion is None else champion.number
-            return Promotion(self.registry.model, version.number, promoted, reason, before)
-
+        before = None if champion is None else champion.number
         if not self.config.registry.promote:
-            return verdict(False, "registry.promote is off")
-        if champion is None:
-            return verdict(True, "there was none before")
-        if champion.number == version.number:  # a process of this run was killed just after the alias moved
-            before = champion.tags["champion_before"]
-            again = verdict(True, champion.tags["reason"])
-            return replace(again, champion=None if before == "none" else int(before))
-        try:
-            return verdict(*self._compare(version, champion))
-        except ConfigError as error:
-            return verdict(False, f"the champion, version {champion.number}, cannot be evaluated here: {error}")
+            promoted, reason = False, "registry.promote is off"
+        elif champion is None:
+            promoted, reason = True, "there was none before"
+        elif champion.number == version.number:  # a process of this run was killed just after the alias moved
+            promoted, reason, noted = True, champion.tags["reason"], champion.tags["champion_before"]
+            before = None if noted == "none" else int(noted)
+        else:
+            try:
+                promoted, reason = self._compare(version, champion)
+            except ConfigError as error:
+                promoted = False
+                reason = f"the champion, version {champion.number}, cannot be evaluated here: {error}"
+        return Promotion(self.registry.model, version.number, promoted, reason, before)
 
     def _compare(self, version: TeamVersion, champion: TeamVersion) -> tuple[bool, str]:
         """Whether the team is better than the champion, twice, and a sentence with the figures."""
         theirs, how = self._returns_of(champion)
-        lead = lead_over(self._own_returns(), theirs, FIRST)
+        own_evaluation = self.outcome.evaluations[self.config.train.num_iterations]
+        lead = lead_over(self._read_returns(self.store, own_evaluation), theirs, FIRST)
         if lead is None:
             return False, f"version {champion.number} has no evaluated problem in common with it{how}"
         reason = f"the return differs from that of version {champion.number} {lead}{how}"
@@ -212,10 +207,6 @@ class _Gate:
             return False, reason
         fresh, how = self._lead_on_fresh_samples(version, champion)
         return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'of no problem'}{how}"
-
-    def _own_returns(self) -> dict[str, float]:
-        report = read_evaluation(self.store.folder(self.outcome.evaluations[self.config.train.num_iterations]))
-        return mean_returns(report, HEADLINE, self.config.reward)
 
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
@@ -225,7 +216,7 @@ class _Gate:
         folder = fetch_version(self.store, self.registry, champion)
         evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
-        return self._evaluated(evaluation), how
+        return self._evaluate_again(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
         """The team's lead over the champion with a seed no evaluation has used, and where it was measured.
@@ -241,18 +232,12 @@ class _Gate:
         team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
         folder = fetch_version(self.store, self.registry, champion)
         other = create_challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
-        lead = lead_over(self._evaluated(team), self._evaluated(other), CONFIRMATION)
+        lead = lead_over(self._evaluate_again(team), self._evaluate_again(other), CONFIRMATION)
         return lead, f", in runs {team.run_id} and {other.run_id}"
 
-    def _evaluated(self, run: RunStore) -> dict[str, float]:
+    def _evaluate_again(self, run: RunStore) -> dict[str, float]:
         """The return on each problem in a run of no iterations, which is executed unless it is finished."""
-        report = read_evaluation(run.folder(self.evaluate(run.run_id).evaluations[0]))
-        return mean_returns(report, HEADLINE, self.config.reward)
+        return self._read_returns(run, self.evaluate(run.run_id).evaluations[0])
 
-
-def _verdict(promotion: Promotion) -> dict[str, str]:
-    return {
-        "verdict": "promoted" if promotion.promoted else "not promoted",
-        "reason": promotion.reason,
-        "champion_before": "none" if promotion.champion is None else str(promotion.champion),
-    }
+    def _read_returns(self, run: RunStore, evaluation: Pointer) -> dict[str, float]:
+        return mean_returns(read_evaluation(run.folder(evaluation)), HEADLINE, self.config.reward)
