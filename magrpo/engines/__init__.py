@@ -30,12 +30,7 @@ class Completion(NamedTuple):
 
 
 def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
-    """Reject a batch in which a prompt is empty or leaves no room for its completion.
-
-    Raises:
-        PromptTooLong: prompt and ``max_new_tokens`` together exceed the context window.
-        ConfigError: a prompt has no tokens.
-    """
+    """Raise ConfigError for an empty prompt, PromptTooLong for one that leaves no room for its completion."""
     limits = {agent: policy.max_length(agent) for agent in {request.agent for request in requests}}
     for request in requests:
         length, new, limit = len(request.prompt_ids), request.sampling.max_new_tokens, limits[request.agent]
@@ -50,11 +45,7 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
 
 
 def make_action(policy: Policy, request: Request, completion: Completion, version: int) -> Action:
-    """Make the action of a completion.
-
-    Raises:
-        EngineError: a log-probability is not finite.
-    """
+    """Make the action of a completion. Raises EngineError if a log-probability is not finite."""
     if not all(map(math.isfinite, completion.logps)):
         raise EngineError(
             f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "

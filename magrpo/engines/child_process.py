@@ -15,8 +15,6 @@ from pathlib import Path
 _KEEPER = Path(__file__).with_name("keeper.py")
 _HANG_UP_S = 10.0
 """Seconds a child may take to end after it closed its end of the socket."""
-_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
-_WORDS = 400
 
 
 class ChildDied(RuntimeError):
@@ -36,7 +34,8 @@ class Child:
         """What the command writes to its standard output and error."""
         self.died = False
         """Whether it ended otherwise than by :meth:`kill`."""
-        self._late: float | None = None
+        self.missed_deadline_s: float | None = None
+        """The deadline at which it was killed, in seconds; None: it was not."""
         self._channel, theirs = Pipe()
         fd = str(theirs.fileno())
         with log.open("wb") as output:
@@ -51,17 +50,12 @@ class Child:
             )
         theirs.close()
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it was killed at a deadline."""
-        return self._late is not None
-
     @contextmanager
     def enforce_deadline(self, seconds: float) -> Iterator[None]:
         """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
 
         def expire() -> None:
-            self._late = seconds
+            self.missed_deadline_s = seconds
             self._process.terminate()
 
         timer = threading.Timer(seconds, expire)
@@ -73,22 +67,14 @@ class Child:
             timer.cancel()
 
     def send(self, message: bytes) -> None:
-        """Send one message.
-
-        Raises:
-            ChildDied: nobody is left to read it.
-        """
+        """Send one message. Raises ChildDied if nobody is left to read it."""
         try:
             self._channel.send_bytes(message)
         except OSError:
             raise self._died() from None
 
     def receive(self) -> bytes:
-        """The next message; waits for it.
-
-        Raises:
-            ChildDied: there will be none.
-        """
+        """Wait for the next message. Raises ChildDied if there will be none."""
         try:
             return self._channel.recv_bytes()
         except (EOFError, OSError):
@@ -106,8 +92,8 @@ class Child:
             why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
         except subprocess.TimeoutExpired:
             why = "hung up"
-        if self._late is not None:
-            why = f"was killed at its deadline of {self._late:g} s"
+        if self.missed_deadline_s is not None:
+            why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
         self.kill()
         last = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
         return ChildDied(f"{why}{f' ({last})' if last else ''}; log: {self.log}")
@@ -116,5 +102,6 @@ class Child:
 def last_words(log: str) -> str:
     """The last error a log ends with, message and all on one line; without an error, its last line."""
     lines = [line.rstrip() for line in log.split("\n") if line.strip()]
-    start = next((i for i in reversed(range(len(lines))) if _ERROR.match(lines[i])), len(lines) - 1)
-    return " ".join(line.strip() for line in lines[max(start, 0) :])[:_WORDS]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    start = errors[-1] if errors else -1
+    return " ".join(line.strip() for line in lines[start:])[:400]

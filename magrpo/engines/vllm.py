@@ -8,6 +8,7 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -18,7 +19,7 @@ from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
 from magrpo.engines.child_process import Child, ChildDied
-from magrpo.engines.vllm_server import Call, Done, Finished, Generate, Item, LoadAdapters, LoadModel, Sleep, Start, Wake
+from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters, LoadModel, Sleep, Start, Wake
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
@@ -57,12 +58,7 @@ class VllmEngine(Plugin):
     """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
     def open(self, policy: Policy) -> VllmClient:
-        """Start the servers with the current weights of ``policy``; returns when all of them are ready.
-
-        Raises:
-            ConfigError: vLLM is not installed.
-            EngineError: a server did not start; the message names its log.
-        """
+        """Start the servers with the current weights of ``policy``; returns when all of them are ready."""
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
@@ -74,15 +70,13 @@ class VllmClient:
     """An :class:`magrpo.interfaces.Engine` over vLLM servers: one for each shared base, one for each full copy."""
 
     def __init__(self, policy: Policy, config: VllmEngine) -> None:
-        self._policy = policy
-        self._config = config
+        self._policy, self._config = policy, config
         self._version = policy.version
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = False
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in policy.agents:
-            shared = policy.weights(agent) == "lora"
-            groups.setdefault(f"base {policy.base(agent)}" if shared else f"agent {agent}", []).append(agent)
+            groups[("base", policy.base(agent)) if policy.weights(agent) == "lora" else ("agent", agent)].append(agent)
         self._agents = list(groups.values())
         self._servers: dict[int, Child] = {}
         self._loaded: dict[int, Call] = {}
@@ -96,11 +90,8 @@ class VllmClient:
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch for each server.
 
-        A server that dies is restarted and generates the missing completions.
-
-        Raises:
-            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: a server died three times or exceeded the deadline, or logits are not finite.
+        A server that dies is restarted and generates the missing completions; a third death is an EngineError, and so
+        are a missed deadline and logits that are not finite.
         """
         check_prompts(self._policy, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
@@ -116,11 +107,7 @@ class VllmClient:
         return [actions[i] for i in range(len(requests))]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Load adapters under new ids, and reload full copies.
-
-        Raises:
-            EngineError: a server died.
-        """
+        """Load adapters under new ids, and reload full copies. Raises EngineError if a server dies."""
         calls: dict[int, Call] = {}
         for server, agents in enumerate(self._agents):
             given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
@@ -135,14 +122,14 @@ class VllmClient:
     def sleep(self) -> None:
         """Release GPU memory for the update. No-op on CPU."""
         if self._policy.device.type == "cuda" and not self._asleep:
-            self._call({server: Sleep() for server in range(len(self._servers))})
+            self._call(dict.fromkeys(self._servers, Sleep()))
             self._asleep = True
 
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
             self._policy.release_cached_memory()
-            self._call({server: Wake() for server in range(len(self._servers))})
+            self._call(dict.fromkeys(self._servers, Wake()))
             self._asleep = False
 
     def close(self) -> None:
@@ -154,12 +141,10 @@ class VllmClient:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, numbers: Sequence[int]) -> None:
-        """Start these servers; returns when they are ready.
-
-        On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
-        """
+        """Start these servers; returns when they are ready."""
         self._policy.release_cached_memory()
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
+        # On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
         for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
             for i in together:
                 log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
@@ -204,11 +189,10 @@ class VllmClient:
 
     def _send_requests(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
         """Send requests to a server; if it is dead, reading its answer will raise."""
-        stops = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
-        items = {i: Item(r.agent, r.prompt_ids, r.sampling, r.seed, stops[r.agent]) for i, r in share.items()}
+        stop_token_ids = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._send(server, Generate(items))
+            self._send(server, Generate(dict(share), stop_token_ids))
 
     def _read_completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
@@ -223,7 +207,7 @@ class VllmClient:
                     yield from reply.completions.items()
                 return
             except EngineError as error:
-                if not left or self._servers[server].is_late:
+                if not left or self._servers[server].missed_deadline_s is not None:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting it for the rest", error, done)

@@ -63,9 +63,17 @@ class ScoreStats:
         return metrics
 
 
+@dataclass(slots=True)
+class SamplingStats:
+    """What sampling cost: seconds in the engine, tokens sampled."""
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What stages run on. ``engine`` holds the weights; ``stats`` accumulates the cost of scoring."""
+    """What stages run on. ``engine`` holds the weights; ``stats`` and ``sampling`` accumulate costs."""
 
     engine: Engine
     sandbox: Sandbox
@@ -74,3 +82,4 @@ class Backend:
     cache: Cache = field(default_factory=dict)
     progress: Progress | None = None
     stats: ScoreStats = field(default_factory=ScoreStats)
+    sampling: SamplingStats = field(default_factory=SamplingStats)

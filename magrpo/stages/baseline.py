@@ -10,26 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from time import perf_counter
 
 from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
-from magrpo.interfaces import Engine, Progress
-from magrpo.stages.backend import Backend, Team
+from magrpo.stages.backend import Backend, SamplingStats, Team
 from magrpo.stages.evaluate import Start, eval_rows, held_out_starts, play_trajectories, row_key, summarise_rows
 from magrpo.stages.rollout import Node, sampling_params
 from magrpo.stages.score import score_texts
-from magrpo.types import (
-    HEADLINE,
-    Action,
-    EvalReport,
-    EvalRow,
-    Mode,
-    Problem,
-    Request,
-    SamplingParams,
-    Split,
-    TimedAnswer,
-)
+from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingParams, Split, TimedAnswer
 
 Behaviour = Callable[[EvalRow], Hashable]
 """A key of what a row's program did, equal for programs that behave alike; None if it never returned a value."""
@@ -75,30 +62,16 @@ def time_answers(
     num_answers = num_votes if row.votes != "none" else 1
     timed = []
     for problem in [problems[0], *problems]:
-        clock = _Clock(backend.engine)
+        cost = SamplingStats()
         start = Start("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
-        timed_backend = replace(backend, engine=clock)
+        timed_backend = replace(backend, sampling=cost)
         play_trajectories([start], Team.of(row), timed_backend, config.seed, row.stop_above, row.max_tries)
-        timed.append(TimedAnswer(problem.task_id, clock.seconds, clock.num_tokens))
+        timed.append(TimedAnswer(problem.task_id, cost.seconds, cost.num_tokens))
     return timed[1:]
 
 
 def _sampling(row: BaselineRow, rollout_config: RolloutConfig) -> SamplingParams:
     return replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens, keep_support=False)
-
-
-class _Clock(Engine):
-    """Measures another engine: seconds of sampling, and tokens sampled."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine, self.seconds, self.num_tokens = engine, 0.0, 0
-
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        started = perf_counter()
-        actions = self._engine.generate(requests, progress)
-        self.seconds += perf_counter() - started
-        self.num_tokens += sum(len(action.token_ids) for action in actions)
-        return actions
 
 
 def count_votes(reports: Mapping[str, EvalReport], voter: str) -> int:

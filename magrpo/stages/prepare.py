@@ -12,11 +12,7 @@ from magrpo.types import Problem, Split
 
 
 def prepare(problems: Problems, problems_per_iteration: int) -> Mapping[Split, Sequence[Problem]]:
-    """Load every split and check what the run relies on.
-
-    Raises:
-        ConfigError: a split is empty or too small, a ``task_id`` is used twice, or a problem is in two splits.
-    """
+    """Load every split. Raises ConfigError if one is empty or too small, or a ``task_id`` is used twice."""
     splits = problems.load()
     for split in ("train", "test"):
         if not splits.get(split):

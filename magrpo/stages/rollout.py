@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 
 from magrpo.config import RolloutConfig
 from magrpo.seeds import derive_seed
@@ -108,7 +109,11 @@ def rollout(
         for name, prompt in node_prompts.items()
         for index in range(node.group_size)
     ]
-    completions = iter(backend.engine.generate(requests, backend.progress))
+    started = perf_counter()
+    sampled = backend.engine.generate(requests, backend.progress)
+    backend.sampling.seconds += perf_counter() - started
+    backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
+    completions = iter(sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
         actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}

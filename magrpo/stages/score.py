@@ -44,13 +44,11 @@ def score(
     )
     prices = iter(priced)
     results = iter([next(prices) if is_complete else Scored(PENDING, {}, masked=False) for is_complete in complete])
-    scored_groups = []
+    scored = []
     for group in groups:
         turns = tuple(_scored_turn(turn, next(results), roles) for turn in group.turns)
-        scored_groups.append(
-            RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns)
-        )
-    return scored_groups, stats
+        scored.append(RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns))
+    return scored, stats
 
 
 def score_texts(

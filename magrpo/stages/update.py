@@ -89,9 +89,7 @@ class Updater:
         ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
         samples of all of them, whose metrics have the name of the first. ``progress`` counts completions.
 
-        Raises:
-            NonFiniteLoss: the step that would have used the loss or gradient was not taken.
-            torch.cuda.OutOfMemoryError: a single completion does not fit; the step was not taken.
+        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if a single completion does not fit: the step was not taken.
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
@@ -164,10 +162,7 @@ class Updater:
         return _Work(agent, kept, plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]), divisor)
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
-        """The result of ``compute``, which is repeated with smaller micro-batches while GPU memory runs out.
-
-        Raises torch.cuda.OutOfMemoryError if a single completion at a time does not fit either.
-        """
+        """The result of ``compute``, repeated with smaller micro-batches while GPU memory runs out and that can help."""
         while True:
             try:
                 return work, compute(work)
@@ -256,8 +251,7 @@ class Updater:
     def _run_model(self, agent: str, context: _ModelContext, batch: Batch) -> LossOf:
         """Run the model; returns the loss as a function of the tokens' inputs.
 
-        It starts from hidden states (N, D), in the dtype of matrix products, if the head is a linear layer; else from
-        the model's own logits.
+        If the head is a linear layer, it starts from hidden states (N, D) in the dtype of matrix products.
         """
         with context as model:
             if not self._has_linear_head[agent]:

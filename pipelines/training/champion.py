@@ -25,11 +25,8 @@ def start_from_champion(store: RunStore) -> str:
     """Give a new run the champion's weights if it asks for them; returns a sentence saying so, or an empty text.
 
     After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
-    and ``start.json`` names the version.
-
-    Raises:
-        ConfigError: an agent has weights to start from already, or the champion has no such agents.
-        RegistryError: MLflow does not answer.
+    and ``start.json`` names the version. Raises ConfigError if an agent has weights to start from already, or the
+    champion has no such agents; RegistryError if MLflow does not answer.
     """
     if not (store.path / START).exists():
         config = store.config()
@@ -93,10 +90,7 @@ def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int
     """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
 
     ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
-    which has no ``config.json``.
-
-    Raises:
-        ConfigError: its agents do not fit the environment of ``config``.
+    which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
     """
     name, root = f"{store.run_id}-{suffix}", store.path.parent
     if (root / name / CONFIG).exists():

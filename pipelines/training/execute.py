@@ -1,7 +1,6 @@
 """One attempt at a run: opens what the run needs, runs its steps, and registers its team.
 
-The same function serves the Prefect flow and ``--local``; they differ in the wrapper around each step only. Imports no
-prefect.
+The same function serves the Prefect flow and ``--local``; they differ in the wrapper around each step only.
 """
 
 from __future__ import annotations
@@ -79,22 +78,18 @@ def execute(
 ) -> Result:
     """Run the steps of a run from the first uncommitted one on, and register its team.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias.
-
-    Raises:
-        ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
-        RegistryError: the run is to start from the champion, and MLflow does not answer.
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there is
+    no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
+    from the champion, and MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
     config = store.config()
     attempt = Attempt(store, config.notify, RunState.of(config))
-
-    def evaluate(name: str) -> Outcome:
-        return execute(root, name, wrap, tags).outcome
-
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, start_from_champion(store), wrap, tags, observers)
-        promotion = register_team(store, result.outcome, result.mlflow_run_id, evaluate, undo)
+        promotion = register_team(
+            store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
+        )
         if promotion is not None and promotion.promoted and promotion.fresh:
             for observer in observers:
                 observer.team_promoted(str(promotion))
@@ -105,8 +100,7 @@ def _run_loop(
     attempt: Attempt, start: str, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]
 ) -> Result:
     """Run the steps with everything they need open; ``start`` says which weights the agents start from, if any."""
-    store, timing = attempt.store, Timing()
-    config = store.config()
+    store, config, timing = attempt.store, attempt.store.config(), Timing()
     with RunConsole(attempt.state) as console:
         if start:
             console.say(start)

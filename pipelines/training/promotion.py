@@ -1,10 +1,9 @@
 """After a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
-The gate compares the run's last evaluation with the champion's on the same held-out problems, sampled alike; if the
-team is better, both are evaluated again on fresh samples (:mod:`pipelines.training.gate`). A team is promoted if it is
-better both times, or if there is no champion. Every part can be repeated safely: a version is registered once for a
-run's weights, evaluations for the gate are runs of their own, and the decision is committed in the run directory like
-the output of a stage.
+A team is promoted if there is no champion, or if it is better twice (:mod:`pipelines.training.gate`): by the run's last
+evaluation on the champion's held-out problems, sampled alike, and on fresh samples. Every part can be repeated safely:
+a version is registered once for a run's weights, evaluations for the gate are runs of their own, and the decision is
+committed in the run directory like the output of a stage.
 """
 
 from __future__ import annotations
@@ -219,15 +218,12 @@ class _Gate:
         return self._evaluate_again(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
-        """The team's lead over the champion with a seed no evaluation has used, and where it was measured.
-
-        Each is evaluated in a run of its own; a run begun by an earlier process is resumed.
-        """
-        asked = self.config.eval
-        seed = derive_seed("confirm", self.store.run_id, version.number, champion.number)
-        fresh = asked.model_copy(update={"seed": seed, "num_samples": FRESH_SAMPLES * asked.num_samples})
-        config = self.config.model_copy(update={"eval": fresh})
+        """The lead over the champion with a seed no evaluation has used, each in a run of its own, made or resumed."""
         ours, theirs = version.number, champion.number
+        seed = derive_seed("confirm", self.store.run_id, ours, theirs)
+        num_samples = FRESH_SAMPLES * self.config.eval.num_samples
+        fresh = self.config.eval.model_copy(update={"seed": seed, "num_samples": num_samples})
+        config = self.config.model_copy(update={"eval": fresh})
         weights = self.store.folder(self.outcome.checkpoint) / WEIGHTS
         team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
         folder = fetch_version(self.store, self.registry, champion)

@@ -81,7 +81,11 @@ class RunRecorder:
         store, tracker = self._store, self._tracker
         folder = store.folder(pointer)
         if step.stage == "prepare":
-            self._record_datasets(pointer)
+            for split, path in layout.split_files(folder).items():
+                context = "training" if split == "train" else "evaluation"
+                sha = store.file_digest(pointer, path.name)
+                tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
+            tracker.artifact(folder, "problems")
         elif step.stage == "start":
             self._checkpoint = pointer
         elif step.stage in ("report", "tables"):
@@ -107,13 +111,6 @@ class RunRecorder:
             self._finish_iteration(step.iteration)
         elif step.stage == "baseline":
             self._finish_iteration([row.name for row in self._config.baselines.rows].index(step.part))
-
-    def _record_datasets(self, problems: Pointer) -> None:
-        for split, path in layout.split_files(self._store.folder(problems)).items():
-            sha = self._store.file_digest(problems, path.name)
-            context = "training" if split == "train" else "evaluation"
-            self._tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
-        self._tracker.artifact(self._store.folder(problems), "problems")
 
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)

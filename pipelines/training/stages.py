@@ -1,7 +1,7 @@
 """The stages bound to one run: a step finds its output committed, or computes and commits it.
 
 Inputs and outputs are pointers to committed outputs. Policy, engine and sandbox open when a stage first needs them, so
-a run whose steps are all committed opens nothing. Imports no prefect.
+a run whose steps are all committed opens nothing.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Backend, Team
+from magrpo.stages.backend import Backend, Cache, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
 from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import HEADLINE, EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, Split, Turn
+from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Sample, Split, Turn
 from pipelines.progress.state import RunProgress
 from pipelines.training.resources import Resources
 
@@ -46,7 +46,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._config, self._store = config, store
         self._progress, self._set_tags = progress, set_tags
         self._resources = Resources(config, store, self._announce_isolation)
-        self._reports: dict[Execution, ExecutionReport] = {}
+        self._reports: Cache = {}
         self._problems: dict[Split, list[Problem]] = {}
         self._advance: Progress | None = None
         """Reports progress within the step under way."""
@@ -68,14 +68,11 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         return pointer
 
     def _key(self, step: Step, inputs: Sequence[Pointer]) -> str:
-        """Digest of everything the output depends on: sections of the configuration, and inputs.
-
-        The length of the run is left out unless a learning-rate schedule ends with it.
-        """
+        """Digest of everything the output depends on: sections of the configuration, and inputs."""
         _, names = _STAGES[step.stage]
         sections = json.loads(self._config.model_dump_json(include=set(names)))
         if "train" in sections and self._config.optim.schedule == "constant":
-            del sections["train"]["num_iterations"]
+            del sections["train"]["num_iterations"]  # else the learning rate depends on it
         return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
@@ -134,10 +131,9 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and price every joint action."""
-        [groups] = inputs
-        unscored = read_records(self._store.folder(groups) / layout.GROUPS, RolloutGroup[Turn])
+        groups = read_records(self._store.folder(inputs[0]) / layout.GROUPS, RolloutGroup[Turn])
         team, sandbox = Team.of(self._config), self._resources.sandbox
-        scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
+        scored, stats = score(groups, team, sandbox, self._reports, self._advance)
         write_records(folder / layout.GROUPS, scored)
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
@@ -211,9 +207,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         from magrpo.reports.run import RunReport  # matplotlib
 
         reports = [layout.read_evaluation(self._store.folder(pointer)) for pointer in inputs]
-        budgets = build_ledger(self._store.stage_metrics())
-        report = RunReport(self._config, reports, budgets, layout.read_held_out(self._store))
-        report.write_files(folder, self._store.run_id)
+        budgets, held_out = build_ledger(self._store.stage_metrics()), layout.read_held_out(self._store)
+        RunReport(self._config, reports, budgets, held_out).write_files(folder, self._store.run_id)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
 
