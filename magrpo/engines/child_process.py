@@ -12,13 +12,11 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 
+from magrpo.engines import EngineError
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 _HANG_UP_S = 10.0
 """Seconds a child may take to end after it closed its end of the socket."""
-
-
-class ChildDied(RuntimeError):
-    """The child ended or was killed at its deadline. The message says why, with the end of its log."""
 
 
 class Child:
@@ -30,6 +28,7 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = "the child"  # in errors
         self.log = log
         """What the command writes to its standard output and error."""
         self.died = False
@@ -67,14 +66,14 @@ class Child:
             timer.cancel()
 
     def send(self, message: bytes) -> None:
-        """Send one message. Raises ChildDied if nobody is left to read it."""
+        """Send one message. Raises EngineError if nobody is left to read it."""
         try:
             self._channel.send_bytes(message)
         except OSError:
             raise self._died() from None
 
     def receive(self) -> bytes:
-        """Wait for the next message. Raises ChildDied if there will be none."""
+        """Wait for the next message. Raises EngineError if there will be none."""
         try:
             return self._channel.recv_bytes()
         except (EOFError, OSError):
@@ -86,7 +85,8 @@ class Child:
         self._process.wait()
         self._channel.close()
 
-    def _died(self) -> ChildDied:
+    def _died(self) -> EngineError:
+        """Kill the group; the error says why the child ended, with the end of its log."""
         self.died = True
         try:
             why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
@@ -96,7 +96,7 @@ class Child:
             why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
         self.kill()
         last = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
-        return ChildDied(f"{why}{f' ({last})' if last else ''}; log: {self.log}")
+        return EngineError(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
 
 
 def last_words(log: str) -> str:

@@ -16,12 +16,9 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 
 _PR_SET_PDEATHSIG = 1
-
-
-def _die_with_keeper() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(parent: int, fd: int, command: list[str]) -> int:
@@ -31,7 +28,8 @@ def main(parent: int, fd: int, command: list[str]) -> int:
     if os.getppid() != parent:
         return 1
     # preexec_fn is safe in a process with one thread.
-    child = subprocess.Popen(command, pass_fds=(fd,), process_group=0, preexec_fn=_die_with_keeper)
+    die_with_keeper = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    child = subprocess.Popen(command, pass_fds=(fd,), process_group=0, preexec_fn=die_with_keeper)
     try:
         os.close(fd)
         select.select([parent_fd, os.pidfd_open(child.pid)], [], [])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,11 +29,12 @@ class TransformersEngine(Plugin):
         return LocalEngine(policy, self.max_batch)
 
 
+@dataclass(frozen=True)
 class LocalEngine:
     """An :class:`magrpo.interfaces.Engine` that shares the base model with the trainer's policy."""
 
-    def __init__(self, policy: Policy, max_batch: int) -> None:
-        self._policy, self._max_batch = policy, max_batch
+    _policy: Policy
+    _max_batch: int
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         from magrpo.engines.decoding import decode_batch, decoding_model  # defers torch and transformers

@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.child_process import Child, ChildDied
+from magrpo.engines.child_process import Child
 from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters, LoadModel, Sleep, Start, Wake
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
@@ -38,7 +38,7 @@ _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the server process: less to start, less to survive
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_server.WorkerExtension knows
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_worker.WorkerExtension knows
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -149,6 +149,7 @@ class VllmClient:
             for i in together:
                 log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
                 self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
+                self._servers[i].name = f"the vLLM server of {', '.join(self._agents[i])}"
             self._call({i: Start(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
@@ -162,7 +163,7 @@ class VllmClient:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": "magrpo.engines.vllm_server.WorkerExtension",
+            "worker_extension_cls": "magrpo.engines.vllm_worker.WorkerExtension",
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "seed": 0,
@@ -192,7 +193,7 @@ class VllmClient:
         stop_token_ids = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._send(server, Generate(dict(share), stop_token_ids))
+            self._servers[server].send(msgspec.msgpack.encode(Generate(dict(share), stop_token_ids)))
 
     def _read_completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
@@ -219,24 +220,11 @@ class VllmClient:
         """Make one call to each server at the same time. The deadline is by default that of a batch."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
-                deadline = self._servers[server].enforce_deadline(deadline_s or self._config.deadline_s)
-                deadlines.enter_context(deadline)
-                self._send(server, call)
+                child = self._servers[server]
+                deadlines.enter_context(child.enforce_deadline(deadline_s or self._config.deadline_s))
+                child.send(msgspec.msgpack.encode(call))
             for server in calls:
                 assert isinstance(self._receive(server), Done)
 
-    def _send(self, server: int, call: Call) -> None:
-        with self._supervised(server):
-            self._servers[server].send(msgspec.msgpack.encode(call))
-
     def _receive(self, server: int) -> Done | Finished:
-        with self._supervised(server):
-            return _REPLIES.decode(self._servers[server].receive())
-
-    @contextmanager
-    def _supervised(self, server: int) -> Iterator[None]:
-        try:
-            yield
-        except ChildDied as error:
-            who = ", ".join(self._agents[server])
-            raise EngineError(f"the vLLM server of {who} {error}") from None
+        return _REPLIES.decode(self._servers[server].receive())

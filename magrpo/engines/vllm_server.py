@@ -8,18 +8,16 @@ this process.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from magrpo.engines import Completion
-from magrpo.engines.vllm_sampling import Truncated, TruncationRecorder
 from magrpo.types import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import vllm
     from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
@@ -73,33 +71,6 @@ class Finished(msgspec.Struct, tag=True):
 
 
 Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
-
-
-class WorkerExtension:
-    """Methods that vLLM 0.32 mixes into its worker class, called by ``collective_rpc``."""
-
-    model_runner: Any
-    reload_weights: Any
-    truncation: TruncationRecorder
-
-    def watch_truncation(self) -> None:
-        """Change the sampler: see :mod:`magrpo.engines.vllm_sampling`."""
-        self.truncation = TruncationRecorder(self.model_runner.sampler)
-
-    def record_truncation(self, recording: bool) -> None:
-        """Switch the recording of support on or off."""
-        self.truncation.set_recording(recording)
-
-    def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
-        """The records of the tokens of a request."""
-        return self.truncation.take_records(tickets)
-
-    def reload_from(self, folder: str) -> None:
-        """Reload all weights, and the packed copy of a tied head on CPU, which vLLM's own reload omits."""
-        self.reload_weights(weights_path=folder)
-        if self.model_runner.model_config.hf_text_config.tie_word_embeddings:
-            head = self.model_runner.get_model().lm_head
-            head.quant_method.process_weights_after_loading(head)
 
 
 class Server:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
 from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
 from magrpo.sandboxes import STRENGTH
-from magrpo.types import Execution, ExecutionReport, Observation
+from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
 
+Splits = Mapping[Split, Sequence[Problem]]
 Cache = MutableMapping[Execution, ExecutionReport]
 """Reports of the run so far: identical programs are executed once."""
 

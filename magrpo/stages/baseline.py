@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 
 from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
-from magrpo.stages.backend import Backend, SamplingStats, Team
+from magrpo.stages.backend import Backend, SamplingStats, Splits, Team
 from magrpo.stages.evaluate import Start, eval_rows, held_out_starts, play_trajectories, row_key, summarise_rows
 from magrpo.stages.rollout import Node, sampling_params
 from magrpo.stages.score import score_texts
@@ -25,16 +25,15 @@ Behaviour = Callable[[EvalRow], Hashable]
 def baseline(
     row: BaselineRow,
     backend: Backend,
-    splits: Mapping[Split, Sequence[Problem]],
+    splits: Splits,
     config: EvalConfig,
     rollout_config: RolloutConfig,
     num_votes: int,
 ) -> EvalReport:
     """Evaluate the weights that the engine holds as ``row`` says.
 
-    Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). ``num_votes``
-    answers are drawn for one vote; rows that vote or try again have no greedy mode, in which all answers would be the
-    same.
+    Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). A vote takes
+    ``num_votes`` answers. Rows that vote or try again have no greedy mode: all answers would be the same.
     """
     num_answers = num_votes if row.votes != "none" else 1
     sampled = _sampling(row, rollout_config)
@@ -104,9 +103,7 @@ def elect_rows(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | N
     return elected
 
 
-def read_behaviour(
-    rows: Sequence[EvalRow], row: BaselineRow, splits: Mapping[Split, Sequence[Problem]], backend: Backend
-) -> Behaviour:
+def read_behaviour(rows: Sequence[EvalRow], row: BaselineRow, splits: Splits, backend: Backend) -> Behaviour:
     """The behaviour of the programs of ``rows``: verdict and returned value on each test's input, from the reports."""
     roles = Team.of(row).roles
     problems = {problem.task_id: problem for members in splits.values() for problem in members}

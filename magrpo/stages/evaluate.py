@@ -15,7 +15,7 @@ from typing import NamedTuple
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
-from magrpo.stages.backend import Backend, Team
+from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
 from magrpo.stages.score import score
 from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Trajectory, TrajectoryStep
@@ -35,12 +35,7 @@ class Start(NamedTuple):
 
 
 def evaluate(
-    team: Team,
-    backend: Backend,
-    splits: Mapping[Split, Sequence[Problem]],
-    config: EvalConfig,
-    rollout_config: RolloutConfig,
-    policy_version: int,
+    team: Team, backend: Backend, splits: Splits, config: EvalConfig, rollout_config: RolloutConfig, policy_version: int
 ) -> tuple[EvalReport, list[Trajectory]]:
     """Evaluate the weights that the engine holds on every split but ``train``.
 
@@ -58,7 +53,7 @@ def evaluate(
 
 
 def held_out_starts(
-    splits: Mapping[Split, Sequence[Problem]], config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
+    splits: Splits, config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
 ) -> list[Start]:
     """A start for each mode and problem of every split but ``train``. ``modes``: how to sample, and how often."""
     return [

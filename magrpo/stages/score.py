@@ -14,6 +14,9 @@ from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.types import PENDING, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
+JointTexts = tuple[Problem, Mapping[str, str]]
+"""A joint action: its problem, and the text of each role."""
+
 
 @dataclass(frozen=True, slots=True)
 class Scored:
@@ -52,17 +55,9 @@ def score(
 
 
 def score_texts(
-    items: Sequence[tuple[Problem, Mapping[str, str]]],
-    *,
-    reward: Reward,
-    sandbox: Sandbox,
-    cache: Cache,
-    progress: Progress | None = None,
+    items: Sequence[JointTexts], *, reward: Reward, sandbox: Sandbox, cache: Cache, progress: Progress | None = None
 ) -> tuple[list[Scored], ScoreStats]:
-    """Price joint actions given as (problem, text by role), in order.
-
-    The reward is asked for executions until it requests none; each round runs as one sandbox batch.
-    """
+    """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch."""
     stats = ScoreStats()
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))

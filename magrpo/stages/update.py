@@ -89,7 +89,7 @@ class Updater:
         ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
         samples of all of them, whose metrics have the name of the first. ``progress`` counts completions.
 
-        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if a single completion does not fit: the step was not taken.
+        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit: the step was not taken.
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
@@ -146,9 +146,8 @@ class Updater:
         totals: dict[str, float] = {}
         if work.samples:
             work, constants = self._fit_memory(work, self._compute_constants)
-            for epoch in range(self.algo.update_epochs):
-                is_last = epoch == self.algo.update_epochs - 1
-                counter = _RestartableProgress(progress if is_last else None)
+            for epoch in range(1, self.algo.update_epochs + 1):
+                counter = _RestartableProgress(progress if epoch == self.algo.update_epochs else None)
                 work, sums = self._fit_memory(work, partial(self._compute_gradient, constants, counter))
                 totals = self._step(work, sums)
         return _agent_metrics(totals, samples)
@@ -162,7 +161,7 @@ class Updater:
         return _Work(agent, kept, plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]), divisor)
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
-        """The result of ``compute``, repeated with smaller micro-batches while GPU memory runs out and that can help."""
+        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory runs out."""
         while True:
             try:
                 return work, compute(work)

@@ -19,29 +19,25 @@ from pipelines.training.execute import Result
 
 def print_closing(result: Result, console: Console) -> None:
     """Print what was learned, where the artifacts are, and what to type next."""
+    store, timing, config = result.store, result.timing, result.store.config()
     console.print()
-    if makes_tables(result.store.config()):
-        _print_baselines(result, console)
+    if makes_tables(config):
+        if not console.is_terminal:
+            console.width = 160  # a file or a pipe has no width; the table is wide
+        rows = read_baselines(config, baseline_folders(store, config))
+        print_tables([BaselineTable(config, rows).summary_table()], console)
+        for name, reason in config.baselines.left_out.items():
+            console.print(f"left out: {name}: {reason}")
     else:
         _print_learned(result, console)
-    timing = result.timing
-    overhead = {"orchestration": timing.orchestration + timing.loop, "tracking": timing.tracking}
-    shares = {name: seconds / timing.wall for name, seconds in (timing.stages | overhead).items() if seconds > 0}
-    console.print(
-        f"time:    {timing.wall:.0f} s ({', '.join(f'{name} {share:.0%}' for name, share in shares.items())})"
-    )
+    seconds_by_part = timing.stages | {
+        "orchestration": timing.orchestration + timing.loop,
+        "tracking": timing.tracking,
+    }
+    shares = [f"{part} {seconds / timing.wall:.0%}" for part, seconds in seconds_by_part.items() if seconds > 0]
+    console.print(f"time:    {timing.wall:.0f} s ({', '.join(shares)})")
     for line in _describe_artifacts(result):
         console.print(line)
-
-
-def _print_baselines(result: Result, console: Console) -> None:
-    store, config = result.store, result.store.config()
-    if not console.is_terminal:
-        console.width = 160  # a file or a pipe has no width; the table is wide
-    rows = read_baselines(config, baseline_folders(store, config))
-    print_tables([BaselineTable(config, rows).summary_table()], console)
-    for name, reason in config.baselines.left_out.items():
-        console.print(f"left out: {name}: {reason}")
 
 
 def _print_learned(result: Result, console: Console) -> None:

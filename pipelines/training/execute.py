@@ -78,8 +78,8 @@ def execute(
 ) -> Result:
     """Run the steps of a run from the first uncommitted one on, and register its team.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there is
-    no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there
+    is no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
     from the champion, and MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
@@ -118,8 +118,8 @@ def _run_loop(
             progress = RunProgress(attempt.state, console)
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
             with watched, StageRunner(config, store, progress, tracker.tags) as stages:
-                run_step = wrap(_time_steps(stages.run_step, timing.stages))
-                run_step = _time_steps(_notify_steps(run_step, observers), timing.wrapped)
+                run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
+                run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder)
                 timing.wall = perf_counter() - started
@@ -143,25 +143,18 @@ def _record_status(tracker: MlflowTracker, describe: Callable[[str], None], timi
         tracker.close(status)
 
 
-def _time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
-    """Add up in ``seconds`` how long each stage takes."""
+def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:
+    """Add up in ``seconds`` how long each stage takes, and notify ``observers`` after each step."""
 
-    def timed(step: Step, inputs: Sequence[Pointer]) -> Pointer:
+    def watched(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         started = perf_counter()
         try:
-            return run_step(step, inputs)
+            pointer = run_step(step, inputs)
+            for observer in observers:
+                observer.step_finished()
+            return pointer
         finally:
             stage = step.title.partition(".")[0]
             seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
 
-    return timed
-
-
-def _notify_steps(run_step: RunStep, observers: Sequence[Observer]) -> RunStep:
-    def notifying(step: Step, inputs: Sequence[Pointer]) -> Pointer:
-        pointer = run_step(step, inputs)
-        for observer in observers:
-            observer.step_finished()
-        return pointer
-
-    return notifying
+    return watched

@@ -23,7 +23,8 @@ class Resources:
     def __init__(self, config: RunConfig, store: RunStore, on_sandbox: Callable[[str], None]) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._open = ExitStack()
-        self._live: Pointer | None = None  # the checkpoint the updater holds
+        self.live: Pointer | None = None
+        """The checkpoint whose weights the updater holds."""
         self._served: Pointer | None = None  # the checkpoint the engine holds
         self._rows_served = 0  # rows of baselines served so far
 
@@ -67,7 +68,7 @@ class Resources:
         """The engine with the weights named by ``row``, which match no checkpoint."""
         folder = self._store.folder(untrained) / WEIGHTS
         weights = {agent.name: agent.start_from or folder / agent.name for agent in row.agents}
-        self._live = self._served = None
+        self.live = self._served = None
         self._rows_served += 1  # a version of its own for each row, so that every engine loads the weights
         self._engine.load(self._rows_served, weights)
         return self._engine
@@ -75,17 +76,13 @@ class Resources:
     def prepare_update(self, checkpoint: Pointer) -> Updater:
         """The updater with the weights of ``checkpoint``, for an update; the engine sleeps.
 
-        Until :meth:`mark_trained` is called, the weights match no checkpoint.
+        Until ``live`` is set to the new checkpoint, the weights match none.
         """
         self._resume(checkpoint)
         if self._served is not None:
             self._engine.sleep()
-        self._live = None
+        self.live = None
         return self.updater
-
-    def mark_trained(self, checkpoint: Pointer) -> None:
-        """The updater's weights are those of ``checkpoint``, just committed."""
-        self._live = checkpoint
 
     def discard_workers(self) -> None:
         """Close engine and sandbox after one of them died; the next use opens them again."""
@@ -100,6 +97,6 @@ class Resources:
 
     def _resume(self, checkpoint: Pointer) -> None:
         """Make the live weights and optimizers those of ``checkpoint``."""
-        if self._live != checkpoint:
+        if self.live != checkpoint:
             self.updater.load(self._store.folder(checkpoint))
-            self._live = checkpoint
+            self.live = checkpoint

@@ -61,7 +61,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         pointer = found or self._compute(step, inputs, key)
         if step.stage == "update":
             if not found:
-                self._resources.mark_trained(pointer)
+                self._resources.live = pointer
             if not layout.evaluates_after(self._config, step.iteration - 1):
                 self._store.prune(inputs[1], layout.OPTIMIZER)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
