@@ -289,16 +289,17 @@ class _Work:
     divisor: float
 
 
+@dataclass
 class _RestartableProgress:
     """Reports each completion once, even if the work starts over."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._num_reported = progress, 0
+    progress: Progress | None
+    num_reported: int = 0
 
     def report_done(self, num_done: int) -> None:
-        if self._progress and num_done > self._num_reported:
-            self._progress(num_done - self._num_reported)
-            self._num_reported = num_done
+        if self.progress and num_done > self.num_reported:
+            self.progress(num_done - self.num_reported)
+            self.num_reported = num_done
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -52,7 +52,8 @@ def _print_learned(result: Result, console: Console) -> None:
             "of the maximum"
         )
     else:
-        gain = paired_gain(*(mean_returns(report, HEADLINE, config.reward) for report in ends), config.eval.seed)
+        before, after = (mean_returns(report, HEADLINE, config.reward) for report in ends)
+        gain = paired_gain(before, after, config.eval.seed)
         console.print(
             f"result:  {judge_gain(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
             f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {format_difference(gain)} "

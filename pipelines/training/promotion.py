@@ -80,77 +80,72 @@ def register_team(
     try:
         if not mlflow_run_id:
             raise Unavailable("MLflow was not reached")
-        registered = _register(store, config, outcome, registry, mlflow_run_id)
-        return _Gate(store, config, registry, outcome, registered, evaluate).decide_promotion(undo)
+        candidate = _Candidate(store, config, registry, outcome, evaluate)
+        return candidate.decide_promotion(candidate.register(mlflow_run_id), undo)
     except Unavailable as error:
         log.warning("registry: %s; to continue: magrpo train --resume %s", error, store.run_id)
         return None
 
 
-# ------------------------------------------------------------------------------------------------------- registration
-def _register(
-    store: RunStore, config: RunConfig, outcome: Outcome, registry: ModelRegistry, mlflow_run_id: str
-) -> Pointer:
-    """The committed record of the version: the files that describe it, and ``version.json``."""
-    last = config.train.num_iterations
-    checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
-
-    def write(folder: Path) -> Mapping[str, float]:
-        from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
-
-        version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
-        reports = [read_evaluation(store.folder(pointer)) for pointer in outcome.evaluations.values()]
-        parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
-        shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-        card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
-        returns = mean_returns(reports[-1], HEADLINE, config.reward)
-        facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
-        described = folder / "described"
-        described.mkdir()
-        (described / "README.md").write_text(card, encoding="utf-8")
-        (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
-        (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        # The list of versions shows the first line of this, so no heading.
-        text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
-        tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
-        registry.describe_version(version, described, text, tags)
-        (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
-        return {}
-
-    name = f"{last:05d}/register"
-    key = digest("register", registry.model, checkpoint["sha"], evaluation["sha"])
-    return store.find(name, key) or store.commit(name, key, write)
-
-
-def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
-    """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
-    sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
-    tree = json.loads(config.model_dump_json(include=sections))
-    del tree["eval"]["every"]
-    tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}
-    return digest(tree, store.file_digest(problems, split_file("test")))
-
-
-# --------------------------------------------------------------------------------------------------------------- gate
 @dataclass(frozen=True, slots=True)
-class _Gate:
+class _Candidate:
+    """The team of a finished run. ``evaluate`` executes a run of no iterations."""
+
     store: RunStore
     config: RunConfig
     registry: ModelRegistry
     outcome: Outcome
-    registered: Pointer
     evaluate: Callable[[str], Outcome]
 
-    def decide_promotion(self, undo: Undo) -> Promotion:
+    def register(self, mlflow_run_id: str) -> Pointer:
+        """The committed record of the version: the files that describe it, and ``version.json``."""
+        store, config, registry, outcome = self.store, self.config, self.registry, self.outcome
+        last, checkpoint = config.train.num_iterations, outcome.checkpoint
+
+        def write(folder: Path) -> Mapping[str, float]:
+            from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
+
+            version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
+            reports = [read_evaluation(store.folder(pointer)) for pointer in outcome.evaluations.values()]
+            parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
+            shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
+            card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
+            returns = mean_returns(reports[-1], HEADLINE, config.reward)
+            described = folder / "described"
+            described.mkdir()
+            (described / "README.md").write_text(card, encoding="utf-8")
+            (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
+            facts = {"protocol": self._protocol(), "returns": returns}
+            (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            # The list of versions shows the first line of this, so no heading.
+            text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
+            tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
+            registry.describe_version(version, described, text, tags)
+            (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
+            return {}
+
+        name = f"{last:05d}/register"
+        key = digest("register", registry.model, checkpoint["sha"], outcome.evaluations[last]["sha"])
+        return store.find(name, key) or store.commit(name, key, write)
+
+    def _protocol(self) -> str:
+        """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
+        sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
+        tree = json.loads(self.config.model_dump_json(include=sections))
+        del tree["eval"]["every"]
+        tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}
+        return digest(tree, self.store.file_digest(self.outcome.problems, split_file("test")))
+
+    def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""
         name = f"{self.config.train.num_iterations:05d}/promote"
-        key = digest("promote", self.registered["sha"], self.config.registry.promote)
+        key = digest("promote", registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
         if committed is not None:
             facts = json.loads((self.store.folder(committed) / "promotion.json").read_bytes())
             return Promotion(**facts | {"fresh": False})
         registry = self.registry
-        version = TeamVersion(**json.loads((self.store.folder(self.registered) / "version.json").read_bytes()))
+        version = TeamVersion(**json.loads((self.store.folder(registered) / "version.json").read_bytes()))
         while True:
             champion = registry.find_champion()
             promotion = self._judge(version, champion)
@@ -210,7 +205,7 @@ class _Gate:
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
         facts = json.loads(self.registry.read_file(champion, EVALUATION))
-        if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
+        if facts["protocol"] == self._protocol():
             return facts["returns"], ""
         folder = fetch_version(self.store, self.registry, champion)
         evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
