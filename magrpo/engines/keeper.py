@@ -3,9 +3,9 @@
 Usage: ``python keeper.py PARENT FD COMMAND...``. ``FD`` is handed on to the command. Runs under ``python -I -S``:
 standard library only, no imports from this project.
 
-Two wires hold. The keeper waits on a pidfd of its parent, which fires on any death of it, ``kill -9`` included, and
-whichever thread started the keeper. Should the keeper itself be killed, the command gets SIGKILL by PR_SET_PDEATHSIG,
-which is sound here because the keeper has one thread. SIGTERM to the keeper kills the group too.
+The keeper waits on a pidfd of its parent, which fires on any death of it, ``kill -9`` included, and whichever thread
+started the keeper. Should the keeper itself be killed, the command gets SIGKILL by PR_SET_PDEATHSIG, which is sound
+because the keeper has one thread. SIGTERM to the keeper kills the group too.
 """
 
 from __future__ import annotations

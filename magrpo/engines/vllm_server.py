@@ -98,8 +98,6 @@ class Server:
                 self._llm.sleep(level=1)
             case Wake():
                 self._llm.wake_up()
-            case Start():
-                raise AssertionError("already started")
 
     def _load_adapters(self, call: LoadAdapters) -> None:
         from vllm.lora.request import LoRARequest  # defers vllm
@@ -176,9 +174,7 @@ def main(fd: int) -> None:
     """Serve calls until the other side hangs up."""
     channel = Connection(fd)
     decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-    start = decoder.decode(channel.recv_bytes())
-    assert isinstance(start, Start)
-    server = Server(start)
+    server = Server(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
     while True:
         channel.send_bytes(msgspec.msgpack.encode(Done()))
         try:

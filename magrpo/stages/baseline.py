@@ -74,9 +74,9 @@ def _sampling(row: BaselineRow, rollout_config: RolloutConfig) -> SamplingParams
 
 
 def count_votes(reports: Mapping[str, EvalReport], voter: str) -> int:
-    """How many answers of ``voter`` cost as many tokens as one answer of the costliest row; at least one.
+    """How many answers of ``voter`` cost as much as one of the costliest row, at least one; ``reports`` are by row.
 
-    ``reports`` are by row. An answer costs the mean tokens generated in all turns on ``test``, sampled.
+    An answer costs the mean tokens generated in all turns on ``test``, sampled.
     """
     cost = {name: report.summary[HEADLINE]["generated_tokens"].mean for name, report in reports.items()}
     return max(1, round(max(cost.values()) / cost[voter]))

@@ -42,10 +42,7 @@ def sampling_params(config: RolloutConfig) -> SamplingParams:
 
 
 def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
-    """The first level: one node for each problem.
-
-    Warns that the gradient is biased if ``top_p`` or ``top_k`` truncate sampling and the support is not kept.
-    """
+    """The first level: one node for each problem. Warns if truncated sampling without support biases the gradient."""
     sampling = sampling_params(config)
     if sampling.truncates and not sampling.keep_support:
         warnings.warn(
@@ -57,10 +54,7 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
 
 
 def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: one node for each joint action that ``config.tree`` continues.
-
-    Masked joint actions and joint actions that ended their episode are not continued.
-    """
+    """The next level: one node for each joint action, neither masked nor ended, that ``config.tree`` continues."""
     nodes = []
     for group in groups:
         reward_by_index = {
@@ -98,10 +92,8 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
 def rollout(
     nodes: Sequence[Node], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> list[RolloutGroup[Turn]]:
-    """Sample one tree level: all nodes, agents and siblings as one batch.
-
-    A completion's seed is derived from ``seed`` and its problem, path, agent and index, and from nothing else.
-    """
+    """Sample one tree level as one batch. A completion's seed depends on ``seed`` and its own place only: its problem,
+    path, agent and index."""
     prompts = _build_prompts(nodes, team, backend)
     requests = [
         Request(name, prompt.token_ids, node.sampling, derive_seed(seed, node.problem.task_id, node.path, name, index))

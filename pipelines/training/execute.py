@@ -1,7 +1,4 @@
-"""One attempt at a run: opens what the run needs, runs its steps, and registers its team.
-
-The same function serves the Prefect flow and ``--local``; they differ in the wrapper around each step only.
-"""
+"""One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
 
 from __future__ import annotations
 
@@ -30,16 +27,15 @@ WrapStep = Callable[[RunStep], RunStep]
 
 @dataclass(slots=True)
 class Timing:
-    """How a run spent its wall time, in seconds.
-
-    ``stages`` is measured inside the wrapper of the steps, ``wrapped`` outside, so their difference is the
-    orchestrator's time. ``tracking`` is the time the loop spent in calls of the tracker.
-    """
+    """How a run spent its wall time, in seconds."""
 
     wall: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    """Measured inside the wrapper of the steps."""
     wrapped: dict[str, float] = field(default_factory=dict)
+    """Measured outside it."""
     tracking: float = 0.0
+    """Spent by the loop in calls of the tracker."""
 
     @property
     def orchestration(self) -> float:
@@ -86,7 +82,7 @@ def execute(
     config = store.config()
     attempt = Attempt(store, config.notify, RunState.of(config))
     with hold_run(store), observe_attempt(attempt, observers):
-        result = _run_loop(attempt, start_from_champion(store), wrap, tags, observers)
+        result = _run_loop(attempt, wrap, tags, observers)
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
         )
@@ -96,11 +92,11 @@ def execute(
         return replace(result, promotion=promotion)
 
 
-def _run_loop(
-    attempt: Attempt, start: str, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]
-) -> Result:
-    """Run the steps with everything they need open; ``start`` says which weights the agents start from, if any."""
-    store, config, timing = attempt.store, attempt.store.config(), Timing()
+def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
+    """Run the steps with everything they need open."""
+    store, timing = attempt.store, Timing()
+    start = start_from_champion(store)
+    config = store.config()  # now with the weights of the champion, if asked for
     with RunConsole(attempt.state) as console:
         if start:
             console.say(start)

@@ -54,10 +54,7 @@ class Lead(NamedTuple):
 
 
 def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:
-    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common.
-
-    A problem on which the sandbox failed is in neither.
-    """
+    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common."""
     differences = [[difference] for difference in subtract_means(ours, theirs).values()]
     if not differences:
         return None

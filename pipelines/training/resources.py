@@ -74,10 +74,7 @@ class Resources:
         return self._engine
 
     def prepare_update(self, checkpoint: Pointer) -> Updater:
-        """The updater with the weights of ``checkpoint``, for an update; the engine sleeps.
-
-        Until ``live`` is set to the new checkpoint, the weights match none.
-        """
+        """The updater with the weights of ``checkpoint``; the engine sleeps. Set ``live`` to the new checkpoint."""
         self._resume(checkpoint)
         if self._served is not None:
             self._engine.sleep()
