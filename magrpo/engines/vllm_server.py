@@ -30,13 +30,12 @@ class Start(msgspec.Struct, tag=True):
 
 
 class Generate(msgspec.Struct, tag=True):
-    """Generate completions, by the adapters of agents that have one; answered by any number of :class:`Finished`, too.
-
-    ``items``: the requests by number; each is in one answer. ``stop_token_ids`` by agent.
-    """
+    """Generate completions, by the adapters of agents that have one; answered by some :class:`Finished` first."""
 
     items: dict[int, Request]
+    """By number; each in one answer."""
     stop_token_ids: dict[str, tuple[int, ...]]
+    """By agent."""
 
 
 class LoadAdapters(msgspec.Struct, tag=True):

@@ -27,11 +27,12 @@ row_key = attrgetter("split", "mode", "task_id", "index")
 
 
 class Start(NamedTuple):
-    """A node without history where ``node.group_size`` trajectories begin, with their split and mode."""
+    """A node where ``node.group_size`` trajectories begin, or go on after ``steps``, with their split and mode."""
 
     split: Split
     mode: Mode
     node: Node
+    steps: tuple[TrajectoryStep, ...] = ()
 
 
 def evaluate(
@@ -90,24 +91,22 @@ def play_trajectories(
     """
     num_turns = team.env.num_turns
     finished: list[Trajectory] = []
-    unfinished: list[tuple[Start, tuple[TrajectoryStep, ...]]] = [(start, ()) for start in starts]
-    while unfinished:
-        turns_taken = len(unfinished[0][1]) + 1
-        groups = rollout([start.node for start, _ in unfinished], team, backend, _ALIGNED, seed)
+    while starts:
+        groups = rollout([start.node for start in starts], team, backend, _ALIGNED, seed)
         scored, stats = score(groups, team, backend.sandbox, backend.cache)
         backend.stats.add(stats)
-        continued: list[tuple[Start, tuple[TrajectoryStep, ...]]] = []
-        for (start, earlier_steps), group in zip(unfinished, scored, strict=True):
+        unfinished: list[Start] = []
+        for start, group in zip(starts, scored, strict=True):
             for index, turn in enumerate(group.turns):
-                steps = (*earlier_steps, TrajectoryStep.of(group, index))
+                steps = (*start.steps, TrajectoryStep.of(group, index))
                 node = child_node(group, index, start.node.sampling, 1)
-                if turn.masked or has_ended(turn, stop_above) or turns_taken == max_tries * num_turns:
+                if turn.masked or has_ended(turn, stop_above) or len(steps) == max_tries * num_turns:
                     finished.append(Trajectory(group.problem, start.split, start.mode, node.path, steps))
                     continue
-                if turns_taken % num_turns == 0:
+                if len(steps) % num_turns == 0:
                     node = replace(node, history=())
-                continued.append((start._replace(node=node), steps))
-        unfinished = continued
+                unfinished.append(start._replace(node=node, steps=steps))
+        starts = unfinished
     return finished
 
 

@@ -45,7 +45,7 @@ class NonFiniteLoss(RuntimeError):
     """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Updater:
     """The policies' optimizers: one for each trained agent; agents that share an adapter have one together."""
 

@@ -36,7 +36,6 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         lines.append(f"- to resume it: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
-    if flow_run_url is not None:
         tags[FLOW_RUN_URL] = flow_run_url
     first_repeated = min((int(path.name) for path in store.path.glob("set-aside/*/*")), default=None)
     if first_repeated is not None:
