@@ -21,7 +21,7 @@ from magrpo.rewards.program import (
 )
 from magrpo.rewards.stand_ins import first_argument, first_result, module_of, unpacker
 from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
-from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"
 """Name of the function that the helper writes."""
@@ -77,9 +77,11 @@ class CodingReward(ProgramReward):
         passed = self._count_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._judge_use(program, reports["program"]) != "used":
             return {}
+        most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
         wanted: dict[str, Execution] = {}
         for name, source in program.variants.items():
-            if name not in reports and (name != "constant" or _could_expose_constant(reports)):
+            # a helper that keeps returning its first result still passes the first test of a run
+            if name not in reports and (name != "constant" or most_passed > 1):
                 wanted |= make_executions(problem, name, source)
         return wanted
 
@@ -87,9 +89,8 @@ class CodingReward(ProgramReward):
         """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
-        parts = dict.fromkeys(MAXIMA, 0.0)
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
-        parts["structure"] = sum(structure_by_role.values())
+        parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
         if program.has_entry and program.compiles:
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
@@ -127,6 +128,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     modules = [extract_preamble(prompt, entry_point), extract_module(helper, HELPER), main_module]
     source = join_modules(modules)
     has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
+    only_main_works = has_helper and does_nothing(modules[1].source, HELPER)
     return JointProgram(
         source=source,
         variants=_make_variants(modules, entry_point) if has_helper and has_entry else {},
@@ -134,8 +136,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
         has_entry=has_entry,
         compiles=can_compile(source),
         use=classify_use(main_module.source, HELPER),
-        is_thin=(has_entry and only_forwards(main_module.source, entry_point, HELPER))
-        or (has_helper and does_nothing(modules[1].source, HELPER)),
+        is_thin=only_main_works or (has_entry and only_forwards(main_module.source, entry_point, HELPER)),
     )
 
 
@@ -154,26 +155,12 @@ def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str
     return variants
 
 
-def _program_reports(reports: Mapping[str, ExecutionReport]) -> dict[str, ExecutionReport]:
-    """The reports of the combined program by suffix of their names: empty or ``_hidden``."""
-    return {name.removeprefix("program"): run for name, run in reports.items() if name.startswith("program")}
-
-
-def _could_expose_constant(reports: Mapping[str, ExecutionReport]) -> bool:
-    """Whether a run passed two tests: a helper that keeps returning its first result still passes the first one."""
-    return any(run.tests_passed > 1 for run in _program_reports(reports).values())
-
-
 def _does_as_well(variant: str, reports: Mapping[str, ExecutionReport]) -> bool:
-    """Whether the variant passes every test that the combined program passes."""
-    return all(
-        _passes_unchanged(run.cases, reports[variant + suffix].cases)
-        for suffix, run in _program_reports(reports).items()
-    )
-
-
-def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:
-    """Whether every case that passed in ``cases`` passes in ``variant`` too."""
-    return all(
-        i < len(variant) and variant[i].status == "pass" for i, case in enumerate(cases) if case.status == "pass"
-    )
+    """Whether the variant passes every test, hidden ones included, that the combined program passes."""
+    for name, report in reports.items():
+        if name.startswith("program"):
+            passed = {i for i, case in enumerate(report.cases) if case.status == "pass"}
+            cases = reports[name.replace("program", variant)].cases
+            if not passed <= {i for i, case in enumerate(cases) if case.status == "pass"}:
+                return False
+    return True

@@ -39,9 +39,7 @@ class SoloReward(ProgramReward):
         """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
         source, has_entry = make_program(problem.prompt, problem.entry_point, texts["solo"])
-        parts = dict.fromkeys(MAXIMA, 0.0)
-        if has_entry:
-            parts["structure"] = 1.0
+        parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": float(has_entry)}
         if has_entry and can_compile(source):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
