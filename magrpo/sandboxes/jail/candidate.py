@@ -31,10 +31,8 @@ class Watch:
     """
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.depth = 0
-        self.hide = False
-        self.running = False
+        self.calls = self.depth = 0
+        self.hide = self.running = False
 
     def __call__(self, function: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -73,23 +71,20 @@ for _name in OPERATIONS.split():
 
 
 class CandidateProgram:
-    """The candidate's module and its entry point.
-
-    Args:
-        source, entry_point, watch: as in ``Execution``.
-    """
+    """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``."""
 
     def __init__(self, source: str, entry_point: str, watch: str) -> None:
         self.entry_point, self.watch = entry_point, watch
         tree = ast.parse(source, "<program>")
-        bound = [i for i, node in enumerate(tree.body, start=1) if watch in names_bound(node)]
+        bound = [i for i, node in enumerate(tree.body, start=1) if watch in list_bound_names(node)]
         if bound:  # a function bound to the name later, by other means, is another one and is not watched
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
-        self.tracer = Watch()
-        self.function = self._load(self.tracer)
+        self.function, self.tracer = self._load()
 
-    def _load(self, tracer: Watch) -> Any:
+    def _load(self) -> tuple[Any, Watch]:
+        """Run the program from its beginning; return the entry point and the watch on the watched function."""
+        tracer = Watch()
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look up their module
         random.seed(0)
@@ -103,7 +98,7 @@ class CandidateProgram:
 
         module.__dict__["__watch__"] = begin
         exec(self.code, module.__dict__)  # the one purpose of this process
-        return module.__dict__[self.entry_point]
+        return module.__dict__[self.entry_point], tracer
 
     def call_function(self, args: Any, kwargs: Any) -> list[Any]:
         """``[status, value, arguments if changed, calls of the watched function]``."""
@@ -111,8 +106,7 @@ class CandidateProgram:
 
     def is_result_used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
         """Whether the answer to a call changes when results of the watched function are hidden."""
-        tracer = Watch()
-        function = self._load(tracer)
+        function, tracer = self._load()
         tracer.hide = True
         again = self._answer(function, tracer, args, kwargs)
         return tracer.calls > 0 and strip_addresses(again) != strip_addresses(answer)
@@ -124,8 +118,7 @@ class CandidateProgram:
         return ["ok", [used, *cases], None, tracer.calls]
 
     def _judge(self, code: str, hide: bool) -> tuple[list[list[str]], Watch]:
-        tracer = Watch()
-        function = self._load(tracer)
+        function, tracer = self._load()
         tracer.hide, tracer.running = hide, True
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
@@ -144,16 +137,17 @@ class CandidateProgram:
         return ["ok", value, None if after == args else after, tracer.calls]
 
 
-def names_bound(statement: ast.stmt) -> set[str]:
+def list_bound_names(statement: ast.stmt) -> set[str]:
     """Names that a top-level statement defines, imports or assigns to."""
     names: set[str] = set()
     for node in ast.walk(statement):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add((alias or name).partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
     return names
 
 

@@ -1,17 +1,26 @@
-"""Confinement of a freshly forked process by itself: namespaces, resource limits, no capabilities."""
+"""Calls of the kernel by which a process confines itself: namespaces, mounts, user, Landlock; and a candidate's limits.
+
+Landlock lets a process read listed files only, and denies the rest of the file system and TCP.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
-import resource
+import struct
 from dataclasses import dataclass
 
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 24, 47, 4
-CAPABILITY_VERSION_3 = 0x20080522
-LAST_CAPABILITY = 40
+PR_SET_NO_NEW_PRIVS = 38
+
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+VERSION = 1
+PATH_BENEATH = 1
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""Rights known to each version of the interface; the newest version not above the kernel's is used."""
+NET_SINCE, NET_RIGHTS = 4, 3
+SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,46 +51,9 @@ def unshare_namespaces(flags: int) -> None:
     check_call(libc.unshare(flags), "unshare")
 
 
-def enter_pid_namespace(descriptor: int) -> None:
-    """Start the next children in the pid namespace behind ``descriptor``."""
-    check_call(libc.setns(descriptor, CLONE_NEWPID), "setns")
-
-
-def mount_scratch(limits: Limits) -> None:
-    """Enter new mount and ipc namespaces with a small ``/tmp``."""
-    unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
-    options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
-    check_call(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
-    os.chdir("/tmp")
-
-
-def hide_proc() -> None:
-    """Unmount ``/proc`` in this mount namespace and all made from it. Open descriptors keep working."""
-    check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
-
-
-def drop_bounding_set() -> None:
-    """Prevent this process and all it will fork from ever gaining another capability."""
-    for capability in range(LAST_CAPABILITY + 1):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
-
-
-def forbid_inspection() -> None:
-    """Prevent other processes of this user from inspecting this one, and prevent it from gaining privileges."""
-    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
-
-
-def count_own_tasks() -> int:
-    """Number of processes and threads of this user on this machine."""
-    task_count = 0
-    for entry in os.scandir("/proc"):
-        try:
-            if entry.name.isdigit() and entry.stat().st_uid == os.getuid():
-                task_count += len(os.listdir(f"/proc/{entry.name}/task"))  # noqa: PTH208 - pathlib is slow to import
-        except (FileNotFoundError, PermissionError, ProcessLookupError):
-            continue
-    return task_count
+def mount_path(source: str, target: str, kind: str, flags: int, options: str | None = None) -> None:
+    data = None if options is None else options.encode()
+    check_call(libc.mount(source.encode(), target.encode(), kind.encode(), flags, data), f"mount {source} on {target}")
 
 
 def become_user(uid: int) -> None:
@@ -91,25 +63,42 @@ def become_user(uid: int) -> None:
     os.setresuid(uid, uid, uid)
 
 
-def drop_capabilities() -> None:
-    """Drop every capability from every set, permanently."""
-    check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+def forbid_privileges() -> None:
+    """Prevent this process and all it will fork or execute from gaining privileges."""
+    check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
 
 
-def set_limits(limits: Limits, processes: int | None) -> None:
-    """Set the resource limits of this process. ``processes`` None: unlimited."""
-    cpu = int(limits.total_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-    for name, value in (
-        (resource.RLIMIT_AS, limits.memory_bytes),
-        (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NOFILE, limits.descriptors),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(name, (value, value))
-    if processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+def landlock_version() -> int:
+    """Version of the kernel's Landlock interface; 0: none."""
+    return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)))
+
+
+class Ruleset:
+    """A Landlock rule set that allows reading ``paths``, files and folders. Missing paths are ignored.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        kernel = landlock_version()
+        if kernel == 0:
+            raise OSError("this kernel has no Landlock")
+        rights = FILE_RIGHTS[max(since for since in FILE_RIGHTS if since <= kernel)]
+        attributes = struct.pack("QQQ", rights, NET_RIGHTS, SCOPES)
+        size = 24 if kernel >= SCOPE_SINCE else 16 if kernel >= NET_SINCE else 8
+        self.descriptor = int(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
+        check_call(self.descriptor, "landlock_create_ruleset")
+        for path in paths:
+            try:
+                opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            except FileNotFoundError:
+                continue
+            allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE  # noqa: PTH112
+            rule = struct.pack("=Qi", allowed, opened)
+            check_call(libc.syscall(ADD_RULE, self.descriptor, PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+            os.close(opened)
+
+    def restrict_process(self) -> None:
+        """Restrict this process and all it will fork. Requires ``no_new_privs``."""
+        check_call(libc.syscall(RESTRICT_SELF, self.descriptor, 0), "landlock_restrict_self")
