@@ -35,11 +35,11 @@ def classify_use(source: str, name: str) -> Use:
     ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
     ``used``: a result can matter.
     """
-    parents = _find_reachable(parse_source(source))
-    is_read = any(load.id == name for load in _list_loads(parents))
-    if not is_read or any(_binds(node, name) for node in parents):
+    sinks = _trace_values(parse_source(source))
+    is_read = any(load.id == name for load in _list_loads(sinks))
+    if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    return "used" if name in _find_live_names(parents) else "discarded"
+    return "used" if name in _find_live_names(sinks) else "discarded"
 
 
 @lru_cache(maxsize=4096)
@@ -49,7 +49,7 @@ def only_forwards(source: str, name: str, to: str) -> bool:
     Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
     """
     tree = parse_source(source)
-    live = _find_live_names(_find_reachable(tree))
+    live = _find_live_names(_trace_values(tree))
     results: set[str] = set()
     for statement in find_functions(tree, name)[-1].body:
         match statement:
@@ -106,19 +106,17 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     return ""
 
 
-def _find_reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
-    """Every node that can run, with its parent."""
-    parents: dict[ast.AST, ast.AST] = {}
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
+def _trace_values(tree: ast.Module) -> dict[ast.AST, frozenset[str] | None]:
+    """Each node that can run with the names its value ends up in (none: it is dropped), or None if it matters."""
+    sinks: dict[ast.AST, frozenset[str] | None] = {}
+    waiting: list[ast.AST] = [tree]
+    for node in waiting:
         for field, value in ast.iter_fields(node):
-            children = _list_runnable(node, field, value) if isinstance(value, list) else [value]
-            for child in children:
+            for child in _list_runnable(node, field, value) if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    parents[child] = node
-                    stack.append(child)
-    return parents
+                    sinks[child] = _find_sink(child, node, sinks.get(node))
+                    waiting.append(child)
+    return sinks
 
 
 def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
@@ -148,10 +146,9 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _find_live_names(parents: dict[ast.AST, ast.AST]) -> set[str]:
+def _find_live_names(sinks: dict[ast.AST, frozenset[str] | None]) -> set[str]:
     """Names whose value can matter: read where it matters, or copied into such a name."""
-    sinks = _find_sinks(parents)
-    loads = _list_loads(parents)
+    loads = _list_loads(sinks)
     live = {load.id for load in loads if sinks[load] is None}
     copied_into: dict[str, set[str]] = defaultdict(set)
     for load in loads:
@@ -165,24 +162,9 @@ def _find_live_names(parents: dict[ast.AST, ast.AST]) -> set[str]:
     return live
 
 
-def _find_sinks(parents: dict[ast.AST, ast.AST]) -> dict[ast.AST, frozenset[str] | None]:
-    """For each node the names its value ends up in (empty: it is dropped), or None if it goes where it matters."""
-    sinks: dict[ast.AST, frozenset[str] | None] = {}
-    for node, parent in parents.items():  # parents come before their children
-        if isinstance(node, ast.stmt):
-            sinks[node] = _find_sink(node)
-        elif isinstance(parent, ast.Call) and node is not parent.func and not _is_pure(parent):
-            sinks[node] = None
-        else:
-            sink = sinks.get(parent)
-            if sink is not None and isinstance(parent, ast.NamedExpr) and node is parent.value:
-                sink |= {parent.target.id}
-            sinks[node] = sink
-    return sinks
-
-
-def _find_sink(statement: ast.stmt) -> frozenset[str] | None:
-    match statement:
+def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: frozenset[str] | None) -> frozenset[str] | None:
+    """The names that the node's value ends up in, as in :func:`_trace_values`; for a statement, of its expressions."""
+    match node:
         case ast.Expr():
             return frozenset()
         case ast.If(body=body, orelse=orelse) if all(isinstance(child, ast.Pass) for child in (*body, *orelse)):
@@ -191,7 +173,14 @@ def _find_sink(statement: ast.stmt) -> frozenset[str] | None:
             return _target_names(targets)
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             return _target_names([target])
-    return None
+        case ast.stmt():
+            return None
+    match parent:
+        case ast.Call(func=function) if node is not function and not _is_pure(parent):
+            return None
+        case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:
+            return parent_sink | {name}
+    return parent_sink
 
 
 def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
@@ -220,7 +209,7 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
         case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global() | ast.AnnAssign(value=None):
             return True
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
-            targets = _find_sink(statement)
+            targets = _find_sink(statement, statement, None)
             calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
             return targets is not None and not targets & live and all(map(_is_pure, calls))
     return False

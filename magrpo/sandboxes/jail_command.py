@@ -93,16 +93,23 @@ def build_command(spec: JailSpec, info: int) -> list[str]:
     if spec.uses_bubblewrap and not bwrap:
         raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
     folders = find_package_folders(spec.packages)
-    readable = list_interpreter_paths()
-    if not spec.uses_bubblewrap:
-        readable += [str(HERE / "jail"), *folders.values()]
-        drop = _can_change_user("setuid", "setgid") and (
-            spec.level == "none" or all(_is_world_readable(Path(path)) for path in readable)
+    interpreter = list_interpreter_paths()
+    outside = [*interpreter, str(HERE / "jail"), *folders.values()]
+    if spec.uses_bubblewrap:
+        inside = [*interpreter, f"{JAIL}/jail", *(f"{PACKAGES}/{name}" for name in folders)]
+        roots, uid = [JAIL, PACKAGES], 0
+    else:
+        inside = outside
+        roots = [str(HERE), *sorted({str(Path(path).parent) for path in folders.values()})]
+        can_drop = _can_change_user("setuid", "setgid") and (
+            spec.level == "none" or all(_is_world_readable(Path(path)) for path in outside)
         )
-        sites = sorted({str(Path(path).parent) for path in folders.values()})
-        return _build_zygote_command(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
-    binds = [*((path, path) for path in readable), (str(HERE / "jail"), f"{JAIL}/jail")]
-    binds += [(path, f"{PACKAGES}/{name}") for name, path in folders.items()]
+        uid = SANDBOX_UID if can_drop else 0
+    limits, preload = dataclasses.asdict(spec.limits), [*spec.preload, *spec.packages]
+    config = {"level": spec.level, "limits": limits, "preload": preload, "readable": inside, "uid": uid}
+    zygote = _build_python_command("zygote", roots, config)
+    if not spec.uses_bubblewrap:
+        return zygote
     before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
     before += [part for variable in ENVIRONMENT.items() for part in ("--setenv", *variable)]
     if spec.level == "namespaces":
@@ -110,17 +117,12 @@ def build_command(spec: JailSpec, info: int) -> list[str]:
     links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
     after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
     after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
-    after += ["--chdir", "/", *_build_zygote_command(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
+    after += ["--chdir", "/", *zygote]
+    binds = list(zip(outside, inside, strict=True))
     if not _can_change_user("sys_admin", "setuid", "setgid"):
         return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
     launch = {"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after}
     return _build_python_command("launch", [str(HERE)], launch)
-
-
-def _build_zygote_command(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> list[str]:
-    limits, preload = dataclasses.asdict(spec.limits), [*spec.preload, *spec.packages]
-    config = {"level": spec.level, "limits": limits, "preload": preload, "readable": readable, "uid": uid}
-    return _build_python_command("zygote", roots, config)
 
 
 def _build_python_command(module: str, roots: list[str], config: dict[str, Any]) -> list[str]:

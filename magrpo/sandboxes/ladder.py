@@ -28,35 +28,28 @@ log = logging.getLogger(__name__)
 CANARY = """
 import os, signal, socket, time
 
-def read(path):
-    open(path).read()
-
-def write(path):
-    open(path, "w").write("canary")
-
-def connect(port):
-    socket.create_connection(("127.0.0.1", port), 1)
-
-def connect_unix(path):
-    socket.socket(socket.AF_UNIX).connect(path)
-
-def send_udp(port):
-    socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"canary", ("127.0.0.1", port))
-
-def kill(pid):
-    os.kill(pid, signal.SIGURG)
-
-def fork(number):
-    for _ in range(number):
-        if os.fork() == 0:
-            try:
-                time.sleep(2)
-            finally:
-                os._exit(0)
-
 def attempt(action, argument):
     try:
-        globals()[action](argument)
+        match action:
+            case "read":
+                open(argument).read()
+            case "write":
+                open(argument, "w").write("canary")
+            case "connect":
+                socket.create_connection(("127.0.0.1", argument), 1)
+            case "connect_unix":
+                socket.socket(socket.AF_UNIX).connect(argument)
+            case "send_udp":
+                socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"canary", ("127.0.0.1", argument))
+            case "kill":
+                os.kill(argument, signal.SIGURG)
+            case "fork":
+                for _ in range(argument):
+                    if os.fork() == 0:
+                        try:
+                            time.sleep(2)
+                        finally:
+                            os._exit(0)
     except OSError:
         return "refused"
     return "done"
@@ -150,11 +143,11 @@ def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.soc
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
     ):
         folder.chmod(0o755)
-        for file, text, mode in (("secret", "secret", 0o644), ("target", "untouched", 0o666)):
-            (folder / file).write_text(text)
-            (folder / file).chmod(mode)
+        (folder / "secret").write_text("secret")
+        (folder / "target").write_text("untouched")
         unix.bind(str(folder / "socket"))
-        (folder / "socket").chmod(0o777)
+        for name, mode in (("secret", 0o644), ("target", 0o666), ("socket", 0o777)):
+            (folder / name).chmod(mode)
         unix.listen()
         udp.bind(("127.0.0.1", 0))
         yield folder, tcp, unix, udp

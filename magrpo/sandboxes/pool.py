@@ -77,11 +77,7 @@ class PoolSandbox(Plugin):
         )
 
     def probe(self) -> Rung:
-        """The strongest accepted isolation level that works here, and why stronger ones do not.
-
-        Raises:
-            SandboxError: no isolation level that the configuration accepts is available.
-        """
+        """See :class:`magrpo.interfaces.ProbesIsolation`."""
         return choose_level(self._spec(""), self.level, self.min_level)
 
     def open(self) -> Pool:

@@ -26,8 +26,7 @@ HELLO = "confined"
 class Watch:
     """Wraps the watched function: counts its outermost calls that return, and can hide their results.
 
-    A hidden result is an object on which every operation raises. The function itself still runs, so its side effects
-    remain.
+    The function itself still runs, so its side effects remain.
     """
 
     def __init__(self) -> None:
@@ -100,15 +99,11 @@ class CandidateProgram:
         exec(self.code, module.__dict__)  # the one purpose of this process
         return module.__dict__[self.entry_point], tracer
 
-    def call_function(self, args: Any, kwargs: Any) -> list[Any]:
-        """``[status, value, arguments if changed, calls of the watched function]``."""
-        return self._answer(self.function, self.tracer, args, kwargs)
-
     def is_result_used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
         """Whether the answer to a call changes when results of the watched function are hidden."""
         function, tracer = self._load()
         tracer.hide = True
-        again = self._answer(function, tracer, args, kwargs)
+        again = answer_call(function, tracer, args, kwargs)
         return tracer.calls > 0 and strip_addresses(again) != strip_addresses(answer)
 
     def run_test(self, code: str) -> list[Any]:
@@ -123,18 +118,19 @@ class CandidateProgram:
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
 
-    @staticmethod
-    def _answer(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
-        arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
-        tracer.calls, tracer.running, tracer.depth = 0, True, 0
-        try:
-            value = wire.encode_value(function(*arguments, **keywords))
-        except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
-            return [*describe_error(error), None, tracer.calls]
-        finally:
-            tracer.running = False
-        after = wire.encode_value(arguments)
-        return ["ok", value, None if after == args else after, tracer.calls]
+
+def answer_call(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
+    """``[status, value, arguments if changed, calls of the watched function]``."""
+    arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
+    tracer.calls, tracer.running, tracer.depth = 0, True, 0
+    try:
+        value = wire.encode_value(function(*arguments, **keywords))
+    except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
+        return [*describe_error(error), None, tracer.calls]
+    finally:
+        tracer.running = False
+    after = wire.encode_value(arguments)
+    return ["ok", value, None if after == args else after, tracer.calls]
 
 
 def list_bound_names(statement: ast.stmt) -> set[str]:
@@ -207,7 +203,7 @@ def serve_calls(channel: socket) -> None:
             elif program is None:
                 return
             elif verb == "call":
-                reply = program.call_function(*rest)
+                reply = answer_call(program.function, program.tracer, *rest)
             elif verb == "beside":
                 reply = program.run_test(*rest)
             else:

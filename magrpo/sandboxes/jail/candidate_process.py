@@ -67,13 +67,8 @@ class CandidateProcess:
 def _read_stat(folder: int, name: str) -> tuple[int, int]:
     """Parent and resident bytes; zeros if the process is gone."""
     try:
-        file = os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
+        with os.fdopen(os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return 0, 0
-    try:
-        fields = os.read(file, 1000).rpartition(b")")[2].split()
-    except ProcessLookupError:
-        return 0, 0
-    finally:
-        os.close(file)
     return int(fields[PARENT]), int(fields[RESIDENT]) * PAGE

@@ -21,10 +21,7 @@ LAST_CAPABILITY = 40
 class Level:
     """The restrictions that the zygote, each candidate and each tester put on themselves.
 
-    Args:
-        name: ``namespaces``, ``namespaces-flat``, ``landlock`` or ``none``.
-        limits: of every candidate.
-        readable: files and folders that Landlock lets a candidate read.
+    ``limits``: of every candidate; ``readable``: files and folders that Landlock lets a candidate read.
 
     Raises:
         OSError: the kernel does not offer what the level needs.

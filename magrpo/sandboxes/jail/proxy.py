@@ -49,11 +49,8 @@ class TooMuchMemory(wire.WireError):
 class Proxy:
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
-    Args:
-        program: source, entry point and watched function.
-        requests: channel to the zygote.
-        process: a candidate process without a program.
-        limits: of the candidate. children: whether it may have any.
+    ``program``: source, entry point and watched function; ``requests``: channel to the zygote; ``process``: without a
+    program yet; ``limits``: of the candidate; ``children``: whether it may have any.
     """
 
     def __init__(
@@ -73,11 +70,7 @@ class Proxy:
         self._load()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the candidate. Its exception is raised here as its nearest builtin class.
-
-        Raises:
-            CandidateFailure: there is no answer.
-        """
+        """Call the candidate; CandidateFailure if there is no answer. Its exception is raised as a builtin class."""
         if self.failure:
             raise CandidateFailure(*self.failure)
         try:
@@ -126,11 +119,7 @@ class Proxy:
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
-        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used.
-
-        Raises:
-            CandidateFailure: there is no answer.
-        """
+        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used."""
         status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
         if status != "ok":
             raise CandidateFailure(status, value[1])

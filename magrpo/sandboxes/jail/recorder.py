@@ -115,9 +115,7 @@ class Recorder:
 
 
 def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
-    """Run instrumented test code; return ``[status, message]`` for each case.
-
-    ``names`` are visible to the test in addition to its own.
+    """Run instrumented test code that also sees ``names``; return ``[status, message]`` for each case.
 
     Raises:
         Unusable: the test itself cannot be run.

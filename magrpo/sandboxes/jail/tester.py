@@ -44,11 +44,7 @@ def serve_job(
 
 
 def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
-    """Judge the candidate with the test code in this process if possible, else in the candidate's process.
-
-    Raises:
-        Unusable: the test cannot be run.
-    """
+    """Judge the candidate with the test code in this process if possible, else in the candidate's process."""
     if not job["needs"]:
         try:
             cases = recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], proxy, {})

@@ -33,12 +33,7 @@ class LiveCandidate(NamedTuple):
 
 
 class Zygote:
-    """Forks candidates and testers on demand, and keeps one candidate ready in advance.
-
-    Args:
-        control: the connection to the parent.
-        level: the isolation of candidates.
-    """
+    """Forks candidates and testers on demand, and keeps one candidate ready. ``control``: connection to the parent."""
 
     def __init__(self, control: socket.socket, level: Level) -> None:
         self.control, self.level = control, level
@@ -68,10 +63,7 @@ class Zygote:
             self.control.send(json.dumps({"tester": status}).encode())
 
     def attend_tester(self, testing: int, requests: socket.socket, pid: int) -> int | None:
-        """Replace the candidate whenever the tester asks, until the tester ends; return its exit status.
-
-        None: the parent hung up.
-        """
+        """Replace the candidate when the tester asks; return the tester's exit status, None if the parent hung up."""
         ended = os.pidfd_open(testing)
         poll = select.poll()
         for source in (requests, ended, self.control):
