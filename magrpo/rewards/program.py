@@ -34,11 +34,7 @@ class Module:
 
 
 def parse_source(source: str) -> ast.Module:
-    """The syntax tree of ``source``.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError, OverflowError: it is not Python, or nested too deeply.
-    """
+    """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)

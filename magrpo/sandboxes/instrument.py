@@ -31,15 +31,11 @@ from magrpo.sandboxes.jail.recorder import HOOK, SAME
 
 @dataclass(frozen=True, slots=True)
 class Instrumented:
-    """A test ready to run.
+    """A test ready to run."""
 
-    ``code``: a marshalled code object in base64; ``needs``: names that the test reads and only the program can define;
-    ``asserts``: the number of asserts in its text, except those of exception handlers.
-    """
-
-    code: str
-    needs: tuple[str, ...]
-    asserts: int
+    code: str  # a marshalled code object in base64
+    needs: tuple[str, ...]  # names that the test reads and only the program can define
+    asserts: int  # the number of asserts in its text, except those of exception handlers
 
 
 @lru_cache(maxsize=4096)
@@ -148,15 +144,12 @@ class _Instrument(ast.NodeTransformer):
         self.guards = 0
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        node.body = self._rewrite_block(node.body)
+        node.body = self._rewrite_block(node.body, guarding=True, dependent=False)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Asserts of helpers count; their other statements run unchanged, so that an exception reaches the caller."""
-        saved = self.guarding, self.dependent
-        self.guarding, self.dependent = node.name == "check", False
-        node.body = self._rewrite_block(node.body)
-        self.guarding, self.dependent = saved
+        node.body = self._rewrite_block(node.body, guarding=node.name == "check", dependent=False)
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
@@ -178,8 +171,12 @@ except Exception as __error:
     def _touches(self, node: ast.AST) -> bool:
         return bool(self.tainted & _list_names(node, ast.Load))
 
-    def _rewrite_block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [new for node in body for new in self._rewrite_statement(node)]
+    def _rewrite_block(self, body: list[ast.stmt], guarding: bool, dependent: bool) -> list[ast.stmt]:
+        saved = self.guarding, self.dependent
+        self.guarding, self.dependent = guarding, dependent
+        rewritten = [new for node in body for new in self._rewrite_statement(node)]
+        self.guarding, self.dependent = saved
+        return rewritten
 
     def _rewrite_statement(self, node: ast.stmt) -> list[ast.stmt]:
         match node:
@@ -197,23 +194,19 @@ except Exception as __error:
         return self._touches(call) and name.startswith("assert") and name not in self.defined
 
     def _rewrite_compound(self, node: ast.If | ast.While | ast.For | ast.With | ast.Try) -> ast.stmt:
-        saved = self.guarding, self.dependent
-        if isinstance(node, (ast.If, ast.While)):
-            self.dependent |= self._touches(node.test)
-        elif isinstance(node, ast.For):
-            self.dependent |= self._touches(node.iter)
-        if isinstance(node, ast.With) or (isinstance(node, ast.Try) and node.handlers):
-            self.guarding = False
-        node.body = self._rewrite_block(node.body)
-        self.guarding = saved[0]
+        guarding, dependent = self.guarding, self.dependent
+        match node:
+            case ast.If(test=condition) | ast.While(test=condition) | ast.For(iter=condition):
+                dependent |= self._touches(condition)
+        expects_exception = isinstance(node, ast.With) or (isinstance(node, ast.Try) and bool(node.handlers))
+        node.body = self._rewrite_block(node.body, guarding and not expects_exception, dependent)
         if isinstance(node, ast.Try):
-            self.dependent |= any(self._touches(child) for child in node.body)
+            dependent |= any(self._touches(child) for child in node.body)
             for handler in node.handlers:
-                handler.body = self._rewrite_block(handler.body)
-            node.finalbody = self._rewrite_block(node.finalbody)
+                handler.body = self._rewrite_block(handler.body, guarding, dependent)
+            node.finalbody = self._rewrite_block(node.finalbody, guarding, dependent)
         if not isinstance(node, ast.With):
-            node.orelse = self._rewrite_block(node.orelse)
-        self.guarding, self.dependent = saved
+            node.orelse = self._rewrite_block(node.orelse, guarding, dependent)
         return node
 
     def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:

@@ -63,11 +63,7 @@ def list_interpreter_paths() -> list[str]:
 
 
 def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Top-level files and folders of installed distributions, from name to path.
-
-    Raises:
-        ConfigError: a distribution is not installed.
-    """
+    """Top-level files and folders of distributions, from name to path; ConfigError if one is not installed."""
     found: dict[str, str] = {}
     for name in names:
         try:

@@ -100,8 +100,7 @@ def examine_level(spec: JailSpec) -> None:
     """Run the canary at one level and look for its traces.
 
     Raises:
-        LevelUnavailable: an attempt succeeded, or the level cannot be started.
-        WorkerDied: the jail did not survive.
+        LevelUnavailable, WorkerDied: an attempt succeeded, or the jail did not start or survive.
     """
     with _lay_bait() as (folder, tcp, unix, udp):
         attempts = {

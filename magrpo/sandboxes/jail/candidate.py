@@ -153,14 +153,12 @@ def strip_addresses(answer: list[Any]) -> list[Any]:
     return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
 
 
-class Local:
+class Local(recorder.Callee):
     """The candidate, for a test that runs in the same process."""
 
     def __init__(self, function: Any) -> None:
+        super().__init__()
         self.function = function
-        self.values: list[Any] = []
-        self.raised: tuple[Exception, str, str] | None = None
-        self.failure: tuple[str, str] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:

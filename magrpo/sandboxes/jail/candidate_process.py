@@ -12,11 +12,7 @@ PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(
 
 
 class CandidateProcess:
-    """A candidate process: the channel to it, and its use of time and memory.
-
-    Args:
-        channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
-    """
+    """The ``channel`` to a process, its ``pid`` in this namespace, and the descriptor of a ``/proc`` that shows it."""
 
     def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
         self.channel, self.pid, self.proc = channel, pid, proc

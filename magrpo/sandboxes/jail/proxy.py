@@ -13,7 +13,7 @@ from typing import Any
 from . import candidate, wire
 from .candidate_process import CandidateProcess
 from .confine import Limits
-from .recorder import CandidateFailure
+from .recorder import Callee, CandidateFailure
 
 HUNG, GONE = b"h", b"g"
 MAX_REPLAYS = 8
@@ -46,7 +46,7 @@ class TooMuchMemory(wire.WireError):
     """The candidate's processes together exceed the memory limit."""
 
 
-class Proxy:
+class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
     ``program``: source, entry point and watched function; ``requests``: channel to the zygote; ``process``: without a
@@ -56,15 +56,13 @@ class Proxy:
     def __init__(
         self, program: list[str], requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
     ) -> None:
+        super().__init__()
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.memory_checked = time.monotonic()
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = 0.0, 0
         self.output_left = limits.output_bytes
-        self.failure: tuple[str, str] | None = None  # once set, no further call is made
-        self.raised: tuple[Exception, str, str] | None = None
-        self.values: list[Any] = []
         self.watched_calls = 0
         self.replays: list[list[Any]] = []
         self._load()

@@ -10,7 +10,7 @@ import marshal
 import math
 import re
 import reprlib
-from typing import Any, Protocol
+from typing import Any
 
 HOOK = "__magrpo__"
 SAME = "__same__"
@@ -26,14 +26,16 @@ class Unusable(BaseException):
     """The test, not the candidate, is at fault. Passes through every handler of the test."""
 
 
-class Callee(Protocol):
-    """The candidate as the test code sees it."""
+class Callee:
+    """The candidate as the test code sees it: a callable that keeps a record."""
 
-    values: list[Any]  # returned so far
-    raised: tuple[Exception, str, str] | None  # the last exception it raised, with status and message
-    failure: tuple[str, str] | None  # status and message once it can no longer be called
+    def __init__(self) -> None:
+        self.values: list[Any] = []  # returned so far
+        self.raised: tuple[Exception, str, str] | None = None  # the last exception it raised, with status and message
+        self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
 
 def escape_text(text: str) -> str:

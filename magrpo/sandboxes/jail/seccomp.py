@@ -6,13 +6,10 @@ process that runs foreign code adds :func:`build_foreign_filter`. A denied call 
 
 from __future__ import annotations
 
-import ctypes
 import os
 import struct
 import tomllib
 from collections.abc import Iterable
-
-from .confine import check_call, libc
 
 with open(__file__.removesuffix("py") + "toml", "rb") as _file:  # noqa: PTH123 - pathlib is slow to import
     CALLS: dict[str, dict[str, list[int]]] = tomllib.load(_file)
@@ -31,7 +28,6 @@ LOAD, AND, RETURN = 0x20, 0x54, 0x06
 EQUAL, ABOVE, ANY_BIT = 0x15, 0x25, 0x45
 ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 EPERM, ENOSYS = 1, 38
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 UNKNOWN = -1
 """The number of a system call on an architecture that lacks it."""
 
@@ -93,10 +89,9 @@ def build_base_filter() -> bytes:
 
 
 def build_foreign_filter(alone: bool) -> bytes:
-    """Deny, in addition, what a process with foreign code must not do.
+    """Deny, in addition, calls that a process with foreign code must not make.
 
-    Args:
-        alone: the process has no namespaces of its own, so it may not have children or send signals either.
+    ``alone``: it has no namespaces of its own, so it may not have children or send signals either.
     """
     built = Filter()
     built.deny_calls([*CALLS["foreign"], *(CALLS["alone"] if alone else ())])
@@ -109,10 +104,3 @@ def build_foreign_filter(alone: bool) -> bytes:
     stream = [_load_argument(1), (AND, 0, 0, SOCK_TYPE_MASK), (EQUAL, 1, 0, SOCK_STREAM)]
     built.allow_if("socketpair", 0, (EQUAL, 1, 0, AF_UNIX), *stream)
     return built.pack_filter()
-
-
-def install_filter(code: bytes) -> None:
-    """Install a filter on this process and all it will fork. Requires ``no_new_privs``."""
-    instructions = ctypes.create_string_buffer(code)
-    head = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(instructions))
-    check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")

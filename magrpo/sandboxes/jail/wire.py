@@ -137,11 +137,7 @@ _NAME = type.__dict__["__name__"].__get__
 
 
 def decode_value(data: Any) -> Any:
-    """Rebuild a value from tagged JSON. The caller bounds the size.
-
-    Raises:
-        WireError: the data are not output of :func:`encode_value`.
-    """
+    """Rebuild a value from tagged JSON of bounded size; WireError if :func:`encode_value` did not make it."""
     try:
         return _build(data, 0)
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -184,11 +180,7 @@ def frame_message(message: Any) -> bytes:
 
 
 def parse_frame(body: bytes) -> Any:
-    """The message of a frame's body.
-
-    Raises:
-        WireError: the body is not JSON, is nested too deeply, or holds a large integer that is not in hex.
-    """
+    """The message of a frame's body; WireError if it is no JSON, too deep, or has a large integer not in hex."""
 
     def parse_small_int(digits: str) -> int:
         if len(digits) > 17:

@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from . import candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
-from .level import Level
+from .confine import Level
 
 CHANNEL_FD = 3
 DYING_S = 0.2
