@@ -8,8 +8,7 @@ import pytest
 
 from magrpo.envs import expert
 from magrpo.envs.coding import CodingEnv, SequentialEnv, SoloEnv
-from magrpo.rewards.coding import CodingReward
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts

@@ -18,8 +18,7 @@ from datasets import Dataset
 from magrpo.problems.contests import Apps, CodeContests, Contest
 from magrpo.problems.livecodebench import LiveCodeBench
 from magrpo.problems.rows import read_rows
-from magrpo.rewards.coding import MAXIMA, CodingReward
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import MAXIMA, CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem

@@ -7,7 +7,7 @@ import pytest
 
 from magrpo.problems.humaneval import HumanEvalPlus
 from magrpo.problems.mbpp import MbppPlus
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import SoloReward
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 from tests.problems.test_files import jsonl, mbpp, row
