@@ -45,9 +45,8 @@ class TokenInputs:
 
     def select_tokens(self, index: Tensor | slice) -> TokenInputs:
         """The inputs of some of the tokens."""
-        columns: dict[str, Any] = {
-            name: None if values is None else values[index] for name, values in self.columns.items()
-        }
+        columns = self.columns
+        columns |= {name: values[index] for name, values in columns.items() if values is not None}
         if self.support is None:
             return TokenInputs(**columns)
         starts, ends = self.support.bounds[:-1][index], self.support.bounds[1:][index]

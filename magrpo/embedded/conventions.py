@@ -16,10 +16,8 @@ from magrpo.types import Problem
 
 AUX = "aux"
 
-WEIGHTS: Mapping[str, Mapping[str, float]] = {
-    "helper": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
-    "main": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
-}
+_SHARES = {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1}
+WEIGHTS: Mapping[str, Mapping[str, float]] = {"helper": _SHARES, "main": _SHARES}
 """Probability of each convention. A convention is the part of the work that the agent expects of the helper."""
 LENGTHS: Mapping[str, Mapping[int, float]] = {
     "summary": {0: 0.10, 1: 0.25, 2: 0.30, 3: 0.25, 4: 0.10},

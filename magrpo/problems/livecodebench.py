@@ -21,8 +21,7 @@ _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 class LiveCodeBench(Contest):
     """LiveCodeBench: ``question_id, question_content, starter_code, public_test_cases, private_test_cases, metadata``.
 
-    The entry point is the starter code's function if there is one, else ``solve(stdin)``. Feedback may show public
-    tests.
+    The entry point is the starter code's function if any, else ``solve(stdin)``. Feedback may show public tests.
     """
 
     benchmark: ClassVar[str] = "LiveCodeBench"
@@ -79,7 +78,6 @@ def _unpack_json(row: Row, field: str) -> str:
         raise ConfigError(f"{row.where}: field {field!r} is neither JSON nor a packed text: {error}") from None
     texts = [value for name, value in found if name in _TEXT]
     if len(texts) != 1 or {name for name, _ in found} - _TEXT - _AROUND:
-        raise ConfigError(
-            f"{row.where}: field {field!r} holds a pickle of something other than a text, which is never loaded"
-        )
+        message = "holds a pickle of something other than a text, which is never loaded"
+        raise ConfigError(f"{row.where}: field {field!r} {message}")
     return str(texts[0])

@@ -50,9 +50,8 @@ class Row:
         try:
             return ast.parse(code)
         except SyntaxError as error:
-            raise ConfigError(
-                f"{self.where}: field {field!r} is not Python: {error.msg} (line {error.lineno})"
-            ) from None
+            reason = f"{error.msg} (line {error.lineno})"
+            raise ConfigError(f"{self.where}: field {field!r} is not Python: {reason}") from None
 
 
 def read_rows(source: str, split: str) -> list[Row]:
@@ -82,19 +81,18 @@ def _read_json(path: Path) -> Iterator[Row]:
             if path.name.removesuffix(".gz").endswith(".json"):
                 values = _parse_json(path, file.read())
                 if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-                    raise ConfigError(
-                        f"{path}: is not a JSON array of objects; for one object a line name the file .jsonl"
-                    )
+                    remedy = "for one object a line name the file .jsonl"
+                    raise ConfigError(f"{path}: is not a JSON array of objects; {remedy}")
                 yield from _number_rows(path, values)
                 return
             for number, line in enumerate(file, start=1):
-                if line.strip():
-                    values = _parse_json(path, line.rstrip(), number)
-                    if not isinstance(values, dict):
-                        raise ConfigError(
-                            f'{path}:{number}: is not a JSON object; every line must be one, like {{"task_id": ...}}'
-                        )
-                    yield Row(f"{path}:{number}", values)
+                if not line.strip():
+                    continue
+                values = _parse_json(path, line.rstrip(), number)
+                if not isinstance(values, dict):
+                    remedy = 'every line must be one, like {"task_id": ...}'
+                    raise ConfigError(f"{path}:{number}: is not a JSON object; {remedy}")
+                yield Row(f"{path}:{number}", values)
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read: {error}") from None
 
@@ -126,9 +124,8 @@ def _download_file(repository: str, name: str) -> Path:
     try:
         return Path(hf_hub_download(repository, name, repo_type="dataset"))
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{repository}:{name}: cannot be downloaded from the hub: {error}; give the path of a local copy"
-        ) from None
+        message = f"cannot be downloaded from the hub: {error}; give the path of a local copy"
+        raise ConfigError(f"{repository}:{name}: {message}") from None
 
 
 def _load_hub_split(name: str, split: str) -> Iterator[Row]:
@@ -139,9 +136,8 @@ def _load_hub_split(name: str, split: str) -> Iterator[Row]:
     try:
         return _number_rows(name, load_dataset(name, config, split=split))
     except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
-        raise ConfigError(
-            f"{name}: no such file, and it cannot be downloaded from the hub: {error}; give the path of a local copy"
-        ) from None
+        message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
+        raise ConfigError(f"{name}: no such file, and {message}") from None
 
 
 def one_line(text: str) -> str:
