@@ -19,8 +19,7 @@ from . import recorder, wire
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
-HELLO = "confined"
-"""The first message, sent before any foreign code is there to send it."""
+HELLO = "confined"  # the first message, sent before any foreign code is there to send it
 
 
 class Watch:

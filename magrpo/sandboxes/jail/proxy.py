@@ -22,8 +22,7 @@ WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
 """The same multiple, counting all waiting: otherwise a program could wait for its own children."""
-WATCH_S = 0.05
-"""Seconds between two checks of the memory of a candidate that may have children."""
+WATCH_S = 0.05  # between two checks of the memory of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 SPECIAL = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
 EXCEPTIONS: dict[str, type[Exception]] = {
