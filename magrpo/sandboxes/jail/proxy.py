@@ -84,9 +84,9 @@ class Proxy(Callee):
             self.replays.append([arguments, keywords, answer])
         if status != "ok":
             name, message = value
-            error = EXCEPTIONS.get(name, RuntimeError)(message)
-            self.raised = error, status, message
-            raise error
+            exception = EXCEPTIONS.get(name, RuntimeError)(message)
+            self.raised = exception, status, message
+            raise exception
         try:
             result, after = wire.decode_value(value), wire.decode_value(mutated)
             if mutated is not None:
