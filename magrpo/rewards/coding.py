@@ -125,7 +125,7 @@ class CodingReward(ProgramReward):
 class SoloReward(ProgramReward):
     """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
 
-    The parts and the report ``program`` are those of :class:`CodingReward`, without cooperation.
+    The parts and the report ``program`` are those of the reward ``coding``, without cooperation.
     """
 
     max_executions: ClassVar[int] = 1
