@@ -108,8 +108,8 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
     tainted = {"candidate", entry_point}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            tainted |= {argument.arg for argument in arguments}
+            parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            tainted |= {parameter.arg for parameter in parameters}
     size = 0
     while size != len(tainted):
         size = len(tainted)

@@ -124,7 +124,7 @@ def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str
     """
     recorder = Recorder(callee)
     hooks = {HOOK: recorder, SAME: same, "candidate": callee, entry_point: callee}
-    namespace = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
+    namespace: dict[str, Any] = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
     try:
         exec(marshal.loads(code), namespace)  # the test code, compiled by the parent
         check = namespace.get("check")
