@@ -9,7 +9,8 @@ that predict a sampled token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,8 +25,6 @@ Row = tuple[int, ...]
 
 ROW_TOKENS = 4096
 """A row of several completions is at most this long: attention costs the square of it."""
-
-_PAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +44,12 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on ``device``."""
-        return Batch(
-            self.samples,
-            self.input_ids.to(device),
-            None if self.position_ids is None else self.position_ids.to(device),
-            None if self.attention is None else self.attention.to(device),
-            self.predictors.to(device),
-            self.tokens.to(device),
-        )
+        moved: dict[str, Any] = {
+            field.name: value.to(device)
+            for field in fields(self)
+            if isinstance(value := getattr(self, field.name), Tensor | SampledTokens)
+        }
+        return replace(self, **moved)
 
 
 def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_prompts: bool) -> list[list[Row]]:
@@ -61,10 +58,10 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
     A longer row is a micro-batch of its own. The longest rows come first, so that running out of memory shows at once.
     """
     row_limit = min(ROW_TOKENS, micro_batch_tokens) if share_prompts else 0
-    rows: list[tuple[int, Row]] = []  # length and members
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         by_prompt.setdefault(sample.prompt_ids, []).append(index)
+    rows: list[tuple[int, Row]] = []  # length and members
     for prompt_ids, members in by_prompt.items():
         length, packed = len(prompt_ids), list[int]()
         for index in members:
@@ -117,7 +114,7 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
         samples=tuple(index for row in rows for index in row),
         input_ids=_pad_rows(inputs, width, 0),
         position_ids=_pad_rows(positions, width, 0) if packed else None,
-        attention=_attention_mask(_pad_rows(segments, width, _PAD)) if packed else None,
+        attention=_attention_mask(_pad_rows(segments, width, -1)) if packed else None,
         predictors=torch.tensor([r * width + column for r, column in predictors]),
         tokens=SampledTokens(
             token_ids=torch.tensor([token for sample in chosen for token in sample.completion_ids]),

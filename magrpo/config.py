@@ -13,18 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    Field,
-    SecretStr,
-    SerializationInfo,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.seeds import derive_seed
-from magrpo.types import Estimator
+from magrpo.types import Estimator, LossNorm, Normalize
 
 if TYPE_CHECKING:
     from magrpo.interfaces import EnginePlugin as EngineField
@@ -144,14 +137,14 @@ class AlgoConfig(Section):
 
     estimator: Estimator = "magrpo"
     """Estimator of the group-relative advantage. ``maremax`` is biased: its baseline depends on the sample."""
-    normalize: Literal["none", "std"] = "none"
+    normalize: Normalize = "none"
     """``std`` divides advantages by the standard deviation of their group."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount between turns, of rewards and of the loss of later turns; with 0 only the first turn trains."""
     keep_best: bool = False
     """Value an episode by its best turn instead of the sum of its turns: a later turn earns its improvement over the
     best earlier turn. Biased if the last answer is used: it assumes that somebody knows which turn was best."""
-    loss_norm: Literal["sequence_sum", "token_mean", "dr_grpo"] = "sequence_sum"
+    loss_norm: LossNorm = "sequence_sum"
     """How token losses are averaged (docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
     """Passes over the samples of an iteration; above 1 the loss uses the clipped probability ratio."""

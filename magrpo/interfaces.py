@@ -40,10 +40,8 @@ class Problems(Protocol):
     def load(self) -> Mapping[Split, Sequence[Problem]]:
         """All splits, in a fixed order. No problem is in two splits; ``train`` and ``test`` are never empty.
 
-        Raises:
-            ValueError: a file, a line or an option is unusable; the message names it and the remedy.
+        Raises ValueError for an unusable file, line or option; the message names it and the remedy.
         """
-        ...
 
 
 class Env(Protocol):
@@ -52,25 +50,18 @@ class Env(Protocol):
     @property
     def num_turns(self) -> int:
         """Turns of one episode, at least 1."""
-        ...
 
     def roles(self) -> tuple[str, ...]:
         """The roles; each must be filled by exactly one agent."""
-        ...
 
     def acting(self, turn: int) -> tuple[str, ...]:
         """The roles that act at ``turn`` (from 0), at least one; the others wait. Usually all roles."""
-        ...
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """The observation of the agent in ``role`` after ``history`` (empty at the first turn; texts keyed by agent).
 
-        Called from several threads at once.
-
-        Raises:
-            ConnectionError: a remote service does not answer; a retry may succeed.
+        Called from several threads at once. Raises ConnectionError if a remote service fails; a retry may succeed.
         """
-        ...
 
 
 class Reward(Protocol):
@@ -79,31 +70,23 @@ class Reward(Protocol):
     @property
     def maxima(self) -> Mapping[str, float]:
         """The largest value of every part, before ``scale`` and ``shift``."""
-        ...
 
     def fraction(self, total: float) -> float:
         """A joint reward, or a mean of joint rewards, as a fraction of the maximum (1: every part is full)."""
-        ...
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
         """Whether a joint action solved its problem, as counted by pass@k. None: the task has no notion of solved."""
-        ...
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """The executions still needed, by report name, given the reports so far; called until it returns none.
-
-        ``texts`` are keyed by role.
-        """
-        ...
+        """The executions still needed, by name of report, until there are none; ``texts`` are keyed by role."""
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
         """The joint reward. A pure function: equal arguments give equal rewards.
 
         ``texts``: the latest completion of every role, from this turn or, if the role did not act, an earlier one.
         """
-        ...
 
 
 # -------------------------------------------------------------------------------------------------- sandbox and engine
@@ -114,47 +97,38 @@ class Sandbox(Protocol):
     """Isolation level: namespaces, namespaces-flat, landlock or none; empty if the sandbox runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. A failing program is data; only a dead sandbox raises.
+        """One report for each execution, in order. A failing program is data.
 
         Raises:
             SandboxError: the sandbox itself failed repeatedly.
         """
-        ...
 
     def close(self) -> None:
         """Kill everything still running and free every resource. May be called twice."""
-        ...
 
 
 class Engine(Protocol):
     """Generates completions for all agents. Opened by :meth:`EnginePlugin.open`."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        """One completion for each request, in order, as one batch.
-
-        Where ``request.sampling.records_support``, the action holds its ``support`` and log-probabilities over it.
+        """One completion for each request, in order, with its ``support`` where the sampling records it.
 
         Raises:
             PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
             EngineError: the engine died or exceeded its deadline.
         """
-        ...
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
         """Load the weights written by the update: one folder for each agent, in peft's or transformers' format."""
-        ...
 
     def sleep(self) -> None:
         """Release GPU memory for the update. No-op on CPU."""
-        ...
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
-        ...
 
     def close(self) -> None:
         """Stop every process and free every resource. May be called twice."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------------ plug-ins
@@ -164,15 +138,12 @@ class PluginConfig(Protocol):
     @property
     def kind(self) -> str:
         """The name it is chosen by in a configuration."""
-        ...
 
     def model_dump(self) -> dict[str, Any]:
         """Its fields by name; ``kind`` included."""
-        ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """A copy with some fields replaced; the new values are not validated."""
-        ...
 
 
 class ProblemsPlugin(Problems, PluginConfig, Protocol):
@@ -191,12 +162,7 @@ class SandboxPlugin(PluginConfig, Protocol):
     """The configuration of a sandbox."""
 
     def open(self) -> Sandbox:
-        """Start the sandbox.
-
-        Raises:
-            SandboxError: it cannot be started here; the message names the remedy.
-        """
-        ...
+        """Start the sandbox. Raises SandboxError, with the remedy, if it cannot be started here."""
 
 
 class EnginePlugin(PluginConfig, Protocol):
@@ -209,7 +175,6 @@ class EnginePlugin(PluginConfig, Protocol):
             ConfigError: a library that the engine needs is not installed.
             EngineError: the engine did not start; the message names its log.
         """
-        ...
 
 
 # Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
@@ -242,12 +207,7 @@ class ProbesIsolation(Protocol):
     """A sandbox plug-in that can find its isolation level without opening a sandbox."""
 
     def probe(self) -> Rung:
-        """The strongest isolation level that works here.
-
-        Raises:
-            SandboxError: no accepted level works here.
-        """
-        ...
+        """The strongest isolation level that works here. Raises SandboxError if no accepted level does."""
 
 
 # ------------------------------------------------------------------------------------------------ warm start, tracking
@@ -258,19 +218,15 @@ class Conventions(Protocol):
 
     def draw(self, rng: random.Random, role: str) -> str:
         """Draw the name of a convention."""
-        ...
 
     def all(self, role: str) -> Iterable[str]:
         """Conventions whose texts, over all problems, contain every word that any text can contain."""
-        ...
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
         """The completion of the agent in ``role``: equal arguments give equal texts."""
-        ...
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """The completion of the agent in ``role``, with a mistake."""
-        ...
 
 
 class Tracker(Protocol):
@@ -278,26 +234,20 @@ class Tracker(Protocol):
 
     def params(self, params: Mapping[str, object]) -> None:
         """Record configuration values; logged once, compared when a run is reopened."""
-        ...
 
     def tags(self, tags: Mapping[str, str]) -> None: ...
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """Record a dataset input by its committed file and digest."""
-        ...
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics at an iteration. Keys are ``stage/quantity``."""
-        ...
 
     def artifact(self, path: Path, folder: str) -> None:
         """Store a file or a folder of a stage under ``folder``."""
-        ...
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
         """Record the observations, completions and rewards of a trajectory; ``times`` has an entry for each turn."""
-        ...
 
     def close(self, status: str) -> None:
         """Flush everything; ``status`` is FINISHED or FAILED."""
-        ...

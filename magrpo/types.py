@@ -15,7 +15,8 @@ from typing import Generic, Literal, TypeVar
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
-FinishReason = Literal["stop", "length"]
+Normalize = Literal["none", "std"]
+LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 CaseStatus = Literal[
     "pass",
     "wrong",
@@ -123,7 +124,7 @@ class Action:
     text: str
     token_ids: tuple[int, ...]
     sampling_logps: tuple[float, ...]
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length"]
     policy_version: int
     support: tuple[tuple[int, ...], ...] = ()
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 import magrpo_kernels
-from magrpo.types import Estimator
-
-Normalize = Literal["none", "std"]
+from magrpo.types import Estimator, Normalize
 
 
 def group_advantages(

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from magrpo.algo.loss import DIVISORS, LossOf, SampledTokens, importance_weights, policy_loss
+from magrpo.algo.loss import LossOf, SampledTokens, importance_weights, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
@@ -171,7 +171,7 @@ class Updater:
             agent=agent,
             samples=kept,
             batches=plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](num_sequences, num_tokens, self.rollout.max_new_tokens),
+            divisor=loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens),
         )
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
