@@ -9,8 +9,8 @@ that predict a sampled token.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Int
@@ -41,15 +41,6 @@ class Batch:
     predictors: Int[Tensor, " N"]
     """Flat index (row * L + column) of the position whose hidden state predicts the token."""
     tokens: SampledTokens
-
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``."""
-        moved: dict[str, Any] = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor | SampledTokens)
-        }
-        return replace(self, **moved)
 
 
 def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_prompts: bool) -> list[list[Row]]:
@@ -83,8 +74,11 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
     return batches
 
 
-def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
-    """The tensors of one micro-batch. The last token of a completion predicts nothing and is no input."""
+def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
+    """The tensors of one micro-batch, by default on the CPU.
+
+    The last token of a completion predicts nothing and is no input.
+    """
     inputs: list[list[int]] = []
     positions: list[list[int]] = []
     segments: list[list[int]] = []  # 0: prompt; 1, 2, ...: completions of the row
@@ -106,42 +100,43 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
             inputs[r] += sample.completion_ids[:-1]
             positions[r] += range(start, start + extra)
             segments[r] += [number] * extra
+    tensor = partial(torch.tensor, device=device)
     width = max(len(row_ids) for row_ids in inputs)
-    chosen = [samples[index] for row in rows for index in row]
-    lengths = torch.tensor([len(sample.completion_ids) for sample in chosen])
+
+    def pad(values: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "R L"]:
+        return tensor([[*row_values, *[filler] * (width - len(row_values))] for row_values in values])
+
+    order = tuple(index for row in rows for index in row)
+    chosen = [samples[index] for index in order]
     packed = any(len(row) > 1 for row in rows)
     return Batch(
-        samples=tuple(index for row in rows for index in row),
-        input_ids=_pad_rows(inputs, width, 0),
-        position_ids=_pad_rows(positions, width, 0) if packed else None,
-        attention=_attention_mask(_pad_rows(segments, width, -1)) if packed else None,
-        predictors=torch.tensor([r * width + column for r, column in predictors]),
+        samples=order,
+        input_ids=pad(inputs, 0),
+        position_ids=pad(positions, 0) if packed else None,
+        attention=_attention_mask(pad(segments, -1)) if packed else None,
+        predictors=tensor([r * width + column for r, column in predictors]),
         tokens=SampledTokens(
-            token_ids=torch.tensor([token for sample in chosen for token in sample.completion_ids]),
-            advantages=torch.tensor([sample.advantage for sample in chosen]).repeat_interleave(lengths),
-            sampling_logps=torch.tensor([logp for sample in chosen for logp in sample.sampling_logps]),
-            sample_weights=torch.tensor([sample.weight for sample in chosen]).repeat_interleave(lengths),
-            support=_collate_support(chosen),
+            token_ids=tensor([token for sample in chosen for token in sample.completion_ids]),
+            advantages=tensor([sample.advantage for sample in chosen for _ in sample.completion_ids]),
+            sampling_logps=tensor([logp for sample in chosen for logp in sample.sampling_logps]),
+            sample_weights=tensor([sample.weight for sample in chosen for _ in sample.completion_ids]),
+            support=_collate_support(chosen, device),
         ),
     )
 
 
-def _collate_support(samples: Sequence[Sample]) -> Support | None:
-    if not any(sample.support for sample in samples):
-        return None
+def _collate_support(samples: Sequence[Sample], device: torch.device | None) -> Support | None:
     rows = [ids for sample in samples for ids in sample.support]
+    if not rows:
+        return None
     assert len(rows) == sum(len(sample.completion_ids) for sample in samples), "all tokens have a support, or none"
-    bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32), bounds)
+    bounds = torch.tensor([0, *map(len, rows)], device=device).cumsum(0)
+    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32, device=device), bounds)
 
 
 def _attention_mask(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:
     """Tokens attend to the prompt and their own completion, to their left. Padding attends to itself: no empty row."""
     length = segments.shape[1]
-    left = torch.ones(length, length, dtype=torch.bool).tril()
+    left = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     query, key = segments[:, :, None], segments[:, None, :]  # (R, L, 1), (R, 1, L)
     return (left & ((key == 0) | (key == query)))[:, None]
-
-
-def _pad_rows(rows: Sequence[Sequence[int]], width: int, value: int) -> Int[Tensor, "R L"]:
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

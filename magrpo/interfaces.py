@@ -97,11 +97,7 @@ class Sandbox(Protocol):
     """Isolation level: namespaces, namespaces-flat, landlock or none; empty if the sandbox runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. A failing program is data.
-
-        Raises:
-            SandboxError: the sandbox itself failed repeatedly.
-        """
+        """One report for each execution, in order. Raises SandboxError if the sandbox itself failed repeatedly."""
 
     def close(self) -> None:
         """Kill everything still running and free every resource. May be called twice."""
@@ -180,26 +176,23 @@ class EnginePlugin(PluginConfig, Protocol):
 # Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
 @runtime_checkable
 class HasMaxExecutions(Protocol):
-    """A reward with ``max_executions``: the largest number of programs that run for one joint action."""
-
     @property
-    def max_executions(self) -> int: ...
+    def max_executions(self) -> int:
+        """The largest number of programs that a reward runs for one joint action."""
 
 
 @runtime_checkable
 class HasHiddenTests(Protocol):
-    """A problem set with ``hidden_tests``: whether each program runs twice, the second time on hidden tests."""
-
     @property
-    def hidden_tests(self) -> bool: ...
+    def hidden_tests(self) -> bool:
+        """Whether a problem set has each program run twice, the second time on hidden tests."""
 
 
 @runtime_checkable
 class HasMaxBatch(Protocol):
-    """An engine plug-in with ``max_batch``: the largest number of completions of one agent decoded at once."""
-
     @property
-    def max_batch(self) -> int: ...
+    def max_batch(self) -> int:
+        """The largest number of completions of one agent that an engine decodes at once."""
 
 
 @runtime_checkable

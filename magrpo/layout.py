@@ -230,8 +230,8 @@ def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     """The undamaged committed evaluations by iteration, ascending."""
-    found = {i: store.find(Step("evaluate", i).folder) for i in committed_iterations(store, "evaluate")}
-    return {iteration: pointer for iteration, pointer in found.items() if pointer is not None}
+    iterations = committed_iterations(store, "evaluate")
+    return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
@@ -252,13 +252,10 @@ def is_finished(store: RunStore) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- lock
 @contextmanager
 def hold_run(store: RunStore) -> Iterator[None]:
-    """Hold the lock of a run directory.
+    """Hold the lock of a run directory; ConfigError if another process holds it.
 
     A POSIX lock, not a lock file: the kernel releases it however the process ends, children do not inherit it, and
     :func:`is_held` can ask for it without taking it.
-
-    Raises:
-        ConfigError: another process holds it.
     """
     with (store.path / LOCK).open("a+") as file:
         try:

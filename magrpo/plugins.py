@@ -1,8 +1,8 @@
 """Plug-ins: the one way to extend the project, the tables that name them, and reading a configuration.
 
-A plug-in is a frozen pydantic model that is its own configuration. A table maps a short name to a dotted path, so that
-a heavy library loads only when it is chosen. A configuration names its plug-in by ``kind``: a name from the table, or
-``"package.module:Class"`` for a class outside this project. Every other key is a field of the class.
+A plug-in is a frozen pydantic model that is its own configuration. A configuration names it by ``kind``: a name from
+the tables, whose dotted paths load a heavy library only when it is chosen, or ``"package.module:Class"`` for a class
+outside this project. Every other key is a field of the class.
 """
 
 from __future__ import annotations
@@ -87,11 +87,7 @@ def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
 
 
 def import_plugin(table: Table, kind: str) -> type[Plugin]:
-    """Import the class named by ``kind``.
-
-    Raises:
-        ValueError: the name is unknown, or its module or class does not exist; the message lists the choices.
-    """
+    """Import the class named by ``kind``; ValueError, with the choices, if there is none."""
     path = table.get(kind, kind)
     module_name, _, class_name = path.partition(":")
     if not class_name:
@@ -159,7 +155,7 @@ def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Sec
             message = f"unknown key; {list_choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree, root))}"
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] not in {"value_error"}:
+        elif item["type"] != "value_error":
             message = f"{message}, got {item['input']!r}"
         yield f"{where}: {message}" if where else message
 

@@ -1,10 +1,9 @@
 """The policies of all agents: models, adapters and tokenizers in one process, and their checkpoints.
 
 Agents with the same base share it in memory: one frozen model with one LoRA adapter each, or one for all of them with
-``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: adapters
-stay float32 on a bfloat16 base, and a full copy keeps float32 masters and runs its matrix products in the configured
-dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
-distribution that the engine sampled from.
+``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: those of
+a full copy are masters, whose matrix products run in the configured dtype through autocast. Models stay in eval mode
+(no dropout), so that the trainer computes the log-probabilities of the distribution that the engine sampled from.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from magrpo.seeds import derive_seed
 from magrpo.types import Observation
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -66,21 +64,21 @@ class Policy:
         """
         device = device_of(model)
         policy = cls(device, dtype_of(model, device), model.chat_template)
-        shared: dict[str, PeftModel] = {}
-        holder_of = weight_holders(agents)
-        for named in agents:
+        bases: dict[str, PreTrainedModel] = {}
+        adapted: dict[str, PeftModel] = {}
+        for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
-            adapters = None
             if config.weights == "full":
                 causal = _load_model(config, torch.float32, device)
             else:
-                adapters = shared.get(config.model)
-                if holder_of[config.name] == config.name:
-                    adapters = shared[config.model] = _add_adapter(adapters, config, policy, lora, seed)
-                assert adapters is not None
-                causal = _causal(adapters)
-            policy._agents[config.name] = _Agent(config, causal, adapters, holder_of[config.name], tokenizer)
+                if config.model not in bases:
+                    bases[config.model] = _load_model(config, policy.dtype, device)
+                causal = bases[config.model]
+                if holder == config.name:
+                    adapted[config.model] = _add_adapter(causal, adapted.get(config.model), config, lora, seed)
+            peft = None if config.weights == "full" else adapted[config.model]
+            policy._agents[config.name] = _Agent(config, causal, peft, holder, tokenizer)
         policy.load(0, {agent.name: agent.start_from for agent in agents if agent.start_from is not None})
         return policy
 
@@ -90,8 +88,12 @@ class Policy:
         return tuple(self._agents)
 
     def config(self, agent: str) -> AgentConfig:
-        """The agent's section of the configuration; ``model`` is a folder or hub id, shipped models located."""
+        """The agent's section of the configuration, ``model`` located."""
         return self._agents[agent].config
+
+    def base(self, agent: str) -> str:
+        """Folder or hub id of the agent's base model."""
+        return self._agents[agent].config.model
 
     def weights(self, agent: str) -> Literal["lora", "full"]:
         """Whether an adapter or a full copy trains."""
@@ -120,7 +122,7 @@ class Policy:
         entry = self._agents[agent]
         generation = entry.model.generation_config
         listed = generation.eos_token_id if generation is not None else None
-        extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        extra = [listed] if isinstance(listed, int) else listed or []
         return tuple(dict.fromkeys([entry.tokenizer.eos_token_id, *extra]))
 
     def max_length(self, agent: str) -> int:
@@ -174,14 +176,16 @@ class Policy:
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
                 save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-                (target / ADAPTER_CONFIG).write_text(_adapter_config(entry.peft, entry.holder), encoding="utf-8")
+                adapter = {**entry.peft.peft_config[entry.holder].to_dict(), "inference_mode": True}
+                text = json.dumps(adapter, indent=2, sort_keys=True, default=sorted)  # sets in a fixed order
+                (target / "adapter_config.json").write_text(f"{text}\n", encoding="utf-8")
         return folders
 
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
         """Load, bit for bit, the weights that :meth:`save` wrote.
 
         Raises:
-            ConfigError: a folder is missing, holds weights of another model, or differs for agents that share an adapter.
+            ConfigError: a folder is missing or of another model, or agents that share an adapter are given two.
         """
         loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():
@@ -221,9 +225,8 @@ def device_of(model: ModelConfig) -> torch.device:
 
 def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
     """The dtype of frozen weights and of matrix products."""
-    if model.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+    is_half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_half else torch.float32
 
 
 def _load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
@@ -254,9 +257,8 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
 
 
 def _add_adapter(
-    adapters: PeftModel | None, config: AgentConfig, policy: Policy, lora: LoraConfig, seed: int
+    base: PreTrainedModel, adapters: PeftModel | None, config: AgentConfig, lora: LoraConfig, seed: int
 ) -> PeftModel:
-    base = _causal(adapters) if adapters is not None else _load_model(config, policy.dtype, policy.device)
     _check_targets(base, config, lora)
     peft_config = PeftLoraConfig(
         r=lora.rank,
@@ -265,7 +267,7 @@ def _add_adapter(
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=config.model,
     )
-    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "lora", config.name))
         if adapters is None:
             adapters = get_peft_model(base, peft_config, adapter_name=config.name)
@@ -273,12 +275,6 @@ def _add_adapter(
             adapters.add_adapter(config.name, peft_config)
     assert isinstance(adapters, PeftModel)
     return adapters.eval()
-
-
-def _causal(adapters: PeftModel) -> PreTrainedModel:
-    base = adapters.get_base_model()
-    assert isinstance(base, PreTrainedModel)
-    return base
 
 
 def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig) -> None:
@@ -300,13 +296,5 @@ def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig)
             )
 
 
-def _adapter_config(adapters: PeftModel, agent: str) -> str:
-    """peft's own configuration as JSON, with sets in a fixed order so that equal adapters are equal files."""
-    tree: dict[str, Any] = adapters.peft_config[agent].to_dict()
-    tree = {key: sorted(value) if isinstance(value, set) else value for key, value in tree.items()}
-    tree["inference_mode"] = True
-    return json.dumps(tree, indent=2, sort_keys=True) + "\n"
-
-
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -7,8 +7,7 @@ them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -43,25 +42,21 @@ def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_ne
 def importance_weights(
     old_logps: Float[Tensor, " N"], sampling_logps: Float[Tensor, " N"], cap: float
 ) -> Float[Tensor, " N"]:
-    """``min(exp(old_logp - sampling_logp), cap)``: the truncated importance weight of V-trace, arXiv 1802.01561.
-
-    Corrects for an engine whose probabilities differ from the trainer's. A constant: no gradient flows through it.
-    """
+    """``min(exp(old_logp - sampling_logp), cap)``, without gradient: the truncated importance weight of V-trace,
+    arXiv 1802.01561, which corrects for an engine whose probabilities differ from the trainer's."""
     return (old_logps - sampling_logps).detach().exp().clamp(max=cap)
 
 
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative.
-
-    J. Schulman, http://joschu.net/blog/kl-approx.html.
-    """
+    """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
+    J. Schulman, http://joschu.net/blog/kl-approx.html."""
     difference = ref_logps - logps
     return difference.exp() - difference - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The sampled tokens of a micro-batch, with what the loss needs of each: (N,) tensors but for ``support``."""
+    """The sampled tokens of a micro-batch, with the inputs of the loss for each."""
 
     token_ids: Int[Tensor, " N"]
     advantages: Float[Tensor, " N"]
@@ -77,16 +72,6 @@ class SampledTokens:
     """Log-probabilities under the reference policy, for the KL term; None: no such term."""
     support: Support | None = None
     """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
-
-    def to(self, device: torch.device) -> SampledTokens:
-        """The same tokens on ``device``."""
-        moved: dict[str, Any] = {
-            field.name: value.to(device)
-            for field in fields(self)
-            if isinstance(value := getattr(self, field.name), Tensor)
-        }
-        support = None if self.support is None else Support(*(part.to(device) for part in self.support))
-        return replace(self, **moved, support=support)
 
 
 def policy_loss(

@@ -37,7 +37,7 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
         if length + new > limit:
             raise PromptTooLong(
                 f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "
-                f"the context window of {limit} tokens of {policy.config(request.agent).model!r}; lower "
+                f"the context window of {limit} tokens of {policy.base(request.agent)!r}; lower "
                 f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context"
             )
 

@@ -95,7 +95,7 @@ class VllmClient:
         groups: dict[str, list[str]] = {}
         for agent in policy.agents:
             shared = policy.weights(agent) == "lora"
-            groups.setdefault(f"base {policy.config(agent).model}" if shared else f"agent {agent}", []).append(agent)
+            groups.setdefault(f"base {policy.base(agent)}" if shared else f"agent {agent}", []).append(agent)
         self._agents = list(groups.values())
         self._servers: dict[int, Child] = {}
         self._loaded: dict[int, Call] = {}
@@ -192,7 +192,7 @@ class VllmClient:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
         policy, config = self._policy, self._config
         arguments: dict[str, object] = {
-            "model": policy.config(agents[0]).model,
+            "model": policy.base(agents[0]),
             "dtype": str(policy.dtype).removeprefix("torch."),
             "max_model_len": policy.max_length(agents[0]),
             "max_num_seqs": config.max_batch,

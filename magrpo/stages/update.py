@@ -283,7 +283,7 @@ class Updater:
         return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=None if bias is None else bias.to(dtype))
 
     def _collate_batches(self, work: _Work) -> Iterator[Batch]:
-        return (collate(work.samples, rows).to(self.policy.device) for rows in work.batches)
+        return (collate(work.samples, rows, self.policy.device) for rows in work.batches)
 
     def _non_finite(self, work: _Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
