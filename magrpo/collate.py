@@ -1,9 +1,8 @@
 """Collating ragged samples into tensors: each row is one prompt followed by its completions.
 
 Siblings answer the same prompt, so a row holds the prompt once and its completions one after another; each completion
-attends to the prompt and itself (attention mask) and starts at the position after the prompt (position ids). This is
-the same computation as one row for each completion, with the prompt processed once. The loss sees only the positions
-that predict a sampled token.
+attends to the prompt and itself (attention mask) and starts at the position after the prompt (position ids), as if it
+had a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
 from __future__ import annotations
@@ -75,10 +74,7 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
 
 
 def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
-    """The tensors of one micro-batch, by default on the CPU.
-
-    The last token of a completion predicts nothing and is no input.
-    """
+    """The tensors of one micro-batch. The last token of a completion predicts nothing and is no input."""
     inputs: list[list[int]] = []
     positions: list[list[int]] = []
     segments: list[list[int]] = []  # 0: prompt; 1, 2, ...: completions of the row

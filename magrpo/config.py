@@ -1,7 +1,6 @@
 """The configuration of a run: one frozen tree, TOML in, resolved JSON out.
 
-Imports no torch, vllm, mlflow or prefect. A plug-in's class, and so its library, is imported only when a
-configuration names it.
+Imports no heavy library: a plug-in's class is imported only when a configuration names it.
 """
 
 from __future__ import annotations

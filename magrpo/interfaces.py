@@ -38,10 +38,7 @@ class Problems(Protocol):
     """A problem set."""
 
     def load(self) -> Mapping[Split, Sequence[Problem]]:
-        """All splits, in a fixed order. No problem is in two splits; ``train`` and ``test`` are never empty.
-
-        Raises ValueError for an unusable file, line or option; the message names it and the remedy.
-        """
+        """All splits, in a fixed order, disjoint, ``train`` and ``test`` never empty; ValueError names a remedy."""
 
 
 class Env(Protocol):
@@ -83,10 +80,7 @@ class Reward(Protocol):
         """The executions still needed, by name of report, until there are none; ``texts`` are keyed by role."""
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward. A pure function: equal arguments give equal rewards.
-
-        ``texts``: the latest completion of every role, from this turn or, if the role did not act, an earlier one.
-        """
+        """The joint reward, a pure function; ``texts``: each role's latest completion, maybe of an earlier turn."""
 
 
 # -------------------------------------------------------------------------------------------------- sandbox and engine
@@ -109,9 +103,8 @@ class Engine(Protocol):
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, with its ``support`` where the sampling records it.
 
-        Raises:
-            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: the engine died or exceeded its deadline.
+        Raises PromptTooLong, before anything is sampled, if a prompt leaves no room for its completion, and EngineError
+        if the engine died or exceeded its deadline.
         """
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
@@ -167,9 +160,7 @@ class EnginePlugin(PluginConfig, Protocol):
     def open(self, policy: Policy) -> Engine:
         """Start the engine on the current weights of ``policy``.
 
-        Raises:
-            ConfigError: a library that the engine needs is not installed.
-            EngineError: the engine did not start; the message names its log.
+        Raises ConfigError if a library is not installed, and EngineError, with its log, if the engine did not start.
         """
 
 

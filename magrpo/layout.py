@@ -145,11 +145,8 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
 
     These are the named step (without ``ITERATION`` the newest committed one of the stage) and every later one. If the
-    optimizer state before it was pruned, they start at the newest update whose state is kept; where computation is
-    deterministic, that repeats the steps between with equal results.
-
-    Raises:
-        ConfigError: no stage has this name, or the run has not reached it.
+    optimizer state before it was pruned, they start at the newest update whose state is kept, with equal results where
+    computation is deterministic. Raises ConfigError if no stage has this name, or the run has not reached it.
     """
     every = steps(config)
     position = _find_position(name, every, store)

@@ -114,10 +114,7 @@ class Run:
         return pandas.DataFrame(rows, columns=["iteration", "split", "mode", "quantity", "mean", "low", "high"])
 
     def read_answers(self, iteration: int | None = None) -> DataFrame:
-        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum.
-
-        Raises ConfigError if this iteration was not evaluated.
-        """
+        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum."""
         import pandas  # half a second
 
         evaluations = find_evaluations(self.store)
@@ -139,10 +136,7 @@ class Run:
         )
 
     def read_joint_actions(self, iteration: int) -> DataFrame:
-        """The joint actions sampled in an iteration, with their rewards and one column of texts for each agent.
-
-        Raises ConfigError if the iteration is not complete, or is evaluation only.
-        """
+        """The joint actions sampled in a trained iteration, with rewards and one column of texts for each agent."""
         import pandas  # half a second
 
         if iteration == 0 or iteration not in committed_iterations(self.store, "update"):
@@ -172,10 +166,7 @@ class Run:
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
-    """The reward of one joint action, such as ``{"helper": "def aux(n): ...", "main": "def f(n): ..."}``.
-
-    Programs run in the sandbox of ``config``. Raises ConfigError if the roles are not those of the environment.
-    """
+    """The reward of one joint action, given as texts by role; programs run in the sandbox of ``config``."""
     roles = config.env.roles()
     if sorted(texts) != sorted(roles):
         raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")
@@ -207,8 +198,6 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
 
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)
-
-    Raises ConfigError if a model or weights cannot be used.
     """
     from magrpo.policy import Policy  # torch and transformers
 

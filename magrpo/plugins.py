@@ -16,9 +16,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
 
-Table = Mapping[str, str]
-
-TABLES: Mapping[str, Table] = {
+TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {
         "coopcode": "magrpo.problems.coopcode:CoopCode",
         "humaneval": "magrpo.problems.humaneval:HumanEval",
@@ -86,7 +84,7 @@ def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     return f"{hint}choices: {', '.join(sorted(known))}"
 
 
-def import_plugin(table: Table, kind: str) -> type[Plugin]:
+def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
     """Import the class named by ``kind``; ValueError, with the choices, if there is none."""
     path = table.get(kind, kind)
     module_name, _, class_name = path.partition(":")
@@ -101,7 +99,7 @@ def import_plugin(table: Table, kind: str) -> type[Plugin]:
     return cls
 
 
-def build_plugin(table: Table, value: Any) -> Any:
+def build_plugin(table: Mapping[str, str], value: Any) -> Any:
     """Build the plug-in described by ``{"kind": name, **fields}``; return anything else unchanged."""
     if not isinstance(value, Mapping):
         return value
@@ -116,11 +114,7 @@ def plugin_field(section: str) -> Any:
 
 
 def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
-    """Apply ``section.key=value`` overrides to ``tree`` in place, and validate it as ``model``.
-
-    Raises:
-        ConfigError: a key or a value is unusable; the message starts with ``source``.
-    """
+    """Apply overrides to ``tree`` in place and validate it; messages of ConfigErrors start with ``source``."""
     for override in overrides:
         _apply_override(tree, override)
     try:

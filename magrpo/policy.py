@@ -59,8 +59,7 @@ class Policy:
     def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
         """Load every base once; give each agent its seeded adapter (B = 0) or full copy, and load its ``start_from``.
 
-        Raises:
-            ConfigError: a base, its tokenizer, trained weights, the device or a target module cannot be used.
+        Raises ConfigError if a base, its tokenizer, trained weights, the device or a target module cannot be used.
         """
         device = device_of(model)
         policy = cls(device, dtype_of(model, device), model.chat_template)
@@ -184,8 +183,7 @@ class Policy:
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
         """Load, bit for bit, the weights that :meth:`save` wrote.
 
-        Raises:
-            ConfigError: a folder is missing or of another model, or agents that share an adapter are given two.
+        Raises ConfigError if a folder is missing or of another model, or agents that share an adapter are given two.
         """
         loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():

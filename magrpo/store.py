@@ -17,6 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -92,13 +93,11 @@ class RunStore:
     def find(self, name: str, key: str | None = None) -> Pointer | None:
         """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
         folder = self.stage_folder(name)
-        try:
+        with suppress(FileNotFoundError):
             manifest = _read_manifest(folder)
-        except FileNotFoundError:
-            return None
-        is_same = key in (None, manifest["key"])
-        if is_same and all(_is_intact(folder / file, facts) for file, facts in manifest["files"].items()):
-            return self._pointer(name)
+            is_same = key in (None, manifest["key"])
+            if is_same and all(_is_intact(folder / file, facts) for file, facts in manifest["files"].items()):
+                return self._pointer(name)
         return None
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
@@ -114,12 +113,10 @@ class RunStore:
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        for file in files:
-            _fsync(partial / file)
         manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
         atomic_write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        for folder in {partial, *(partial / Path(file).parent for file in files)}:
-            _fsync(folder)
+        for path in (partial, *partial.rglob("*")):
+            _fsync(path)
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)

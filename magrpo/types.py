@@ -2,8 +2,7 @@
 
 Standard library only. :mod:`magrpo.store` writes these types to disk: the names and order of fields are a file format.
 
-Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` completion tokens, ``V`` vocabulary, ``D``
-model width.
+Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens, ``V`` vocabulary, ``D`` model width.
 """
 
 from __future__ import annotations
@@ -61,16 +60,14 @@ class Prompt:
 # --------------------------------------------------------------------------------------------------------- sampling
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are sampled. ``temperature = 0`` is greedy; ``top_k = 0`` and ``top_p = 1`` are off.
-
-    ``keep_support``: record the tokens kept by top-k and top-p, and take log-probabilities over those.
-    """
+    """How completions are sampled: ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 256
     keep_support: bool = False
+    """Record the tokens kept by top-k and top-p, and take log-probabilities over those."""
 
     @property
     def truncates(self) -> bool:
@@ -161,14 +158,12 @@ class ExecutionReport:
 
 @dataclass(frozen=True, slots=True)
 class JointReward:
-    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``.
-
-    ``local``: additional rewards of single roles, already weighted; keyed by agent in a scored turn.
-    """
+    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``."""
 
     total: float
     parts: dict[str, float]
     local: dict[str, float] = field(default_factory=dict)
+    """Additional rewards of single roles, already weighted; keyed by agent in a scored turn."""
 
 
 PENDING = JointReward(0.0, {})
@@ -302,10 +297,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
-
-    ``response_tokens``: tokens of the last turn; ``generated_tokens``: tokens of all turns (0: unknown).
-    """
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units."""
 
     task_id: str
     split: Split
@@ -316,7 +308,9 @@ class EvalRow:
     passed: tuple[bool | None, ...]
     texts: dict[str, str]
     response_tokens: int
+    """Tokens of the last turn."""
     generated_tokens: int = 0
+    """Tokens of all turns; 0: unknown."""
 
 
 HEADLINE = "test/sampled"

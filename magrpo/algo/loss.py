@@ -23,19 +23,15 @@ LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
 def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
     """The divisor of the sum of the token losses of one agent's whole batch.
 
-    ``sequence_sum``: the mean over sequences of the sum over their tokens, as in arXiv 2508.04652. ``token_mean``: the
-    mean over all tokens, as in DAPO, arXiv 2503.14476. ``dr_grpo``: a constant for each sequence, so that length is not
-    rewarded; Dr. GRPO, arXiv 2503.20783.
-
     Sequences and their tokens count by the sequence's weight, 1 in runs of one turn. Samples without advantage and all
     micro-batches are included, so neither skipping nor splitting changes the loss.
     """
     match norm:
-        case "sequence_sum":
+        case "sequence_sum":  # the mean over sequences of the sum over their tokens: arXiv 2508.04652
             return num_sequences
-        case "token_mean":
+        case "token_mean":  # the mean over all tokens: DAPO, arXiv 2503.14476
             return num_tokens
-        case "dr_grpo":
+        case "dr_grpo":  # a constant, so that length is not rewarded: Dr. GRPO, arXiv 2503.20783
             return num_sequences * max_new_tokens
 
 

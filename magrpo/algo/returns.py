@@ -127,10 +127,7 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
-    """Share of the variance of a node's joint returns that the choice of one agent explains (eta squared), 0 to 1.
-
-    None when all joint returns are equal.
-    """
+    """Share of the variance of a node's returns that one agent's choice explains (eta squared); None: all are equal."""
     overall = exact_mean(returns)
     total = math.fsum((value - overall) ** 2 for value in returns)
     if max(returns) == min(returns) or total == 0.0:
