@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -135,9 +135,9 @@ def makes_tables(config: RunConfig) -> bool:
     return steps(config)[-1].stage == "tables"
 
 
-def first_missing(every: Sequence[Step], store: RunStore) -> int:
-    """Position in ``every``, the :func:`steps` of the run, of the step after the last committed one."""
-    committed = (i for i, step in enumerate(every) if store.is_committed(step.folder))
+def first_missing(config: RunConfig, store: RunStore) -> int:
+    """Position in :func:`steps` of the step after the last committed one."""
+    committed = (i for i, step in enumerate(steps(config)) if store.is_committed(step.folder))
     return 1 + max(committed, default=-1)
 
 
@@ -149,7 +149,7 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     computation is deterministic. Raises ConfigError if no stage has this name, or the run has not reached it.
     """
     every = steps(config)
-    position = _find_position(name, every, store)
+    position = _find_position(name, config, store)
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
     checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
     while checkpoints and OPTIMIZER in store.pruned_files(checkpoints[-1].folder):
@@ -157,14 +157,14 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     return repeated
 
 
-def _find_position(name: str, every: Sequence[Step], store: RunStore) -> int:
-    """Position of ``name`` in ``every``: a committed step, or the one after the last committed one."""
+def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
+    """Position of ``name`` in :func:`steps`: a committed step, or the one after the last committed one."""
+    every, newest = steps(config), first_missing(config, store)
     title, colon, number = name.partition(":")
     title = f"{title}.0" if title in ("rollout", "score") else title
     known = list(dict.fromkeys(step.title for step in every))
     if title not in known:
         raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
-    newest = first_missing(every, store)
     positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.title == title}
     if not positions:
         raise ConfigError(f"--from-stage {name}: the run has only reached {every[newest]}")

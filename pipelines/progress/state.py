@@ -38,8 +38,7 @@ class RunState:
     def read(cls, store: RunStore) -> RunState:
         """The state recorded in a run directory; the step is the one after the last committed step."""
         config = store.config()
-        state, every = cls.of(config), steps(config)
-        missing = first_missing(every, store)
+        state, every, missing = cls.of(config), steps(config), first_missing(config, store)
         for step in every[:missing]:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)
