@@ -20,7 +20,7 @@ from magrpo.reports.figures import (
     sort_summary_keys,
     summary_title,
 )
-from magrpo.reports.page import write_page
+from magrpo.reports.page import ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.reports.problem_means import (
     Means,
@@ -30,7 +30,6 @@ from magrpo.reports.problem_means import (
     interval_over_seeds,
     subtract_means,
 )
-from magrpo.reports.tables import ReportTable
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 

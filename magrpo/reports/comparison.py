@@ -21,8 +21,8 @@ from magrpo.reports.figures import (
     sort_summary_keys,
     summary_title,
 )
+from magrpo.reports.page import ReportTable
 from magrpo.reports.problem_means import paired_gain, shared_keys
-from magrpo.reports.tables import ReportTable
 from magrpo.types import Interval
 
 STAGES = ("prepare", *TRAINING_STAGES, "evaluate", "report")

@@ -9,8 +9,8 @@ from magrpo.algo.stats import seed_interval
 from magrpo.reports.budget import UNITS, Budget
 from magrpo.reports.evaluated_run import EvaluatedRun
 from magrpo.reports.figures import NO_DIFFERENCE, format_tested_difference, quantity_title
+from magrpo.reports.page import ReportTable
 from magrpo.reports.problem_means import common_parts, common_share
-from magrpo.reports.tables import ReportTable
 from magrpo.types import HEADLINE, EvalReport
 
 BARS = {"pass_at_1": 0.70, "common": 0.85}

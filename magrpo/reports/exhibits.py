@@ -11,8 +11,7 @@ from statistics import fmean
 
 from magrpo.interfaces import Reward
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.reports.page import Exhibit, Exhibits
-from magrpo.reports.tables import ReportTable
+from magrpo.reports.page import Exhibit, Exhibits, ReportTable
 from magrpo.types import EvalReport, EvalRow, Problem
 
 TESTS = "tests"

@@ -14,8 +14,8 @@ from magrpo.reports.figures import (
     format_tested_difference,
     quantity_title,
 )
+from magrpo.reports.page import ReportTable
 from magrpo.reports.problem_means import Means, MeansBySummary, interval_over_seeds, shared_keys, subtract_means
-from magrpo.reports.tables import ReportTable
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Settings = Mapping[str, Sequence[EvaluatedRun]]

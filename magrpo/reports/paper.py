@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from magrpo.config import RunConfig
 from magrpo.reports.figures import quantity_title
-from magrpo.reports.tables import ReportTable
+from magrpo.reports.page import ReportTable
 
 TASKS = ("humaneval", "coophumaneval")
 """The paper's problem sets, by ``problems.kind``."""

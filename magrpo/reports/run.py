@@ -43,10 +43,9 @@ from magrpo.reports.figures import (
     start_title,
     summary_title,
 )
-from magrpo.reports.page import Block, Facts, Listing, Pictures, write_page
+from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.reports.problem_means import MeansBySummary, compute_problem_means, paired_gain
-from magrpo.reports.tables import ReportTable
 from magrpo.types import HEADLINE, EvalReport, Interval, Problem
 
 

@@ -27,8 +27,7 @@ from magrpo.reports.over_seeds import (
     evaluation_table,
     tokens_by_iteration,
 )
-from magrpo.reports.page import Pictures, write_page
-from magrpo.reports.tables import ReportTable, print_tables
+from magrpo.reports.page import Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable

@@ -29,9 +29,8 @@ from magrpo.reports.over_seeds import (
     equal_tokens_tables,
     tokens_by_iteration,
 )
-from magrpo.reports.page import Block, Pictures, write_page
+from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
 from magrpo.reports.problem_means import shared_keys
-from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.experiments.sweep_grid import Sweep
 

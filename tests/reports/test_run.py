@@ -13,7 +13,7 @@ from magrpo.config import RunConfig, load_config
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
-from magrpo.reports.page import render_html, render_markdown
+from magrpo.reports.page import write_page
 from magrpo.reports.run import RunReport
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
@@ -186,13 +186,14 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
     )
 
 
-def test_markdown_fences_what_holds_a_fence(config: RunConfig, reports: list[EvalReport]) -> None:
+def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
-    text = render_markdown("t", [choose_examples([reports[0], fenced], config.reward, PROBLEMS)])
-    assert "````\n```\n# not a heading\n```\n````" in text
+    examples = choose_examples([reports[0], fenced], config.reward, PROBLEMS)
+    _, page = write_page(tmp_path / "page", "t", [examples])
+    assert "````\n```\n# not a heading\n```\n````" in page.read_text(encoding="utf-8")
 
 
-def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[EvalReport]) -> None:
+def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     assert list(RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()) == []
     problems = config.problems.model_copy(update={"kind": "humaneval"})
     config = config.model_copy(update={"problems": problems})
@@ -205,4 +206,5 @@ def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[
     ]
     assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
     assert "arXiv 2508.04652" in section.note
-    Page(render_html("t", [section]))
+    page, _ = write_page(tmp_path / "page", "t", [section])
+    Page(page.read_text(encoding="utf-8"))
