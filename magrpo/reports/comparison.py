@@ -9,7 +9,6 @@ from magrpo.algo.stats import bootstrap_difference
 from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.layout import TRAINING_STAGES
 from magrpo.reports.budget import UNITS
-from magrpo.reports.equal_bar import equal_bar_tables
 from magrpo.reports.evaluated_run import EvaluatedRun
 from magrpo.reports.figures import (
     NO_DIFFERENCE,
@@ -21,6 +20,7 @@ from magrpo.reports.figures import (
     sort_summary_keys,
     summary_title,
 )
+from magrpo.reports.over_seeds import equal_bar_tables
 from magrpo.reports.page import ReportTable
 from magrpo.reports.problem_means import paired_gain, shared_keys
 from magrpo.types import Interval
@@ -98,7 +98,7 @@ def _at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Itera
     rows = []
     for run in trained:
         index = run.nearest_evaluation(tokens)
-        budget = run.budget_of(index)
+        budget = run.budget_at(run.reports[index])
         counts = (f"{count:,}" for count in budget.counts.values())
         returns = (format_interval("return", run.reports[index].summary[key]["return"]) for key in keys)
         rows.append((run.label, str(budget.iteration), *counts, *returns))

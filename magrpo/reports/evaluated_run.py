@@ -9,7 +9,7 @@ from functools import cached_property
 from magrpo.config import RunConfig
 from magrpo.layout import find_evaluations, read_evaluation, read_held_out
 from magrpo.plugins import ConfigError
-from magrpo.reports.budget import Budget, budget_at, build_ledger
+from magrpo.reports.budget import Budget, build_ledger
 from magrpo.reports.problem_means import MeansBySummary, compute_problem_means
 from magrpo.store import RunStore
 from magrpo.types import EvalReport, Problem
@@ -48,13 +48,14 @@ class EvaluatedRun:
         """The mean return on each problem in the last evaluation, ``key`` as ``test/sampled``; fractions."""
         return self.means[-1].get(key, {}).get("return", {})
 
-    def budget_of(self, index: int) -> Budget:
-        """The cost of training up to the evaluation ``reports[index]``."""
-        return budget_at(self.budgets, self.reports[index].policy_version)
+    def budget_at(self, evaluation: EvalReport) -> Budget:
+        """The cost of training up to one of its evaluations."""
+        return next(budget for budget in self.budgets if budget.iteration == evaluation.policy_version)
 
     def nearest_evaluation(self, tokens: int) -> int:
         """Index of the evaluation whose budget is nearest to ``tokens`` generated in training."""
-        return min(range(len(self.reports)), key=lambda index: abs(self.budget_of(index).tokens - tokens))
+        distances = [abs(self.budget_at(report).tokens - tokens) for report in self.reports]
+        return distances.index(min(distances))
 
 
 def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:

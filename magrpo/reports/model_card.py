@@ -55,7 +55,7 @@ def render_model_card(
         licence=licences.pop() if len(licences) == 1 else None,
         max_ranks=MAX_RANKS,
         code=_describe_code(code),
-        evaluations=RunReport(config, reports, [], {}).evaluation_tables(),
+        evaluations=RunReport(store.run_id, store, config, reports).evaluation_tables(),
         splits=[
             (split, f"{sizes[f'problems/{split}']:.0f}", store.file_digest(problems, path.name))
             for split, path in split_files(store.folder(problems)).items()

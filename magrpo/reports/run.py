@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
-from magrpo.config import RunConfig
 from magrpo.config_diff import list_changed_values
-from magrpo.reports.budget import UNITS, Budget
+from magrpo.reports.budget import UNITS
 from magrpo.reports.charts import (
     CLOUD,
     OVER_PROBLEMS,
     cloud_panels,
-    cloud_picture,
+    compose_figure,
     learning_panels,
-    learning_picture,
     longest_episode,
     save_figure,
     turn_panels,
     turns_picture,
 )
+from magrpo.reports.evaluated_run import EvaluatedRun
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
 from magrpo.reports.figures import (
+    EVALUATION_COLUMNS,
     LOADED,
     NO_DIFFERENCE,
-    budget_csv,
-    evaluation_csv,
+    evaluation_rows,
     first_and_last,
     format_budget,
     format_difference,
@@ -42,34 +40,33 @@ from magrpo.reports.figures import (
     sort_summary_keys,
     start_title,
     summary_title,
+    write_csv,
 )
 from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.problem_means import MeansBySummary, compute_problem_means, paired_gain
-from magrpo.types import HEADLINE, EvalReport, Interval, Problem
+from magrpo.reports.problem_means import paired_gain
+from magrpo.types import HEADLINE, Interval
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """A run's evaluations in their order, its ledger of budgets, and the evaluated problems by id."""
+class RunReport(EvaluatedRun):
+    """An evaluated run and the files of its report."""
 
-    config: RunConfig
-    reports: Sequence[EvalReport]
-    budgets: Sequence[Budget]
-    problems: Mapping[str, Problem]
-
-    def write_files(self, folder: Path, run_id: str) -> None:
+    def write_files(self, folder: Path) -> None:
         """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
         reports, maxima = self.reports, self.config.reward.maxima
-        write_page(folder / "report", f"Run {run_id}", list(self._blocks()), self._summary())
-        (folder / "report.csv").write_text(evaluation_csv(reports), encoding="utf-8")
-        (folder / "report.json").write_text(json.dumps(self._tree(run_id), indent=1) + "\n", encoding="utf-8")
+        write_page(folder / "report", f"Run {self.store.run_id}", list(self._list_blocks()), self._describe_run())
+        write_csv(folder / "report.csv", EVALUATION_COLUMNS, evaluation_rows(reports))
+        figures = json.dumps(self._collect_figures(), indent=1, default=asdict)
+        (folder / "report.json").write_text(figures + "\n", encoding="utf-8")
         if self._trained:
-            (folder / "budget.csv").write_text(budget_csv(self.budgets), encoding="utf-8")
+            # The budget is cumulative; ``executions`` depends on interruptions of the run.
+            rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
+            write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
         if len(reports) > 1:
-            save_figure(learning_picture(reports, maxima), folder / "learning")
-            save_figure(cloud_picture(reports, maxima), folder / "cloud")
+            learning = learning_panels(reports, maxima)[:2]
+            save_figure(compose_figure(learning, OVER_PROBLEMS), folder / "learning")
+            save_figure(compose_figure(cloud_panels(reports, maxima), CLOUD), folder / "cloud")
         if len(reports) > 1 or longest_episode(reports) > 1:
             save_figure(turns_picture(reports, maxima), folder / "turns")
 
@@ -79,15 +76,14 @@ class RunReport:
         heads = ["", *columns, *(["gain, paired by problem"] if len(columns) == 2 else [])]
         note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
         tables = []
-        for key in sort_summary_keys(self._last.summary):
+        for key in sort_summary_keys(self.last.summary):
             lines = []
-            for name in shown_quantities(self._last.summary[key], self.config.reward.maxima):
+            for name in shown_quantities(self.last.summary[key], self.config.reward.maxima):
                 cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if len(columns) == 2:
                     cells.append(format_tested_difference(self._gain(key, name), quantity_scale(name)))
                 lines.append([quantity_title(name), *cells])
-            tables.append(ReportTable(summary_title(key), heads, lines, note))
-            note = ""
+            tables.append(ReportTable(summary_title(key), heads, lines, "" if tables else note))
         return tables
 
     def paper_tables(self) -> Iterator[ReportTable]:
@@ -104,24 +100,14 @@ class RunReport:
         yield from paper_tables(config, rows)
 
     @property
-    def _last(self) -> EvalReport:
-        return self.reports[-1]
-
-    @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
 
-    @cached_property
-    def _means(self) -> tuple[MeansBySummary, MeansBySummary]:
-        """Problem means of the first evaluation and the last."""
-        first, last = (compute_problem_means(report, self.config.reward) for report in (self.reports[0], self._last))
-        return first, last
-
     def _gain(self, key: str, name: str) -> Interval:
-        first, last = self._means
-        return paired_gain(first[key][name], last[key][name], self.config.eval.seed)
+        """The change from the first evaluation to the last, paired by problem."""
+        return paired_gain(self.means[0][key][name], self.means[-1][key][name], self.config.eval.seed)
 
-    def _summary(self) -> str:
+    def _describe_run(self) -> str:
         config = self.config
         agents = ", ".join(f"{agent.name} ({agent.model})" for agent in config.agents)
         turns = "one turn" if config.env.num_turns == 1 else f"{config.env.num_turns} turns"
@@ -129,9 +115,9 @@ class RunReport:
         work = training if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
-    def _blocks(self) -> Iterator[Block]:
+    def _list_blocks(self) -> Iterator[Block]:
         reports, reward = self.reports, self.config.reward
-        yield Facts("In short", list(self._facts()))
+        yield Facts("In short", list(self._list_facts()))
         yield from self.evaluation_tables()
         yield from self.paper_tables()
         turns = longest_episode(reports)
@@ -153,25 +139,24 @@ class RunReport:
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
         yield Listing("Configuration", "\n".join(lines))
 
-    def _facts(self) -> Iterator[tuple[str, str, str]]:
-        for key, name in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
-            if key in self._last.summary:
-                yield self._fact(name, key, "return")
+    def _list_facts(self) -> Iterator[tuple[str, str, str]]:
+        for key, title in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
+            if key in self.last.summary:
+                yield self._make_fact(title, key, "return")
                 if len(self.reports) > 1 and key == HEADLINE:
                     gain = self._gain(key, "return")
                     value, _, limits = format_difference(gain).partition(" ")
-                    first, last = self._means
-                    both = len(first[key]["return"].keys() & last[key]["return"].keys())
+                    both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
                     yield f"gain, paired by problem: {judge_gain(gain)}", value, f"{limits} points, {both} problems"
-        if "pass_at_1" in self._last.summary[HEADLINE]:
-            yield self._fact("held-out pass@1", HEADLINE, "pass_at_1")
+        if "pass_at_1" in self.last.summary[HEADLINE]:
+            yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
             tokens, _, rest = format_budget(self.budgets[-1]).partition(" generated, ")
             remark = f"generated; {rest}; {format_duration(self.budgets[-1].seconds)} in stages"
             yield "training took", tokens, remark
 
-    def _fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
-        first, last = (report.summary[key][name] for report in (self.reports[0], self._last))
+    def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
+        first, last = (report.summary[key][name] for report in (self.reports[0], self.last))
         interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
         if len(self.reports) == 1:
             return title, f"{last.mean:.1%}", interval
@@ -189,21 +174,14 @@ class RunReport:
         note = "Cost of training by each evaluation, evaluations not included. Every iteration: budget.csv."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
-    def _tree(self, run_id: str) -> dict[str, object]:
+    def _collect_figures(self) -> dict[str, object]:
         """Every figure of the report; fractions of the maximum."""
-        first, last = self._means
+        first, last = self.means[0], self.means[-1]
         keys = sorted(first.keys() & last.keys()) if len(self.reports) > 1 else []
-        gains = {key: {name: asdict(self._gain(key, name)) for name in last[key] if name in first[key]} for key in keys}
         return {
-            "run": run_id,
-            "evaluations": [
-                {
-                    "policy_version": report.policy_version,
-                    "summary": {k: {n: asdict(v) for n, v in s.items()} for k, s in report.summary.items()},
-                }
-                for report in self.reports
-            ],
-            "gains": gains,
-            "watch_list": [asdict(one) for one in find_watched(self.reports, self.config.reward)],
-            "budget": [asdict(budget) for budget in self.budgets],
+            "run": self.store.run_id,
+            "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
+            "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
+            "watch_list": find_watched(self.reports, self.config.reward),
+            "budget": self.budgets,
         }

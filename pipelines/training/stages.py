@@ -28,13 +28,11 @@ from magrpo.layout import (
     Step,
     evaluates_after,
     read_evaluation,
-    read_held_out,
     read_problems,
     read_scored,
     samples_file,
     split_file,
 )
-from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
@@ -245,9 +243,7 @@ class StageRunner:
         from magrpo.reports.run import RunReport  # matplotlib
 
         reports = [read_evaluation(self._store.folder(pointer)) for pointer in inputs]
-        budgets = build_ledger(self._store.stage_metrics())
-        report = RunReport(self._config, reports, budgets, read_held_out(self._store))
-        report.write_files(folder, self._store.run_id)
+        RunReport(self._store.run_id, self._store, self._config, reports).write_files(folder)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
 
@@ -255,8 +251,7 @@ class StageRunner:
         """Write the tables of a run of baselines."""
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
 
-        rows = read_baselines(self._config, [self._store.folder(pointer) for pointer in inputs])
-        BaselineTable(self._config, rows).write_files(folder)
+        BaselineTable(self._config, read_baselines(self._store, self._config)).write_files(folder)
         return {}
 
     # ------------------------------------------------------------------------------------------------------ plumbing

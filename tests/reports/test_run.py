@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from magrpo.reports.figures import UNTRAINED
 from magrpo.reports.page import write_page
 from magrpo.reports.run import RunReport
 from magrpo.stages.evaluate import summarise_rows
+from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
@@ -102,8 +103,14 @@ def reports(config: RunConfig) -> list[EvalReport]:
 BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
 
 
+def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
+    report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
+    report.budgets, report.problems = budgets, PROBLEMS
+    return report
+
+
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    RunReport(config, reports, BUDGETS, PROBLEMS).write_files(tmp_path, "first")
+    make_report(config, reports, BUDGETS).write_files(tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Page(text)
     for heading in ("In short", "Held-out problems, sampled", "Learning curves", "The cloud of joint returns",
@@ -124,10 +131,15 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
     assert [one["task_id"] for one in tree["watch_list"]] == ["ood/b", "test/b"]
     assert tree["gains"]["test/sampled"]["tests"]["mean"] == pytest.approx((1 + 0 + 0 - 0.5) / 4)
     assert tree["budget"][-1]["tokens"] == 500
+    assert (tmp_path / "budget.csv").read_text().splitlines()[:3] == [
+        "iteration,tokens,joint_actions,executions,updates,seconds",
+        "0,0,0,0,0,0.000",
+        "1,100,10,1,1,2.000",
+    ]
 
 
 def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport]) -> None:
-    first = RunReport(config, reports, BUDGETS, PROBLEMS).evaluation_tables()[0]
+    first = make_report(config, reports, BUDGETS).evaluation_tables()[0]
     assert first.title == "Held-out problems, sampled"
     assert list(first.columns) == [
         "",
@@ -141,7 +153,7 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
 
 
 def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    RunReport(config, reports[1:], [Budget()], PROBLEMS).write_files(tmp_path, "alone")
+    make_report(config, reports[1:], [Budget()]).write_files(tmp_path)
     shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "Learning curves" not in shown.headings
     assert "Budget" not in shown.headings
@@ -194,10 +206,10 @@ def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, r
 
 
 def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    assert list(RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()) == []
+    assert list(make_report(config, reports, BUDGETS).paper_tables()) == []
     problems = config.problems.model_copy(update={"kind": "humaneval"})
     config = config.model_copy(update={"problems": problems})
-    [section] = RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()
+    [section] = make_report(config, reports, BUDGETS).paper_tables()
     assert [line[0] for line in section.rows] == [
         UNTRAINED,
         "paper: naive concatenation",

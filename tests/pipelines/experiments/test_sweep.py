@@ -20,10 +20,15 @@ from magrpo.interfaces import Engine
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.policy import Policy
 from magrpo.reports.budget import Budget
-from magrpo.reports.equal_bar import equal_bar_tables, find_crossing
 from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_interval
-from magrpo.reports.over_seeds import average_evaluations, difference_tables, evaluation_table
+from magrpo.reports.over_seeds import (
+    average_evaluations,
+    difference_tables,
+    equal_bar_tables,
+    evaluation_table,
+    find_crossing,
+)
 from magrpo.rewards.common import ProgramReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
