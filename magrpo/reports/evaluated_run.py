@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,7 +22,7 @@ class EvaluatedRun:
     label: str
     store: RunStore
     config: RunConfig
-    reports: list[EvalReport]
+    reports: Sequence[EvalReport]
     """Its evaluations in their order, at least one."""
 
     @property

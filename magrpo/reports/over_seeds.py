@@ -48,7 +48,7 @@ def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
         {report.policy_version: means for report, means in zip(run.reports, run.means, strict=True)} for run in runs
     ]
     averages = []
-    for iteration in sorted(shared_keys(by_iteration)):
+    for iteration in sorted(set.intersection(*map(set, by_iteration))):
         means = [of_run[iteration] for of_run in by_iteration]
         summary: dict[str, dict[str, Interval]] = {}
         for key in shared_keys(means):

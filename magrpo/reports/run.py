@@ -75,7 +75,7 @@ class RunReport(EvaluatedRun):
         columns = first_and_last(self.reports, start_title(self.config))
         heads = ["", *columns, *(["gain, paired by problem"] if len(columns) == 2 else [])]
         note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
-        tables = []
+        tables: list[ReportTable] = []
         for key in sort_summary_keys(self.last.summary):
             lines = []
             for name in shown_quantities(self.last.summary[key], self.config.reward.maxima):

@@ -13,6 +13,15 @@ from urllib.parse import urlsplit, urlunsplit
 from magrpo.config import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
+_SETTINGS = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_LOGGING_LEVEL": "WARNING",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
 
 def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
     """The command that serves an MLflow run's page (empty for a server), and the page's address."""
@@ -24,7 +33,7 @@ def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
     """The configuration's URI, else MLFLOW_TRACKING_URI, else a SQLite file in the run root."""
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.absolute() / 'mlflow.db'}"
 
 
 def check_reachable(uri: str) -> None:
@@ -36,7 +45,7 @@ def check_reachable(uri: str) -> None:
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 
-    with translate_to_unavailable(uri):
+    with translate_errors(uri):
         MlflowClient(uri).search_experiments(max_results=1)
 
 
@@ -75,22 +84,17 @@ def hide_password(uri: str) -> str:
 
 def quieten_mlflow() -> None:
     """Set the variables MLflow reads on import: no telemetry, no start-up messages, short timeouts and one retry."""
-    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
-    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
-    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
-    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _default_uri(root: Path) -> str:
-    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
-
-
 @contextmanager
-def translate_errors(uri: str) -> Iterator[None]:
-    """Translate the errors of MLflow into :class:`Unavailable` or :class:`Refused`."""
+def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
+    """Translate the errors of MLflow into :class:`Unavailable`.
+
+    ``may_refuse``: requests carry records, so the error for bad content becomes :class:`Refused`.
+    """
     from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -98,16 +102,7 @@ def translate_errors(uri: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = str(error).partition("\n")[0].replace(uri.rstrip("/"), hide_password(uri))[:300]
-        if isinstance(error, MlflowException) and error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
+        code = error.error_code if isinstance(error, MlflowException) else ""
+        if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise Refused(reason) from error
         raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({reason})") from error
-
-
-@contextmanager
-def translate_to_unavailable(uri: str) -> Iterator[None]:
-    """Translate every error of MLflow into :class:`Unavailable`, for requests that have no reason to be refused."""
-    try:
-        with translate_errors(uri):
-            yield
-    except Refused as error:
-        raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({error})") from error

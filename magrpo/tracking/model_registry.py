@@ -13,7 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from magrpo.tracking.connection import make_database, quieten_mlflow, translate_to_unavailable
+from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,7 +48,7 @@ class ModelRegistry:
 
     def find_champion(self) -> TeamVersion | None:
         """The version with the alias ``champion``, if there is one."""
-        with translate_to_unavailable(self.uri):
+        with translate_errors(self.uri):
             found = self._client.search_registered_models(f"name = '{self.model}'")
             number = found[0].aliases.get(CHAMPION) if found else None
             return None if number is None else _version(self._client.get_model_version(self.model, number))
@@ -59,7 +59,7 @@ class ModelRegistry:
         ``label`` must differ between different weights of one run.
         """
         folder = f"team/{label}"
-        with translate_to_unavailable(self.uri):
+        with translate_errors(self.uri):
             client = self._client
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"
             if not client.search_registered_models(f"name = '{self.model}'"):
@@ -74,7 +74,7 @@ class ModelRegistry:
 
         The description of a long text ends early and refers to ``README.md``, which the folder should hold.
         """
-        with translate_to_unavailable(self.uri):
+        with translate_errors(self.uri):
             run = self._client.get_run(version.mlflow_run_id)
             target = version.source.removeprefix(f"{run.info.artifact_uri}/")
             self._client.log_artifacts(version.mlflow_run_id, str(folder), target)
@@ -83,13 +83,13 @@ class ModelRegistry:
 
     def tag_version(self, version: TeamVersion, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        with translate_to_unavailable(self.uri):
+        with translate_errors(self.uri):
             for key, value in tags.items():
                 self._client.set_model_version_tag(self.model, str(version.number), key, value[:_LENGTH])
 
     def set_champion(self, number: int | None) -> None:
         """Move the alias ``champion`` to the version of this number; None deletes it."""
-        with translate_to_unavailable(self.uri):
+        with translate_errors(self.uri):
             if number is None:
                 self._client.delete_registered_model_alias(self.model, CHAMPION)
             else:
@@ -110,12 +110,9 @@ class ModelRegistry:
     def _fetch(self, source: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts  # takes seconds
 
-        with translate_to_unavailable(self.uri):
-            inside = folder / "fetched"  # MLflow creates it
-            found = download_artifacts(
-                artifact_uri=source, dst_path=str(inside), tracking_uri=self.uri, registry_uri=self.uri
-            )
-            return Path(found)
+        with translate_errors(self.uri):
+            inside = str(folder / "fetched")  # MLflow creates it
+            return Path(download_artifacts(source, dst_path=inside, tracking_uri=self.uri, registry_uri=self.uri))
 
     @property
     def _client(self) -> MlflowClient:

@@ -28,7 +28,8 @@ from magrpo.reports.over_seeds import (
 )
 from magrpo.reports.page import Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
-from magrpo.tracking import recorded_runs, tracking_uri
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep

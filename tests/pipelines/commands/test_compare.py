@@ -18,7 +18,7 @@ from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_retu
 from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import recorded_runs
+from magrpo.tracking.mlflow_runs import recorded_runs
 from pipelines.cli import main
 from pipelines.commands.runs import seconds_at_work
 from tests.pipelines.micro import write_config
