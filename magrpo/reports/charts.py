@@ -134,6 +134,7 @@ def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
 
 
 def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
+    """A return in percent of the maximum."""
     return 100 * sum(parts.values()) / sum(maxima.values())
 
 

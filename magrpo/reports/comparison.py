@@ -25,21 +25,28 @@ from magrpo.reports.page import ReportTable
 from magrpo.reports.problem_means import paired_gain, shared_keys
 from magrpo.types import Interval
 
-STAGES = ("prepare", *TRAINING_STAGES, "evaluate", "report")
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
 
 
 def comparison_tables(runs: Sequence[EvaluatedRun]) -> Iterator[ReportTable]:
     """Every table; differences are to the first run."""
-    yield _config_differences(runs)
+    labels = [run.label for run in runs]
+    configs = [read_flat_config(run.store.path) for run in runs]
+    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in list_differing_keys(configs)]
+    note = "" if rows else "None: the configurations are equal."
+    yield ReportTable("Configuration, where it differs", ("key", *labels), rows, note, text=True)
     keys = sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield _return_differences(runs, keys)
     for key in keys:
-        yield _evaluation(runs, key)
+        yield _evaluation_table(runs, key)
     yield from _at_equal_tokens(runs, keys)
     yield from equal_bar_tables({run.label: [run] for run in runs})
-    yield _costs(runs)
+    costs = [_run_costs(run) for run in runs]
+    rows = [(name, *(of_run[name] for of_run in costs)) for name in costs[0]]
+    yield ReportTable(
+        "Cost", ("", *labels), rows, "Stages in seconds, all iterations together; tokens are those sampled."
+    )
 
 
 def compare_returns(first: EvaluatedRun, second: EvaluatedRun, key: str) -> tuple[Interval, str]:
@@ -53,13 +60,6 @@ def compare_returns(first: EvaluatedRun, second: EvaluatedRun, key: str) -> tupl
         return paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED), f"{len(same)} the same, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"not the same, unpaired ({len(same)} in both)"
-
-
-def _config_differences(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    configs = [read_flat_config(run.store.path) for run in runs]
-    rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in list_differing_keys(configs)]
-    note = "" if rows else "None: the configurations are equal."
-    return ReportTable("Configuration, where it differs", ("key", *(run.label for run in runs)), rows, note, text=True)
 
 
 def _return_differences(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> ReportTable:
@@ -76,7 +76,7 @@ def _return_differences(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Re
     return ReportTable("Differences of return", ("", "runs", "difference", "problems"), rows, note)
 
 
-def _evaluation(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
+def _evaluation_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     summaries = [run.last.summary[key] for run in runs]
     shared = {name: summaries[0][name] for name in shared_keys(summaries)}
     parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
@@ -97,24 +97,16 @@ def _at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Itera
     tokens = min(run.budgets[-1].tokens for run in trained)
     rows = []
     for run in trained:
-        index = run.nearest_evaluation(tokens)
-        budget = run.budget_at(run.reports[index])
-        counts = (f"{count:,}" for count in budget.counts.values())
-        returns = (format_interval("return", run.reports[index].summary[key]["return"]) for key in keys)
-        rows.append((run.label, str(budget.iteration), *counts, *returns))
+        report = run.reports[run.nearest_evaluation(tokens)]
+        counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
+        returns = (format_interval("return", report.summary[key]["return"]) for key in keys)
+        rows.append((run.label, str(report.policy_version), *counts, *returns))
     note = (
         f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
         "run, and its cost by then. Return in percent of the run's own maximum."
     )
     columns = ("run", "iteration", *UNITS.values(), *map(summary_title, keys))
     yield ReportTable("At an equal budget of tokens", columns, rows, note)
-
-
-def _costs(runs: Sequence[EvaluatedRun]) -> ReportTable:
-    columns = [_run_costs(run) for run in runs]
-    rows = [(name, *(column[name] for column in columns)) for name in columns[0]]
-    note = "Stages in seconds, all iterations together; tokens are those sampled."
-    return ReportTable("Cost", ("", *(run.label for run in runs)), rows, note)
 
 
 def _run_costs(run: EvaluatedRun) -> dict[str, str]:
@@ -129,5 +121,5 @@ def _run_costs(run: EvaluatedRun) -> dict[str, str]:
     evaluated = sum(row.generated_tokens or row.response_tokens for report in run.reports for row in report.rows)
     costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
-    costs |= {stage: f"{seconds[stage]:.1f}" for stage in STAGES}
+    costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}
     return costs | {"all": format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}

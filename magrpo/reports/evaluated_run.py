@@ -72,11 +72,7 @@ def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
 
 
 def load_run_config(store: RunStore) -> RunConfig:
-    """The configuration of a run.
-
-    Raises:
-        ConfigError: another version wrote it.
-    """
+    """The configuration of a run; ConfigError if another version wrote it."""
     try:
         return store.config()
     except ConfigError:

@@ -25,7 +25,7 @@ def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[
 
 
 def mean_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
-    """The mean return on each problem of one summary, ``key`` as ``test/sampled``; fractions of the maximum."""
+    """The mean return on each problem of one summary (``test/sampled``); fractions of the maximum."""
     return compute_problem_means(report, reward).get(key, {}).get("return", {})
 
 

@@ -116,23 +116,23 @@ class RunReport(EvaluatedRun):
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
     def _list_blocks(self) -> Iterator[Block]:
-        reports, reward = self.reports, self.config.reward
+        reports, maxima = self.reports, self.config.reward.maxima
         yield Facts("In short", list(self._list_facts()))
         yield from self.evaluation_tables()
         yield from self.paper_tables()
         turns = longest_episode(reports)
         if len(reports) > 1:
-            yield Pictures("Learning curves", learning_panels(reports, reward.maxima), "learning.png", OVER_PROBLEMS)
-            yield Pictures("The cloud of joint returns", cloud_panels(reports, reward.maxima), "cloud.png", CLOUD)
+            yield Pictures("Learning curves", learning_panels(reports, maxima), "learning.png", OVER_PROBLEMS)
+            yield Pictures("The cloud of joint returns", cloud_panels(reports, maxima), "cloud.png", CLOUD)
         if len(reports) > 1 or turns > 1:
             title = f"Turn 1 against turn {turns}" if turns > 1 else "Problem by problem, before against after"
             note = "The area of a point is the number of trajectories or problems that coincide in it."
-            yield Pictures(title, turn_panels(reports, reward.maxima), "turns.png", note)
-        yield choose_examples(reports, reward, self.problems)
-        watched = find_watched(reports, reward)
-        yield watch_table(reports, reward, watched)
+            yield Pictures(title, turn_panels(reports, maxima), "turns.png", note)
+        yield choose_examples(self)
+        watched = find_watched(self)
+        yield watch_table(self, watched)
         if watched:
-            yield watch_exhibits(reports, reward, self.problems, watched)
+            yield watch_exhibits(self, watched)
         if self._trained:
             yield self._budget_table()
         left_out = ("tracking", "notify", "registry", "baselines")
@@ -182,6 +182,6 @@ class RunReport(EvaluatedRun):
             "run": self.store.run_id,
             "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
             "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
-            "watch_list": find_watched(self.reports, self.config.reward),
+            "watch_list": find_watched(self),
             "budget": self.budgets,
         }

@@ -163,7 +163,7 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
-    shown = choose_examples(reports, config.reward, PROBLEMS).exhibits
+    shown = choose_examples(make_report(config, reports, BUDGETS)).exhibits
     assert [one.title for one in shown] == [
         "Largest gain, +62.5 points: test/a",
         "Median gain, +37.5 points: test/b",
@@ -175,10 +175,10 @@ def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[Eval
 
 
 def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
-    first, second = find_watched(reports, config.reward)
+    first, second = find_watched(make_report(config, reports, BUDGETS))
     assert (first.task_id, second.task_id) == ("ood/b", "test/b")
     assert first.returns == pytest.approx((2.0 / 4, 3.5 / 4))
-    table = watch_table(reports, config.reward, [first])
+    table = watch_table(make_report(config, reports, BUDGETS), [first])
     assert list(table.rows[0]) == [
         "ood/b",
         "new compositions (ood)",
@@ -192,15 +192,14 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
     class Prose:
         maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
 
-    assert find_watched(reports, Prose()) == []  # type: ignore[arg-type]
-    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (
-        watch_table(reports, Prose(), []).note  # type: ignore[arg-type]
-    )
+    run = make_report(config.model_copy(update={"reward": Prose()}), reports, BUDGETS)
+    assert find_watched(run) == []
+    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in watch_table(run, []).note
 
 
 def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
-    examples = choose_examples([reports[0], fenced], config.reward, PROBLEMS)
+    examples = choose_examples(make_report(config, [reports[0], fenced], BUDGETS))
     _, page = write_page(tmp_path / "page", "t", [examples])
     assert "````\n```\n# not a heading\n```\n````" in page.read_text(encoding="utf-8")
 

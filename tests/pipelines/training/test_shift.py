@@ -52,11 +52,13 @@ def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunCo
     assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).last_returns(HEADLINE) == {"t": 0.75}
 
 
-def test_examples_and_watch_list(config: RunConfig) -> None:
+def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
     made = [report(config, 0, 0.0), report(config, 5, 1.0)]
-    [one] = find_watched(made, config.reward)
+    run = EvaluatedRun("A", RunStore(tmp_path, "run"), config, made)
+    run.problems = {"t": Problem("t", "write t")}
+    [one] = find_watched(run)
     assert one.returns == (0.5, 0.75)
-    [shown] = choose_examples(made, config.reward, {"t": Problem("t", "write t")}).exhibits
+    [shown] = choose_examples(run).exhibits
     assert shown.title == "Largest gain, +25.0 points: t"
     assert list(shown.reward.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
 
