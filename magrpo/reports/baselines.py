@@ -11,6 +11,14 @@ from statistics import fmean
 
 from magrpo.config import BaselineRow, RunConfig
 from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.reports.evaluations import (
+    Means,
+    common_parts,
+    common_share,
+    compute_problem_means,
+    interval_over_seeds,
+    subtract_means,
+)
 from magrpo.reports.figures import (
     NO_DIFFERENCE,
     UNDEFINED,
@@ -25,14 +33,6 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.page import ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.problem_means import (
-    Means,
-    common_parts,
-    common_share,
-    compute_problem_means,
-    interval_over_seeds,
-    subtract_means,
-)
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 

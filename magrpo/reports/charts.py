@@ -52,6 +52,7 @@ STYLE: dict[Any, Any] = {
 }
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+ONE_TURN = "Trajectories have one turn here, so each problem is drawn before training against after it."
 CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
 _BIN = 2.0
 """Height in percent of the bins within which points of the cloud stand side by side."""
@@ -231,15 +232,6 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
-def turns_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
-    """The panels of :func:`turn_panels` side by side; a note says so if they show problems in place of turns."""
-    panels = turn_panels(reports, maxima)
-    if longest_episode(reports) > 1:
-        return compose_figure(panels, "", 5.0)
-    note = "Trajectories have one turn here, so each problem is drawn before training against after it."
-    return compose_figure(panels, note, 5.3)
-
-
 def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
     """Joint return of the first turn against the last turn for every sampled trajectory, before and after training.
 

@@ -9,7 +9,7 @@ from magrpo.algo.stats import bootstrap_difference
 from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.layout import TRAINING_STAGES
 from magrpo.reports.budget import UNITS
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.figures import (
     NO_DIFFERENCE,
     format_duration,
@@ -22,7 +22,6 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.over_seeds import equal_bar_tables
 from magrpo.reports.page import ReportTable
-from magrpo.reports.problem_means import paired_gain, shared_keys
 from magrpo.types import Interval
 
 _SEED = 0
@@ -54,7 +53,7 @@ def compare_returns(first: EvaluatedRun, second: EvaluatedRun, key: str) -> tupl
 
     Paired by problem if every problem of one evaluation is in the other with the same text, else unpaired.
     """
-    minuend, subtrahend = second.last_returns(key), first.last_returns(key)
+    minuend, subtrahend = (run.means[-1][key]["return"] for run in (second, first))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     if same and len(same) == min(len(minuend), len(subtrahend)):
         return paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED), f"{len(same)} the same, paired"
@@ -84,7 +83,7 @@ def _evaluation_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
         (quantity_title(name), *(format_interval(name, summary[name]) for summary in summaries))
         for name in shown_quantities(shared, parts)
     ]
-    rows.append(("problems", *(str(len(run.last_returns(key))) for run in runs)))
+    rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
     return ReportTable(summary_title(key), ("", *(run.label for run in runs)), rows, note)
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from magrpo.interfaces import Reward
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
 from magrpo.reports.page import Exhibit, Exhibits, ReportTable
 from magrpo.types import EvalReport, EvalRow

@@ -7,7 +7,14 @@ from statistics import fmean
 
 from magrpo.algo.stats import seed_interval
 from magrpo.reports.budget import UNITS, Budget
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import (
+    EvaluatedRun,
+    common_parts,
+    common_share,
+    interval_over_seeds,
+    shared_keys,
+    subtract_means,
+)
 from magrpo.reports.figures import (
     NO_DIFFERENCE,
     format_duration,
@@ -16,13 +23,14 @@ from magrpo.reports.figures import (
     quantity_title,
 )
 from magrpo.reports.page import ReportTable
-from magrpo.reports.problem_means import common_parts, common_share, interval_over_seeds, shared_keys, subtract_means
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Settings = Mapping[str, Sequence[EvaluatedRun]]
 """The finished runs of each setting, one for each seed, by the setting's title."""
-Evaluations = Mapping[str, Sequence[int]]
-"""For each run of each setting the index of an evaluation."""
+Evaluation = tuple[EvaluatedRun, int]
+"""A run and the index of one of its evaluations."""
+Evaluations = Mapping[str, Sequence[Evaluation]]
+"""For each setting an evaluation of each of its runs."""
 COMPARED = ("return", "pass_at_1")
 """Quantities of curves and differences."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
@@ -83,30 +91,29 @@ def budget_table(settings: Settings) -> ReportTable:
 
 
 # ---------------------------------------------------------------------------------------------- at given evaluations
-def evaluation_table(title: str, settings: Settings, evaluations: Evaluations, note: str) -> ReportTable:
+def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportTable:
     """Results and cost of each setting at the given evaluations of its runs."""
-    columns = _shared_quantities(SHOWN, settings, evaluations)
+    columns = _shared_quantities(SHOWN, evaluations)
     rows = []
-    for setting, runs in settings.items():
-        chosen = list(zip(runs, evaluations[setting], strict=True))
+    for setting, chosen in evaluations.items():
         budgets = [run.budget_at(run.reports[index]) for run, index in chosen]
         counts = (f"{fmean(getattr(budget, unit) for budget in budgets):,.0f}" for unit in ("iteration", *UNITS))
         cells = []
         for name in columns:
             means = [run.means[index][HEADLINE][name] for run, index in chosen]
             cells.append(format_interval(name, interval_over_seeds(means, _SEED)))
-        rows.append((setting, str(len(runs)), *counts, *cells))
+        rows.append((setting, str(len(chosen)), *counts, *cells))
     heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(quantity_title, columns))
     return ReportTable(title, heads, rows, note)
 
 
-def difference_tables(title: str, settings: Settings, evaluations: Evaluations) -> Iterator[ReportTable]:
+def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTable]:
     """Each setting less the first, paired by seed and problem; no table without two shared seeds."""
-    first, *others = settings
-    shown = _shared_quantities(COMPARED, settings, evaluations)
+    first, *others = evaluations
+    shown = _shared_quantities(COMPARED, evaluations)
     by_seed = {
-        setting: {run.config.train.seed: (run, index) for run, index in zip(runs, evaluations[setting], strict=True)}
-        for setting, runs in settings.items()
+        setting: {run.config.train.seed: (run, index) for run, index in chosen}
+        for setting, chosen in evaluations.items()
     }
     rows = []
     for setting in others:
@@ -124,28 +131,22 @@ def difference_tables(title: str, settings: Settings, evaluations: Evaluations) 
 def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
     """Results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
     tokens = min(run.budgets[-1].tokens for runs in settings.values() for run in runs)
-    nearest = {title: [run.nearest_evaluation(tokens) for run in runs] for title, runs in settings.items()}
+    nearest = {title: [(run, run.nearest_evaluation(tokens)) for run in runs] for title, runs in settings.items()}
     title = "At an equal budget of tokens"
     note = (
         f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
     )
-    yield evaluation_table(title, settings, nearest, note)
-    yield from difference_tables(title, settings, nearest)
+    yield evaluation_table(title, nearest, note)
+    yield from difference_tables(title, nearest)
 
 
-def _shared_quantities(names: Sequence[str], settings: Settings, evaluations: Evaluations) -> list[str]:
-    """Those of ``names`` that every run has at its given evaluation, on held-out problems, sampled."""
-    means = [
-        run.means[index][HEADLINE]
-        for setting, runs in settings.items()
-        for run, index in zip(runs, evaluations[setting], strict=True)
-    ]
+def _shared_quantities(names: Sequence[str], evaluations: Evaluations) -> list[str]:
+    """Those of ``names`` that every evaluation has on held-out problems, sampled."""
+    means = [run.means[index][HEADLINE] for chosen in evaluations.values() for run, index in chosen]
     return [name for name in names if all(name in of_run for of_run in means)]
 
 
-def _format_seed_difference(
-    pairs: Sequence[tuple[tuple[EvaluatedRun, int], tuple[EvaluatedRun, int]]], quantity: str
-) -> str:
+def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
     """The mean difference with its interval over seeds, on problems whose text is the same in both runs."""
     differences = []
     for (run, index), (base, base_index) in pairs:

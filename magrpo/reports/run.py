@@ -7,10 +7,13 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 
+from matplotlib.figure import Figure
+
 from magrpo.config_diff import list_changed_values
 from magrpo.reports.budget import UNITS
 from magrpo.reports.charts import (
     CLOUD,
+    ONE_TURN,
     OVER_PROBLEMS,
     cloud_panels,
     compose_figure,
@@ -18,9 +21,8 @@ from magrpo.reports.charts import (
     longest_episode,
     save_figure,
     turn_panels,
-    turns_picture,
 )
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
 from magrpo.reports.figures import (
     EVALUATION_COLUMNS,
@@ -44,7 +46,6 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.problem_means import paired_gain
 from magrpo.types import HEADLINE, Interval
 
 
@@ -54,21 +55,16 @@ class RunReport(EvaluatedRun):
     def write_files(self, folder: Path) -> None:
         """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
-        reports, maxima = self.reports, self.config.reward.maxima
         write_page(folder / "report", f"Run {self.store.run_id}", list(self._list_blocks()), self._describe_run())
-        write_csv(folder / "report.csv", EVALUATION_COLUMNS, evaluation_rows(reports))
+        write_csv(folder / "report.csv", EVALUATION_COLUMNS, evaluation_rows(self.reports))
         figures = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(figures + "\n", encoding="utf-8")
         if self._trained:
             # The budget is cumulative; ``executions`` depends on interruptions of the run.
             rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
             write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
-        if len(reports) > 1:
-            learning = learning_panels(reports, maxima)[:2]
-            save_figure(compose_figure(learning, OVER_PROBLEMS), folder / "learning")
-            save_figure(compose_figure(cloud_panels(reports, maxima), CLOUD), folder / "cloud")
-        if len(reports) > 1 or longest_episode(reports) > 1:
-            save_figure(turns_picture(reports, maxima), folder / "turns")
+        for pictures, figure in self._draw_pictures():
+            save_figure(figure, folder / Path(pictures.image).stem)
 
     def evaluation_tables(self) -> list[ReportTable]:
         """A table for each split and mode: the agents before training and after it, and the paired difference."""
@@ -116,18 +112,10 @@ class RunReport(EvaluatedRun):
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
     def _list_blocks(self) -> Iterator[Block]:
-        reports, maxima = self.reports, self.config.reward.maxima
         yield Facts("In short", list(self._list_facts()))
         yield from self.evaluation_tables()
         yield from self.paper_tables()
-        turns = longest_episode(reports)
-        if len(reports) > 1:
-            yield Pictures("Learning curves", learning_panels(reports, maxima), "learning.png", OVER_PROBLEMS)
-            yield Pictures("The cloud of joint returns", cloud_panels(reports, maxima), "cloud.png", CLOUD)
-        if len(reports) > 1 or turns > 1:
-            title = f"Turn 1 against turn {turns}" if turns > 1 else "Problem by problem, before against after"
-            note = "The area of a point is the number of trajectories or problems that coincide in it."
-            yield Pictures(title, turn_panels(reports, maxima), "turns.png", note)
+        yield from (pictures for pictures, _ in self._draw_pictures())
         yield choose_examples(self)
         watched = find_watched(self)
         yield watch_table(self, watched)
@@ -138,6 +126,24 @@ class RunReport(EvaluatedRun):
         left_out = ("tracking", "notify", "registry", "baselines")
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
         yield Listing("Configuration", "\n".join(lines))
+
+    def _draw_pictures(self) -> Iterator[tuple[Pictures, Figure]]:
+        """The pictures as the page shows them, and as their files do."""
+        reports, maxima = self.reports, self.config.reward.maxima
+        if len(reports) > 1:
+            panels = learning_panels(reports, maxima)
+            figure = compose_figure(panels[:2], OVER_PROBLEMS)
+            yield Pictures("Learning curves", panels, "learning.png", OVER_PROBLEMS), figure
+            panels = cloud_panels(reports, maxima)
+            yield Pictures("The cloud of joint returns", panels, "cloud.png", CLOUD), compose_figure(panels, CLOUD)
+        panels, turns = turn_panels(reports, maxima), longest_episode(reports)
+        note = "The area of a point is the number of trajectories or problems that coincide in it."
+        if turns > 1:
+            title = f"Turn 1 against turn {turns}"
+            yield Pictures(title, panels, "turns.png", note), compose_figure(panels, "", 5.0)
+        elif len(reports) > 1:
+            figure = compose_figure(panels, ONE_TURN, 5.3)
+            yield Pictures("Problem by problem, before against after", panels, "turns.png", note), figure
 
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
         for key, title in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):

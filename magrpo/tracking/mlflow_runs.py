@@ -39,20 +39,20 @@ _BATCH_STRINGS = 100
 _DIGEST_LENGTH = 36
 
 
+@dataclass
 class MlflowSink:
-    """One MLflow run, found by its tag ``magrpo.run_id`` or created.
+    """One MLflow run, found by its tag or created."""
 
-    Args:
-        uri: tracking URI; not a file store, which MLflow no longer supports.
-        artifacts: folder for the artifacts of an experiment created here; None: the server chooses.
-        tag: the tag that holds ``run_id``, which is also the name of a run created here.
-    """
-
-    def __init__(self, uri: str, experiment: str, run_id: str, artifacts: Path | None, tag: str) -> None:
-        self.uri, self.experiment, self.run_id = uri, experiment, run_id
-        self._artifacts, self._tag = artifacts, tag
-        self.mlflow_run_id = ""
-        self.experiment_id = ""
+    uri: str
+    """Tracking URI; not a file store, which MLflow no longer supports."""
+    experiment: str
+    run_id: str
+    """Value of the tag, and name of a run created here."""
+    artifacts: Path | None
+    """Folder for the artifacts of an experiment created here; None: the server chooses."""
+    tag: str
+    mlflow_run_id: str = ""
+    experiment_id: str = ""
 
     def connect(self) -> None:
         quieten_mlflow()
@@ -62,7 +62,7 @@ class MlflowSink:
             make_database(self.uri)
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
-            self.mlflow_run_id = self._find_run(self._tag, self.run_id)
+            self.mlflow_run_id = self._find_run(self.tag, self.run_id)
 
     def deliver(self, records: Sequence[Record]) -> None:
         with translate_errors(self.uri, may_refuse=True):
@@ -72,7 +72,7 @@ class MlflowSink:
         """The id of the experiment, created if there is none; another run may create it at the same moment."""
         from mlflow.exceptions import MlflowException  # takes seconds
 
-        location = None if self._artifacts is None else (self._artifacts.absolute() / self.experiment).as_uri()
+        location = None if self.artifacts is None else (self.artifacts.absolute() / self.experiment).as_uri()
         found = self._client.get_experiment_by_name(self.experiment)
         if found is None:
             try:

@@ -13,7 +13,7 @@ from magrpo.plugins import ConfigError
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
 from magrpo.reports.comparison import comparison_tables
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run, load_run_config
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, load_run_config
 from magrpo.reports.over_seeds import (
     COMPARED,
     OVER_SEEDS,
@@ -123,13 +123,13 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
 
 
 def _sweep_tables(settings: Settings) -> Iterator[ReportTable]:
-    last = {title: [len(run.reports) - 1 for run in runs] for title, runs in settings.items()}
+    last = {title: [(run, -1) for run in runs] for title, runs in settings.items()}
     note = (
         "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
     )
-    yield evaluation_table("At the end of training", settings, last, note)
-    yield from difference_tables("At the end of training", settings, last)
+    yield evaluation_table("At the end of training", last, note)
+    yield from difference_tables("At the end of training", last)
     yield from equal_tokens_tables(settings)
     yield from equal_bar_tables(settings)
     yield budget_table(settings)

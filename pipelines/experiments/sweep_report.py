@@ -9,7 +9,7 @@ from rich.console import Console
 
 from magrpo.layout import is_finished
 from magrpo.reports.charts import COLOURS, comparison_panels, compose_figure, save_figure
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
 from magrpo.reports.figures import (
     EVALUATION_COLUMNS,
     SPLIT_TITLES,
@@ -32,7 +32,6 @@ from magrpo.reports.over_seeds import (
     tokens_by_iteration,
 )
 from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
-from magrpo.reports.problem_means import shared_keys
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.experiments.sweep_grid import Sweep
 
@@ -113,8 +112,8 @@ def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalRep
         ]
         note = _NOTE if key == HEADLINE else ""
         yield ReportTable(summary_title(key), ("setting", "seeds", *map(quantity_title, columns)), rows, note)
-    ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
-    yield from difference_tables("Held-out problems, sampled, at the end of training", done, ends)
+    ends = {title: [(run, -1) for run in runs] for title, runs in done.items()}
+    yield from difference_tables("Held-out problems, sampled, at the end of training", ends)
     if len(done) > 1:
         yield from equal_tokens_tables(done)
     yield from equal_bar_tables(done)

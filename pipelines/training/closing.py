@@ -9,9 +9,9 @@ from rich.console import Console
 from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
 from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.budget import build_ledger
+from magrpo.reports.evaluations import mean_returns, paired_gain
 from magrpo.reports.figures import closing_table, format_budget, format_difference, judge_gain, start_title
 from magrpo.reports.page import print_tables
-from magrpo.reports.problem_means import mean_returns, paired_gain
 from magrpo.types import HEADLINE
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result

@@ -21,7 +21,7 @@ from pathlib import Path
 from magrpo.config import RunConfig
 from magrpo.layout import WEIGHTS, read_evaluation, split_file
 from magrpo.plugins import ConfigError
-from magrpo.reports.problem_means import mean_returns
+from magrpo.reports.evaluations import mean_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import CONFIG, Pointer, RunStore, digest
 from magrpo.tracking.connection import tracking_uri

@@ -23,7 +23,7 @@ from magrpo.reports.charts import (
     learning_panels,
     render_svg,
     save_figure,
-    turns_picture,
+    turn_panels,
 )
 from magrpo.reports.figures import (
     EVALUATION_COLUMNS,
@@ -99,7 +99,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
 
 
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
-    [axes] = turns_picture(TWO_TURNS, MAXIMA).axes
+    [axes] = compose_figure(turn_panels(TWO_TURNS, MAXIMA), "").axes
     before, _, after, _ = axes.collections
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
@@ -109,16 +109,14 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
 
 
 def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    figure = turns_picture(ONE_TURN, MAXIMA)
-    [axes] = figure.axes
+    [axes] = compose_figure(turn_panels(ONE_TURN, MAXIMA), "").axes
     assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
     assert axes.get_ylabel() == "joint return after training, % of maximum"
-    assert "one turn" in figure.get_supxlabel()
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
     rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
-    [axes] = turns_picture([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA).axes
+    [axes] = compose_figure(turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA), "").axes
     sizes = dict(
         zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
     )

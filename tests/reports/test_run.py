@@ -127,6 +127,7 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
     names = {"report.html", "report.md", "report.csv", "report.json", "budget.csv"}
     pictures = {f"{name}.{suffix}" for name in ("learning", "cloud", "turns") for suffix in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names | pictures
+    assert "Trajectories have one turn here" in (tmp_path / "turns.svg").read_text()
     tree = json.loads((tmp_path / "report.json").read_text())
     assert [one["task_id"] for one in tree["watch_list"]] == ["ood/b", "test/b"]
     assert tree["gains"]["test/sampled"]["tests"]["mean"] == pytest.approx((1 + 0 + 0 - 0.5) / 4)

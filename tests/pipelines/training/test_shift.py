@@ -17,9 +17,8 @@ from magrpo.embedded.demonstrations import make_revisions
 from magrpo.embedded.recipes import RECIPES
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import EvaluatedRun, mean_returns
 from magrpo.reports.exhibits import choose_examples, find_watched
-from magrpo.reports.problem_means import mean_returns
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -49,7 +48,7 @@ def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunCo
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
     assert mean_returns(made, HEADLINE, config.reward) == {"t": 0.75}
-    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).last_returns(HEADLINE) == {"t": 0.75}
+    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
 
 
 def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
