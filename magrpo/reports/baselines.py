@@ -11,6 +11,7 @@ from statistics import fmean
 
 from magrpo.config import BaselineRow, RunConfig
 from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.reports import figures
 from magrpo.reports.evaluations import (
     Means,
     common_parts,
@@ -18,18 +19,6 @@ from magrpo.reports.evaluations import (
     compute_problem_means,
     interval_over_seeds,
     subtract_means,
-)
-from magrpo.reports.figures import (
-    NO_DIFFERENCE,
-    UNDEFINED,
-    format_interval,
-    format_tested_difference,
-    quantity_scale,
-    quantity_title,
-    sort_pass_at,
-    sort_summary_keys,
-    summary_title,
-    write_csv,
 )
 from magrpo.reports.page import ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
@@ -81,8 +70,8 @@ class BaselineResult:
         """The mean over held-out problems and runs, sampled."""
         values = self.list_means(HEADLINE, quantity)
         if not values:
-            return UNDEFINED
-        mean = fmean(fmean(one.values()) for one in values) * quantity_scale(quantity)
+            return figures.UNDEFINED
+        mean = fmean(fmean(one.values()) for one in values) * figures.quantity_scale(quantity)
         return f"{mean:.2f}" if quantity == "seconds" else f"{mean:.1f}"
 
 
@@ -126,7 +115,7 @@ class BaselineTable:
         """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
         write_page(folder / "baselines", title, list(self.list_tables()), width="90rem")
         difference = f"less_{REFERENCE}"
-        figures = [
+        measured = [
             (result.row.name, key, quantity, value, self._less_reference(result, key, quantity))
             for result in self.rows
             for key, means in result.means.items()
@@ -143,14 +132,14 @@ class BaselineTable:
                 *asdict(value).values(),
                 *(asdict(less).values() if less else ("", "", "")),
             )
-            for row, key, quantity, value, less in figures
+            for row, key, quantity, value, less in measured
         ]
-        write_csv(folder / "baselines.csv", columns, lines)
+        figures.write_csv(folder / "baselines.csv", columns, lines)
         names = ("row", "of", "quantity", "value", difference)
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,
-            "figures": [dict(zip(names, figure, strict=True)) for figure in figures],
+            "figures": [dict(zip(names, figure, strict=True)) for figure in measured],
         }
         text = json.dumps(tree, indent=1, default=asdict)
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
@@ -158,7 +147,7 @@ class BaselineTable:
     def list_tables(self) -> Iterator[ReportTable]:
         """Every table, the summary first."""
         yield self.summary_table()
-        for key in sort_summary_keys(self.rows[0].means):
+        for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
             yield self._quality_table(key, less_reference=True)
         yield self._cost_table()
@@ -187,10 +176,10 @@ class BaselineTable:
         over = "over problems" if num_runs == 1 else f"for new seeds on new problems, from {num_runs} runs"
         note = (
             f"Percent of the maximum; differences in percentage points, paired by problem; 95 % intervals {over}. "
-            f"{NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
+            f"{figures.NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
             f"{self._common_note} A dash: not defined for this row."
         )
-        columns = ("", *heads, *map(quantity_title, solved), "tokens", "seconds")
+        columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
         return ReportTable("Held-out problems, sampled, in short", columns, lines, note)
 
     @property
@@ -204,22 +193,21 @@ class BaselineTable:
 
     def _quality_table(self, key: str, *, less_reference: bool = False) -> ReportTable:
         """Every quantity of a split and mode but costs, or its differences to the reference."""
-        title, note, format_cell = summary_title(key), f"Percent of the maximum.{self._common_note}", self._format_value
+        title, format_cell = figures.summary_title(key), self._format_value
+        note = f"Percent of the maximum.{self._common_note}"
         if less_reference:
             title, format_cell = f"{title}, less {REFERENCE}", self._format_less
-            note = f"Percentage points, paired by problem. {NO_DIFFERENCE}"
+            note = f"Percentage points, paired by problem. {figures.NO_DIFFERENCE}"
         results = [result for result in self.rows if key in result.means]
         parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
         most = max((result.row.reward.maxima for result in self.rows), key=len)
-        pass_at = sort_pass_at({name for result in results for name in result.means[key]})
+        pass_at = figures.sort_pass_at({name for result in results for name in result.means[key]})
         names = [*most, *(part for part in parts if part not in most), "return", *self._common, *pass_at]
         lines = [[result.row.title, *(format_cell(result, key, name) for name in names)] for result in results]
-        return ReportTable(title, ("", *map(quantity_title, names)), lines, note)
+        return ReportTable(title, ("", *map(figures.quantity_title, names)), lines, note)
 
     def _cost_table(self) -> ReportTable:
-        lines = [
-            [result.row.title, *(self._format_value(result, HEADLINE, name) for name in COST)] for result in self.rows
-        ]
+        lines = [[one.row.title, *(self._format_value(one, HEADLINE, name) for name in COST)] for one in self.rows]
         note = (
             f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, asked one at a time; "
             "sampling only, all turns and all samples of a vote, without the sandbox. Tokens: all held-out problems, "
@@ -235,7 +223,7 @@ class BaselineTable:
             trained = [run_of_weights(agent.start_from) for agent in result.row.agents if agent.start_from is not None]
             returns[trained[0], trained[-1]] = self._format_value(result, HEADLINE, "return")
         runs = list(dict.fromkeys(first for first, _ in returns))
-        lines = [[first, *(returns.get((first, rest), UNDEFINED) for rest in runs)] for first in runs]
+        lines = [[first, *(returns.get((first, rest), figures.UNDEFINED) for rest in runs)] for first in runs]
         role = results[0].row.env.roles()[0]
         title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
         return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
@@ -245,7 +233,7 @@ class BaselineTable:
         for result in self.rows:
             name = trained_row_name(result.row.env.num_turns) if result.row.name == "magrpo" else result.row.name
             cells = {quantity: result.format_mean(quantity) for quantity in QUANTITIES}
-            ours.append((result.row.title, name, {q: cell for q, cell in cells.items() if cell != UNDEFINED}))
+            ours.append((result.row.title, name, {q: cell for q, cell in cells.items() if cell != figures.UNDEFINED}))
         yield from paper_tables(self.config, ours)
 
     def _settings_table(self) -> ReportTable:
@@ -272,7 +260,7 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return format_interval(quantity, self._interval(result, key, quantity))
+        return figures.format_interval(quantity, self._interval(result, key, quantity))
 
     def _format_less(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return format_tested_difference(self._less_reference(result, key, quantity))
+        return figures.format_tested_difference(self._less_reference(result, key, quantity))

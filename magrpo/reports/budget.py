@@ -41,9 +41,7 @@ class Budget:
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
     """The budget after every iteration with an update, preceded by the empty budget of iteration 0.
 
-    Args:
-        stage_metrics: iteration, stage and metrics of each committed stage, in any order
-            (:meth:`magrpo.store.RunStore.stage_metrics`).
+    ``stage_metrics`` is of the form of :meth:`magrpo.store.RunStore.stage_metrics`, in any order.
     """
     costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:

@@ -36,7 +36,6 @@ BEFORE, AFTER = "#E69F00", "#0072B2"
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
     "axes.titlelocation": "left",
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -44,9 +43,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
     "svg.hashsalt": "magrpo",
 }
@@ -77,10 +74,8 @@ class Panel:
 def render_svg(panel: Panel, name: str) -> str:
     """The panel without its title as an ``<svg>`` element; equal arguments give equal text.
 
-    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on.
-
-    Args:
-        name: unique in the page; makes the identifiers in the element unique.
+    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on. ``name``, unique in the
+    page, makes the identifiers in the element unique.
     """
     text = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
@@ -159,14 +154,11 @@ def comparison_panels(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> list[Panel]:
-    """A panel for each quantity that all runs have, over training iterations.
+    """A panel for each quantity (split and name) that all runs have, over training iterations.
 
-    Args:
-        runs: evaluations of each run by a short label, at most as many as there are colours. Values are fractions of
-            the run's own maximum.
-        tokens: tokens generated in training by each evaluated iteration of each run; given, each quantity gets a second
-            panel over tokens, and these panels follow all others.
-        quantities: split and name.
+    ``runs`` holds the evaluations of each run by a short label, at most as many as there are colours. ``tokens`` were
+    generated in training by each evaluated iteration; given, the panels over iterations are followed by as many over
+    tokens.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
@@ -175,23 +167,17 @@ def comparison_panels(
     for over in [None] if tokens is None else [None, tokens]:
         xlabel = "training iterations" if over is None else "thousands of tokens generated in training"
         for split, name in shown:
-            curves = {
-                label: _make_curve(reports, split, name, None if over is None else over[label])
-                for label, reports in runs.items()
-            }
+            curves = {label: _make_curve(reports, split, name) for label, reports in runs.items()}
+            if over is not None:
+                curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
             title = "joint return" if name == "return" else quantity_title(name)
             draw = partial(_draw_curves, curves=curves, xlabel=xlabel)
             panels.append(Panel(f"{title.capitalize()}, {SPLIT_TITLES[split]}", draw))
     return panels
 
 
-def _make_curve(
-    reports: Sequence[EvalReport], split: str, name: str, tokens: Mapping[int, float] | None = None
-) -> Curve:
-    """A quantity over iterations, or over thousands of tokens if their number by iteration is given."""
-    versions = [report.policy_version for report in reports]
-    places = versions if tokens is None else [tokens[version] / 1000 for version in versions]
-    return [(x, report.summary[f"{split}/{MODE}"][name]) for x, report in zip(places, reports, strict=True)]
+def _make_curve(reports: Sequence[EvalReport], split: str, name: str) -> Curve:
+    return [(report.policy_version, report.summary[f"{split}/{MODE}"][name]) for report in reports]
 
 
 def _draw_curves(

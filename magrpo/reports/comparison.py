@@ -8,18 +8,9 @@ from collections.abc import Iterator, Sequence
 from magrpo.algo.stats import bootstrap_difference
 from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.layout import TRAINING_STAGES
+from magrpo.reports import figures
 from magrpo.reports.budget import UNITS
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
-from magrpo.reports.figures import (
-    NO_DIFFERENCE,
-    format_duration,
-    format_interval,
-    format_tested_difference,
-    quantity_title,
-    shown_quantities,
-    sort_summary_keys,
-    summary_title,
-)
 from magrpo.reports.over_seeds import equal_bar_tables
 from magrpo.reports.page import ReportTable
 from magrpo.types import Interval
@@ -35,7 +26,7 @@ def comparison_tables(runs: Sequence[EvaluatedRun]) -> Iterator[ReportTable]:
     rows = [(key, *(config.get(key, "(none)") for config in configs)) for key in list_differing_keys(configs)]
     note = "" if rows else "None: the configurations are equal."
     yield ReportTable("Configuration, where it differs", ("key", *labels), rows, note, text=True)
-    keys = sort_summary_keys(shared_keys([run.last.summary for run in runs]))
+    keys = figures.sort_summary_keys(shared_keys([run.last.summary for run in runs]))
     yield _return_differences(runs, keys)
     for key in keys:
         yield _evaluation_table(runs, key)
@@ -67,10 +58,10 @@ def _return_differences(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Re
         for run in runs[1:]:
             value, pairing = compare_returns(runs[0], run, key)
             labels = f"{run.label} \u2212 {runs[0].label}"
-            rows.append((summary_title(key), labels, format_tested_difference(value), pairing))
+            rows.append((figures.summary_title(key), labels, figures.format_tested_difference(value), pairing))
     note = (
         "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "
-        f"kind, not other seeds of the training. {NO_DIFFERENCE}"
+        f"kind, not other seeds of the training. {figures.NO_DIFFERENCE}"
     )
     return ReportTable("Differences of return", ("", "runs", "difference", "problems"), rows, note)
 
@@ -80,12 +71,12 @@ def _evaluation_table(runs: Sequence[EvaluatedRun], key: str) -> ReportTable:
     shared = {name: summaries[0][name] for name in shared_keys(summaries)}
     parts = {part: value for part, value in runs[0].config.reward.maxima.items() if part in shared}
     rows = [
-        (quantity_title(name), *(format_interval(name, summary[name]) for summary in summaries))
-        for name in shown_quantities(shared, parts)
+        (figures.quantity_title(name), *(figures.format_interval(name, summary[name]) for summary in summaries))
+        for name in figures.shown_quantities(shared, parts)
     ]
     rows.append(("problems", *(str(len(run.means[-1][key]["return"])) for run in runs)))
     note = "Percent of each run's maximum, 95 % intervals over problems; tokens are counts."
-    return ReportTable(summary_title(key), ("", *(run.label for run in runs)), rows, note)
+    return ReportTable(figures.summary_title(key), ("", *(run.label for run in runs)), rows, note)
 
 
 def _at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Iterator[ReportTable]:
@@ -98,13 +89,13 @@ def _at_equal_tokens(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> Itera
     for run in trained:
         report = run.reports[run.nearest_evaluation(tokens)]
         counts = (f"{count:,}" for count in run.budget_at(report).counts.values())
-        returns = (format_interval("return", report.summary[key]["return"]) for key in keys)
+        returns = (figures.format_interval("return", report.summary[key]["return"]) for key in keys)
         rows.append((run.label, str(report.policy_version), *counts, *returns))
     note = (
         f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest "
         "run, and its cost by then. Return in percent of the run's own maximum."
     )
-    columns = ("run", "iteration", *UNITS.values(), *map(summary_title, keys))
+    columns = ("run", "iteration", *UNITS.values(), *map(figures.summary_title, keys))
     yield ReportTable("At an equal budget of tokens", columns, rows, note)
 
 
@@ -121,4 +112,4 @@ def _run_costs(run: EvaluatedRun) -> dict[str, str]:
     costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
     costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}
-    return costs | {"all": format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}
+    return costs | {"all": figures.format_duration(total), "GPU-hours": f"{gpus * total / 3600:.2f}"}

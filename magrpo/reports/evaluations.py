@@ -61,11 +61,7 @@ class EvaluatedRun:
 
 
 def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
-    """Read a run directory.
-
-    Raises:
-        ConfigError: the run has no evaluation, or another version wrote its configuration.
-    """
+    """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
     config = load_run_config(store)
     reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
     if not reports:

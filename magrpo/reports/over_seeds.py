@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
 from magrpo.algo.stats import seed_interval
+from magrpo.reports import figures
 from magrpo.reports.budget import UNITS, Budget
 from magrpo.reports.evaluations import (
     EvaluatedRun,
@@ -14,13 +15,6 @@ from magrpo.reports.evaluations import (
     interval_over_seeds,
     shared_keys,
     subtract_means,
-)
-from magrpo.reports.figures import (
-    NO_DIFFERENCE,
-    format_duration,
-    format_interval,
-    format_tested_difference,
-    quantity_title,
 )
 from magrpo.reports.page import ReportTable
 from magrpo.types import HEADLINE, EvalReport, Interval
@@ -52,12 +46,10 @@ def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
     """
     if len(runs) == 1:
         return list(runs[0].reports)
-    by_iteration = [
-        {report.policy_version: means for report, means in zip(run.reports, run.means, strict=True)} for run in runs
-    ]
+    versions = [[report.policy_version for report in run.reports] for run in runs]
     averages = []
-    for iteration in sorted(set.intersection(*map(set, by_iteration))):
-        means = [of_run[iteration] for of_run in by_iteration]
+    for iteration in sorted(set.intersection(*map(set, versions))):
+        means = [run.means[of_run.index(iteration)] for run, of_run in zip(runs, versions, strict=True)]
         summary: dict[str, dict[str, Interval]] = {}
         for key in shared_keys(means):
             names = shared_keys([of_run[key] for of_run in means])
@@ -72,9 +64,7 @@ def tokens_by_iteration(
 ) -> dict[str, dict[int, float]]:
     """Tokens generated in training by each evaluation of each setting, a mean over its seeds."""
     return {
-        title: {
-            report.policy_version: fmean(run.budget_at(report).tokens for run in settings[title]) for report in reports
-        }
+        title: {one.policy_version: fmean(run.budget_at(one).tokens for run in settings[title]) for one in reports}
         for title, reports in evaluations.items()
     }
 
@@ -85,7 +75,7 @@ def budget_table(settings: Settings) -> ReportTable:
     for title, runs in settings.items():
         budgets = [run.budgets[-1] for run in runs]
         counts = (f"{fmean(budget.counts[unit] for budget in budgets):,.0f}" for unit in UNITS)
-        rows.append((title, *counts, format_duration(fmean(budget.seconds for budget in budgets))))
+        rows.append((title, *counts, figures.format_duration(fmean(budget.seconds for budget in budgets))))
     note = "Training only, a mean over the finished runs of each setting; cached programs are not run again."
     return ReportTable("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
 
@@ -101,9 +91,9 @@ def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportT
         cells = []
         for name in columns:
             means = [run.means[index][HEADLINE][name] for run, index in chosen]
-            cells.append(format_interval(name, interval_over_seeds(means, _SEED)))
+            cells.append(figures.format_interval(name, interval_over_seeds(means, _SEED)))
         rows.append((setting, str(len(chosen)), *counts, *cells))
-    heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(quantity_title, columns))
+    heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(figures.quantity_title, columns))
     return ReportTable(title, heads, rows, note)
 
 
@@ -111,21 +101,16 @@ def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTa
     """Each setting less the first, paired by seed and problem; no table without two shared seeds."""
     first, *others = evaluations
     shown = _shared_quantities(COMPARED, evaluations)
-    by_seed = {
-        setting: {run.config.train.seed: (run, index) for run, index in chosen}
-        for setting, chosen in evaluations.items()
-    }
+    by_seed = {name: {one[0].config.train.seed: one for one in chosen} for name, chosen in evaluations.items()}
     rows = []
     for setting in others:
         pairs = [(chosen, by_seed[first][seed]) for seed, chosen in by_seed[setting].items() if seed in by_seed[first]]
         if len(pairs) > 1:
             rows.append((setting, *(_format_seed_difference(pairs, name) for name in shown), str(len(pairs))))
     if rows:
-        note = (
-            "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
-            f"{NO_DIFFERENCE}"
-        )
-        yield ReportTable(f"{title}, less {first}", ("setting", *map(quantity_title, shown), "seeds"), rows, note)
+        note = "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
+        columns = ("setting", *map(figures.quantity_title, shown), "seeds")
+        yield ReportTable(f"{title}, less {first}", columns, rows, note + figures.NO_DIFFERENCE)
 
 
 def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
@@ -153,7 +138,7 @@ def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quan
         both = subtract_means(run.means[index][HEADLINE][quantity], base.means[base_index][HEADLINE][quantity])
         differences.append({t: value for t, value in both.items() if run.problems[t] == base.problems[t]})
     value = interval_over_seeds(differences, _SEED)
-    return "other problems" if value is None else format_tested_difference(value)
+    return "other problems" if value is None else figures.format_tested_difference(value)
 
 
 # ------------------------------------------------------------------------------------------------------ at equal bars
@@ -165,7 +150,7 @@ def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
     for bar, value in BARS.items():
         if not (common if bar == "common" else all(bar in r.summary[HEADLINE] for run in every for r in run.reports)):
             continue
-        title = f"{quantity_title(bar)} of {value:.0%}"
+        title = f"{figures.quantity_title(bar)} of {value:.0%}"
         crossings = {name: [find_crossing(run, bar, value, common) for run in runs] for name, runs in settings.items()}
         rows += [(title, name, *_format_crossings(of_runs)) for name, of_runs in crossings.items()]
         differences += [(title, *row) for row in _token_differences(settings, crossings)]
@@ -182,7 +167,7 @@ def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
     if differences:
         note = (
             "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
-            f"(Student's t). {NO_DIFFERENCE}"
+            f"(Student's t). {figures.NO_DIFFERENCE}"
         )
         title = f"Tokens to an equal bar, less {next(iter(settings))}"
         yield ReportTable(title, ("bar", "", "difference", "seeds"), differences, note)
@@ -233,5 +218,5 @@ def _token_differences(
         less = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
         if len(pairs) > 1:
             complete = len(less) == len(pairs)
-            text = format_tested_difference(seed_interval(less), 1.0) if complete else "not reached by all"
+            text = figures.format_tested_difference(seed_interval(less), 1.0) if complete else "not reached by all"
             yield title, text, str(len(pairs))

@@ -35,9 +35,7 @@ def trained_row_name(num_turns: int) -> str:
 def paper_tables(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, str]]]) -> Iterator[ReportTable]:
     """Our rows, each above the paper's; no table unless the task is one of the paper's.
 
-    Args:
-        rows: title of our row, name of the paper's row, our figures by quantity. Rows that the paper does not report
-            are left out.
+    A row is its title, the name of the paper's row and our figures by quantity; rows the paper lacks are left out.
     """
     rows = [row for row in rows if row[1] in PAPER]
     if config.problems.kind not in TASKS or not rows:

@@ -3,47 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
 from magrpo.config_diff import list_changed_values
+from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS
-from magrpo.reports.charts import (
-    CLOUD,
-    ONE_TURN,
-    OVER_PROBLEMS,
-    cloud_panels,
-    compose_figure,
-    learning_panels,
-    longest_episode,
-    save_figure,
-    turn_panels,
-)
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
-from magrpo.reports.figures import (
-    EVALUATION_COLUMNS,
-    LOADED,
-    NO_DIFFERENCE,
-    evaluation_rows,
-    first_and_last,
-    format_budget,
-    format_difference,
-    format_duration,
-    format_interval,
-    format_tested_difference,
-    judge_gain,
-    quantity_scale,
-    quantity_title,
-    shown_quantities,
-    sort_summary_keys,
-    start_title,
-    summary_title,
-    write_csv,
-)
 from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.types import HEADLINE, Interval
@@ -55,31 +25,35 @@ class RunReport(EvaluatedRun):
     def write_files(self, folder: Path) -> None:
         """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
-        write_page(folder / "report", f"Run {self.store.run_id}", list(self._list_blocks()), self._describe_run())
-        write_csv(folder / "report.csv", EVALUATION_COLUMNS, evaluation_rows(self.reports))
-        figures = json.dumps(self._collect_figures(), indent=1, default=asdict)
-        (folder / "report.json").write_text(figures + "\n", encoding="utf-8")
+        drawn = list(self._draw_pictures())
+        blocks = list(self._list_blocks([pictures for pictures, _ in drawn]))
+        write_page(folder / "report", f"Run {self.store.run_id}", blocks, self._describe_run())
+        figures.write_csv(folder / "report.csv", figures.EVALUATION_COLUMNS, figures.evaluation_rows(self.reports))
+        text = json.dumps(self._collect_figures(), indent=1, default=asdict)
+        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
         if self._trained:
             # The budget is cumulative; ``executions`` depends on interruptions of the run.
             rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
-            write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
-        for pictures, figure in self._draw_pictures():
-            save_figure(figure, folder / Path(pictures.image).stem)
+            figures.write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
+        for pictures, figure in drawn:
+            charts.save_figure(figure, folder / Path(pictures.image).stem)
 
     def evaluation_tables(self) -> list[ReportTable]:
         """A table for each split and mode: the agents before training and after it, and the paired difference."""
-        columns = first_and_last(self.reports, start_title(self.config))
+        columns = figures.first_and_last(self.reports, figures.start_title(self.config))
         heads = ["", *columns, *(["gain, paired by problem"] if len(columns) == 2 else [])]
-        note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
+        note = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. "
         tables: list[ReportTable] = []
-        for key in sort_summary_keys(self.last.summary):
+        for key in figures.sort_summary_keys(self.last.summary):
             lines = []
-            for name in shown_quantities(self.last.summary[key], self.config.reward.maxima):
-                cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+            for name in figures.shown_quantities(self.last.summary[key], self.config.reward.maxima):
+                cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if len(columns) == 2:
-                    cells.append(format_tested_difference(self._gain(key, name), quantity_scale(name)))
-                lines.append([quantity_title(name), *cells])
-            tables.append(ReportTable(summary_title(key), heads, lines, "" if tables else note))
+                    cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))
+                lines.append([figures.quantity_title(name), *cells])
+            tables.append(
+                ReportTable(figures.summary_title(key), heads, lines, "" if tables else note + figures.NO_DIFFERENCE)
+            )
         return tables
 
     def paper_tables(self) -> Iterator[ReportTable]:
@@ -87,12 +61,13 @@ class RunReport(EvaluatedRun):
         config = self.config
         untrained = "single" if len(config.agents) == 1 else "naive"
         rows = []
-        for title, report in first_and_last(self.reports, start_title(config)).items():
+        start = figures.start_title(config)
+        for title, report in figures.first_and_last(self.reports, start).items():
             name = trained_row_name(config.env.num_turns) if report.policy_version else untrained
-            if title == start_title(config) == LOADED or (len(config.agents) == 1 and report.policy_version):
+            if title == start == figures.LOADED or (len(config.agents) == 1 and report.policy_version):
                 continue  # the paper reports no such row
             summary = report.summary[HEADLINE]
-            rows.append((title, name, {q: format_interval(q, summary[q]) for q in QUANTITIES if q in summary}))
+            rows.append((title, name, {q: figures.format_interval(q, summary[q]) for q in QUANTITIES if q in summary}))
         yield from paper_tables(config, rows)
 
     @property
@@ -111,11 +86,11 @@ class RunReport(EvaluatedRun):
         work = training if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
-    def _list_blocks(self) -> Iterator[Block]:
+    def _list_blocks(self, pictures: Sequence[Pictures]) -> Iterator[Block]:
         yield Facts("In short", list(self._list_facts()))
         yield from self.evaluation_tables()
         yield from self.paper_tables()
-        yield from (pictures for pictures, _ in self._draw_pictures())
+        yield from pictures
         yield choose_examples(self)
         watched = find_watched(self)
         yield watch_table(self, watched)
@@ -131,18 +106,21 @@ class RunReport(EvaluatedRun):
         """The pictures as the page shows them, and as their files do."""
         reports, maxima = self.reports, self.config.reward.maxima
         if len(reports) > 1:
-            panels = learning_panels(reports, maxima)
-            figure = compose_figure(panels[:2], OVER_PROBLEMS)
-            yield Pictures("Learning curves", panels, "learning.png", OVER_PROBLEMS), figure
-            panels = cloud_panels(reports, maxima)
-            yield Pictures("The cloud of joint returns", panels, "cloud.png", CLOUD), compose_figure(panels, CLOUD)
-        panels, turns = turn_panels(reports, maxima), longest_episode(reports)
+            panels = charts.learning_panels(reports, maxima)
+            figure = charts.compose_figure(panels[:2], charts.OVER_PROBLEMS)
+            yield Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), figure
+            panels = charts.cloud_panels(reports, maxima)
+            yield (
+                Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD),
+                charts.compose_figure(panels, charts.CLOUD),
+            )
+        panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
         note = "The area of a point is the number of trajectories or problems that coincide in it."
         if turns > 1:
             title = f"Turn 1 against turn {turns}"
-            yield Pictures(title, panels, "turns.png", note), compose_figure(panels, "", 5.0)
+            yield Pictures(title, panels, "turns.png", note), charts.compose_figure(panels, "", 5.0)
         elif len(reports) > 1:
-            figure = compose_figure(panels, ONE_TURN, 5.3)
+            figure = charts.compose_figure(panels, charts.ONE_TURN, 5.3)
             yield Pictures("Problem by problem, before against after", panels, "turns.png", note), figure
 
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
@@ -151,14 +129,15 @@ class RunReport(EvaluatedRun):
                 yield self._make_fact(title, key, "return")
                 if len(self.reports) > 1 and key == HEADLINE:
                     gain = self._gain(key, "return")
-                    value, _, limits = format_difference(gain).partition(" ")
+                    value, _, limits = figures.format_difference(gain).partition(" ")
                     both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
-                    yield f"gain, paired by problem: {judge_gain(gain)}", value, f"{limits} points, {both} problems"
+                    title = f"gain, paired by problem: {figures.judge_gain(gain)}"
+                    yield title, value, f"{limits} points, {both} problems"
         if "pass_at_1" in self.last.summary[HEADLINE]:
             yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
-            tokens, _, rest = format_budget(self.budgets[-1]).partition(" generated, ")
-            remark = f"generated; {rest}; {format_duration(self.budgets[-1].seconds)} in stages"
+            tokens, _, rest = figures.format_budget(self.budgets[-1]).partition(" generated, ")
+            remark = f"generated; {rest}; {figures.format_duration(self.budgets[-1].seconds)} in stages"
             yield "training took", tokens, remark
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
@@ -175,8 +154,8 @@ class RunReport(EvaluatedRun):
         for report in self.reports:
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
-                value = format_interval("return", report.summary[HEADLINE]["return"])
-                rows.append((str(budget.iteration), *counts, format_duration(budget.seconds), value))
+                value = figures.format_interval("return", report.summary[HEADLINE]["return"])
+                rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Cost of training by each evaluation, evaluations not included. Every iteration: budget.csv."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 

@@ -37,11 +37,7 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
 
 
 def check_reachable(uri: str) -> None:
-    """Send the tracking store a small request.
-
-    Raises:
-        Unavailable: it does not answer, or answers with an error.
-    """
+    """Send the tracking store a small request; Unavailable if it does not answer, or answers with an error."""
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 

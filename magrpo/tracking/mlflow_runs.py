@@ -173,7 +173,7 @@ class MlflowTracker(SpooledTracker):
         return sample_system(self.metrics, self.next_step(PREFIX))
 
     def mlflow_page(self) -> tuple[str, str]:
-        """The command that serves the run's page (empty for a server), and the page's address."""
+        """See :func:`magrpo.tracking.connection.mlflow_page`."""
         return mlflow_page(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
 
     @property
@@ -202,12 +202,7 @@ class RecordedRun:
 def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
     """The training runs in a tracking store, of every experiment: one request, and two more for each run.
 
-    Args:
-        only: id of the only run to read.
-        leave_out: ids of runs to skip.
-
-    Raises:
-        Unavailable: the store does not answer, or answers with an error.
+    ``only``: id of the only run to read; ``leave_out``: ids of runs to skip. Raises Unavailable.
     """
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return []  # MLflow would create the file

@@ -55,10 +55,7 @@ class ModelRegistry:
             return None if number is None else _version(client.get_model_version(self.model, number))
 
     def register_team(self, mlflow_run_id: str, weights: Path, label: str) -> TeamVersion:
-        """Upload ``weights`` to ``team/<label>`` of the run's artifacts; the version made of it, or found.
-
-        ``label`` must differ between different weights of one run.
-        """
+        """Upload ``weights`` to ``team/<label>`` of the run's artifacts; the version made of it, or found there."""
         folder = f"team/{label}"
         with self._connect() as client:
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"
@@ -72,7 +69,7 @@ class ModelRegistry:
     def describe_version(self, version: TeamVersion, folder: Path, text: str, tags: Mapping[str, str]) -> None:
         """Upload the files of ``folder`` beside the weights, and set the version's description (Markdown) and tags.
 
-        The description of a long text ends early and refers to ``README.md``, which the folder should hold.
+        A long description ends early and refers to ``README.md``, which the folder should hold.
         """
         with self._connect() as client:
             run = client.get_run(version.mlflow_run_id)

@@ -29,10 +29,7 @@ _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 
 
 def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
-    """The spool's record of a trajectory: complete plain JSON, deliverable even after the run's files are gone.
-
-    ``step`` is the iteration; ``times`` has an entry for each turn.
-    """
+    """The spool's record of a trajectory of iteration ``step``: plain JSON, whole without the files of the run."""
     turns = [
         {
             "rollout": list(when.rollout),
@@ -85,8 +82,7 @@ def _execution_record(report: ExecutionReport) -> Record:
 def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Sequence[Record]) -> None:
     """Store records of :func:`trace_record` as traces of a run.
 
-    Raises:
-        Refused: the server does not support such traces (older than MLflow 3.4), or rejects this one.
+    Refused if the server does not support such traces (older than MLflow 3.4), or rejects this one.
     """
     from mlflow.exceptions import MlflowException  # takes seconds
     from mlflow.tracing.client import TracingClient
