@@ -23,10 +23,9 @@ NUM_SHOWN = 5
 
 
 def choose_examples(run: EvaluatedRun) -> Exhibits:
-    """The first sampled trajectory of three held-out problems, before and after training.
+    """The first sampled trajectory of the held-out problems with the largest, median and smallest gain of return.
 
-    The problems are those with the largest, median and smallest gain of return; with one evaluation those with the
-    highest, median and lowest return.
+    With one evaluation: of those with the highest, median and lowest return.
     """
     before, after = _first_sampled(run.reports[0]), _first_sampled(run.last)
     shared = [task_id for task_id in after if task_id in before]

@@ -27,10 +27,8 @@ def render_model_card(
 ) -> str:
     """The card in Markdown, after the front matter that hubs read.
 
-    Args:
-        parent: the weights that training started from, in words.
-        reports: the evaluations of the run in their order.
-        code: the tags of :func:`magrpo.tracking.provenance.collect_provenance`.
+    ``parent``: the weights that training started from, in words; ``reports``: its evaluations in their order;
+    ``code``: the tags of :func:`magrpo.tracking.provenance.collect_provenance`.
     """
     config, sizes = store.config(), store.metrics(problems)
     models = sorted({agent.model for agent in config.agents})

@@ -110,10 +110,8 @@ class RunReport(EvaluatedRun):
             figure = charts.compose_figure(panels[:2], charts.OVER_PROBLEMS)
             yield Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), figure
             panels = charts.cloud_panels(reports, maxima)
-            yield (
-                Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD),
-                charts.compose_figure(panels, charts.CLOUD),
-            )
+            figure = charts.compose_figure(panels, charts.CLOUD)
+            yield Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD), figure
         panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
         note = "The area of a point is the number of trajectories or problems that coincide in it."
         if turns > 1:

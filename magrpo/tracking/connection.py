@@ -13,15 +13,6 @@ from urllib.parse import urlsplit, urlunsplit
 from magrpo.config import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
-_SETTINGS = {
-    "MLFLOW_DISABLE_TELEMETRY": "true",
-    "MLFLOW_LOGGING_LEVEL": "WARNING",
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-
 
 def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
     """The command that serves an MLflow run's page (empty for a server), and the page's address."""
@@ -80,8 +71,12 @@ def hide_password(uri: str) -> str:
 
 def quieten_mlflow() -> None:
     """Set the variables MLflow reads on import: no telemetry, no start-up messages, short timeouts and one retry."""
-    for name, value in _SETTINGS.items():
-        os.environ.setdefault(name, value)
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
+    os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
+    os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 

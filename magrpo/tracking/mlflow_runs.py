@@ -34,8 +34,7 @@ SWEEP_TAG = "magrpo.sweep"
 PARENT_TAG = "magrpo.parent"
 """The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
-_BATCH_METRICS = 1000
-_BATCH_STRINGS = 100
+_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
 
 
@@ -92,12 +91,10 @@ class MlflowSink:
     def _deliver_metrics(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Metric  # takes seconds
 
-        points: list[Metric] = [
-            Metric(key, value, record["time_ms"], record["step"])
-            for record in records
-            for key, value in record["values"].items()
-        ]
-        self._log_batches("metrics", points, _BATCH_METRICS)
+        points = []
+        for record in records:
+            points += [Metric(key, value, record["time_ms"], record["step"]) for key, value in record["values"].items()]
+        self._log_batches("metrics", points)
 
     def _deliver_params(self, records: Sequence[Record]) -> None:
         from mlflow.entities import Param  # takes seconds
@@ -108,8 +105,7 @@ class MlflowSink:
         changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
         if changed:
             log.warning("tracking: the run was first recorded with other values of %s; those stay", ", ".join(changed))
-        fresh = [Param(key, value) for key, value in values.items() if key not in known]
-        self._log_batches("params", fresh, _BATCH_STRINGS)
+        self._log_batches("params", [Param(key, value) for key, value in values.items() if key not in known])
 
     def _deliver_tags(self, records: Sequence[Record]) -> None:
         from mlflow.entities import RunTag  # takes seconds
@@ -117,11 +113,11 @@ class MlflowSink:
         values = {key: value for record in records for key, value in record["values"].items()}
         if PARENT_TAG in values:
             values["mlflow.parentRunId"] = self._find_run(SWEEP_TAG, values[PARENT_TAG])
-        self._log_batches("tags", [RunTag(key, value) for key, value in values.items()], _BATCH_STRINGS)
+        self._log_batches("tags", [RunTag(key, value) for key, value in values.items()])
 
-    def _log_batches(self, kind: str, entities: Sequence[Any], size: int) -> None:
-        for start in range(0, len(entities), size):
-            batch: dict[str, Any] = {kind: entities[start : start + size]}
+    def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:
+        for start in range(0, len(entities), _BATCH[kind]):
+            batch: dict[str, Any] = {kind: entities[start : start + _BATCH[kind]]}
             self._client.log_batch(self.mlflow_run_id, **batch)
 
     def _deliver_dataset(self, records: Sequence[Record]) -> None:
