@@ -17,8 +17,8 @@ from pipelines.flows.progress_page import ProgressPage
 from pipelines.flows.tasks import run_as_tasks, undo_in_transaction
 from pipelines.progress.notify import Notices
 from pipelines.progress.observers import Observer
-from pipelines.training.description import FLOW_RUN_URL
 from pipelines.training.execute import Result, execute
+from pipelines.training.recorder import FLOW_RUN_URL
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
