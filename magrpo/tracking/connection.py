@@ -82,10 +82,7 @@ def quieten_mlflow() -> None:
 
 @contextmanager
 def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
-    """Translate the errors of MLflow into :class:`Unavailable`.
-
-    ``may_refuse``: requests carry records, so the error for bad content becomes :class:`Refused`.
-    """
+    """Translate the errors of MLflow into Unavailable, or, if it ``may_refuse`` a record for its content, Refused."""
     from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 

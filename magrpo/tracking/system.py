@@ -22,10 +22,7 @@ INTERVAL_S = 10.0
 
 @contextmanager
 def sample_system(record: Callable[[Mapping[str, float], int], None], first: int) -> Iterator[None]:
-    """Take a sample every ``INTERVAL_S`` seconds in a thread while the block lasts.
-
-    ``record`` is called with the metrics and the number of the sample; ``first`` is the first number.
-    """
+    """``record`` a sample and its number, from ``first`` on, every ``INTERVAL_S`` seconds while the block lasts."""
     ending = threading.Event()
 
     def take_samples() -> None:
