@@ -6,16 +6,14 @@ import string
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.layout import makes_tables, steps
 from magrpo.plugins import ConfigError
-from magrpo.reports.baselines import BaselineResult, BaselineTable, baseline_folders, pool_baselines, read_baselines
-from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save_figure
+from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
+from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
 from magrpo.reports.comparison import comparison_tables
-from magrpo.reports.equal_bar import equal_bar_tables
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run, load_run_config
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, load_run_config
 from magrpo.reports.over_seeds import (
     COMPARED,
     OVER_SEEDS,
@@ -23,14 +21,15 @@ from magrpo.reports.over_seeds import (
     average_evaluations,
     budget_table,
     difference_tables,
+    equal_bar_tables,
     equal_tokens_tables,
     evaluation_table,
     tokens_by_iteration,
 )
-from magrpo.reports.page import Pictures, write_page
-from magrpo.reports.tables import ReportTable, print_tables
+from magrpo.reports.page import Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
-from magrpo.tracking import recorded_runs, tracking_uri
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
@@ -75,11 +74,10 @@ def _compare_runs(stores: Sequence[RunStore], root: Path, folder: Path, console:
     names = [store.run_id for store in stores]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}
-    picture = comparison_picture(evaluations, tokens=tokens)
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
     tables = [_overview_table(runs, root), *comparison_tables(runs)]
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
-    _write_comparison(folder, title, picture, curves, tables, console)
+    _write_comparison(folder, title, curves, tables, console)
 
 
 def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
@@ -119,31 +117,30 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     means = {title: average_evaluations(runs) for title, runs in settings.items()}
     tokens = tokens_by_iteration(settings, means)
     quantities = [("test", quantity) for quantity in COMPARED]
-    picture = comparison_picture(means, OVER_SEEDS, tokens, quantities)
     curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), "curves.png", OVER_SEEDS)
     title = f"Comparison of the sweeps {', '.join(names[:-1])} and {names[-1]}"
-    _write_comparison(folder, title, picture, curves, [*_sweep_tables(settings)], console)
+    _write_comparison(folder, title, curves, [*_sweep_tables(settings)], console)
 
 
 def _sweep_tables(settings: Settings) -> Iterator[ReportTable]:
-    last = {title: [len(run.reports) - 1 for run in runs] for title, runs in settings.items()}
+    last = {title: [(run, -1) for run in runs] for title, runs in settings.items()}
     note = (
         "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
     )
-    yield evaluation_table("At the end of training", settings, last, note)
-    yield from difference_tables("At the end of training", settings, last)
+    yield evaluation_table("At the end of training", last, note)
+    yield from difference_tables("At the end of training", last)
     yield from equal_tokens_tables(settings)
     yield from equal_bar_tables(settings)
     yield budget_table(settings)
 
 
 def _write_comparison(
-    folder: Path, title: str, picture: Figure, curves: Pictures, tables: Sequence[ReportTable], console: Console
+    folder: Path, title: str, curves: Pictures, tables: Sequence[ReportTable], console: Console
 ) -> None:
-    """Write the page, its Markdown and the picture to ``folder``, and print the tables."""
+    """Write the page, its Markdown and the curves to ``folder``, and print the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_figure(picture, folder / "curves")
+    save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
     write_page(folder / "compare", title, [curves, *tables])
     print_tables(tables, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
@@ -157,8 +154,9 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
             first = stores[0].run_id
             raise ConfigError(f"run {store.run_id} was not evaluated on the problems of {first}: they do not compare")
     pooled = pool_baselines(runs, {name: entry.title for name, entry in BASELINES.items()})
-    names = {result.name for result in pooled}
-    others = {result.name: "not in all of the runs" for run in runs for result in run if result.name not in names}
+    names = {result.row.name for result in pooled}
+    rows = [result.row.name for results in runs for result in results]
+    others = {name: "not in all of the runs" for name in rows if name not in names}
     config = stores[0].config()
     baselines = config.baselines.model_copy(update={"left_out": {**config.baselines.left_out, **others}})
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
@@ -174,7 +172,7 @@ def _finished_baselines(store: RunStore) -> list[BaselineResult]:
     config = store.config()
     if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
         raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
-    return read_baselines(config, baseline_folders(store, config))
+    return read_baselines(store, config)
 
 
 def _problem_ids(results: Sequence[BaselineResult]) -> set[str]:

@@ -21,7 +21,8 @@ from magrpo.config_diff import digest_config, list_differing_keys, read_flat_con
 from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import RecordedRun, hide_password, recorded_runs, tracking_uri
+from magrpo.tracking.connection import hide_password, tracking_uri
+from magrpo.tracking.mlflow_runs import RecordedRun, recorded_runs
 from magrpo.tracking.spool import FINAL, Unavailable
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from magrpo.layout import is_finished
-from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save_figure
-from magrpo.reports.equal_bar import equal_bar_tables
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.charts import COLOURS, comparison_panels, compose_figure, save_figure
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
 from magrpo.reports.figures import (
+    EVALUATION_COLUMNS,
     SPLIT_TITLES,
+    evaluation_rows,
     format_interval,
     quantity_title,
     shown_quantities,
     sort_summary_keys,
     summary_title,
+    write_csv,
 )
 from magrpo.reports.over_seeds import (
     OVER_SEEDS,
@@ -26,12 +27,11 @@ from magrpo.reports.over_seeds import (
     average_evaluations,
     budget_table,
     difference_tables,
+    equal_bar_tables,
     equal_tokens_tables,
     tokens_by_iteration,
 )
-from magrpo.reports.page import Block, Pictures, write_page
-from magrpo.reports.problem_means import shared_keys
-from magrpo.reports.tables import ReportTable, print_tables
+from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
 from magrpo.types import HEADLINE, EvalReport, Interval
 from pipelines.experiments.sweep_grid import Sweep
 
@@ -54,9 +54,10 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     shown = {words[name]: means[name] for name in means if name in best}
     of = {words[name]: done[name] for name in means if name in best}
     tokens = tokens_by_iteration(of, shown)
-    pictures = save_figure(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    panels = comparison_panels(shown, tokens)
+    pictures = save_figure(compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
     blocks: list[Block] = [
-        Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
+        Pictures("Learning curves", panels, "curves.png", OVER_SEEDS),
         Pictures("Parts of the return", comparison_panels(shown, quantities=_parts(done)), note=OVER_SEEDS),
         *sections,
     ]
@@ -111,8 +112,8 @@ def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalRep
         ]
         note = _NOTE if key == HEADLINE else ""
         yield ReportTable(summary_title(key), ("setting", "seeds", *map(quantity_title, columns)), rows, note)
-    ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
-    yield from difference_tables("Held-out problems, sampled, at the end of training", done, ends)
+    ends = {title: [(run, -1) for run in runs] for title, runs in done.items()}
+    yield from difference_tables("Held-out problems, sampled, at the end of training", ends)
     if len(done) > 1:
         yield from equal_tokens_tables(done)
     yield from equal_bar_tables(done)
@@ -137,14 +138,10 @@ def _runs(sweep: Sweep, done: Settings) -> ReportTable:
 
 def _write_csv(path: Path, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> None:
     """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["setting", "seed", "policy_version", "split", "mode", "quantity", "mean", "low", "high"])
-        for title, runs in done.items():
-            series = [(str(run.config.train.seed), run.reports) for run in runs] + [("", means[title])]
-            for seed, reports in series:
-                for report in reports:
-                    for key, summary in report.summary.items():
-                        for name, value in summary.items():
-                            figures = (value.mean, value.low, value.high)
-                            writer.writerow([title, seed, report.policy_version, *key.split("/"), name, *figures])
+    rows = (
+        (title, seed, *row)
+        for title, runs in done.items()
+        for seed, reports in [*((str(run.config.train.seed), run.reports) for run in runs), ("", means[title])]
+        for row in evaluation_rows(reports)
+    )
+    write_csv(path, ("setting", "seed", *EVALUATION_COLUMNS), rows)

@@ -10,7 +10,7 @@ from rich.console import Console
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
 from magrpo.store import RunStore
-from magrpo.tracking import PARENT_TAG, SWEEP_TAG, MlflowTracker
+from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
 from pipelines.experiments.sweep_grid import Child, Sweep
 from pipelines.experiments.sweep_report import write_sweep_report
@@ -24,7 +24,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
     config = load_resolved(sweep.children[0].config)
 
     def tracker() -> MlflowTracker:
-        return MlflowTracker(config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
+        return MlflowTracker(config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
 
     parent = tracker()
     parent.record_start()
