@@ -4,14 +4,10 @@ For each chunk: a library matrix product gives its logits, the row operation tur
 and library products carry that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
 trained head 6 N D V floating-point operations, with a frozen one 4 N D V. Tokens that do not count (masked, or in a
 group without advantage) are dropped before the first product.
-
-:func:`token_logps` is for losses of another form: under a frozen head it keeps each token's unit gradient
-``dlogp/dhidden`` (N, D), so that backward is one multiplication of rows, for any function of the log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,17 +16,15 @@ from torch import Tensor
 from magrpo_kernels.inputs import (
     DEFAULTS,
     SCHEMA,
-    Impl,
     LossOptions,
     TokenInputs,
-    check_inputs,
     flatten_arguments,
     read_arguments,
 )
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, wide_dtype
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
@@ -58,31 +52,6 @@ def policy_loss_from_hidden(
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
     loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(hidden, lm_head_weight, bias, *arguments, wants)
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
-
-
-def token_logps(
-    hidden: Float[Tensor, "N D"],
-    lm_head_weight: Float[Tensor, "V D"],
-    token_ids: Int[Tensor, " N"],
-    *,
-    temperature: float = 1.0,
-    bias: Float[Tensor, " V"] | None = None,
-    impl: Impl = "auto",
-) -> Float[Tensor, " N"]:
-    """Log-probabilities of tokens, float32, or wider inputs' dtype.
-
-    Without gradient for old and reference policies: 2 N D V operations. Differentiable for any loss on top: 4 N D V in
-    all under a frozen head, 8 N D V where the head trains and its logits are computed again in the backward pass.
-
-    Raises:
-        ValueError: shapes do not fit together, or an id is outside the vocabulary.
-    """
-    _check_head(hidden, lm_head_weight, bias)
-    check_inputs(TokenInputs(token_ids, token_ids), LossOptions(temperature, impl=impl), len(hidden))
-    trains = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    units = trains == [True, False, False]
-    logps, _ = torch.ops.magrpo.token_logps(hidden, lm_head_weight, bias, token_ids, temperature, impl, units)
-    return logps  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------- registered operations
@@ -153,58 +122,6 @@ def _loss_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | Non
 
 
 _policy_loss_from_hidden.register_autograd(_loss_backward, setup_context=_keep_gradients)
-
-
-@torch.library.custom_op(
-    "magrpo::token_logps",
-    mutates_args=(),
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor token_ids, float temperature, str impl, bool units)"
-    " -> (Tensor, Tensor)",
-)
-def _token_logps(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N,) and, with ``units``, their derivatives with respect to the hidden states (N, D)."""
-    temperature, impl, units = arguments
-    inputs = TokenInputs(token_ids, -torch.ones_like(token_ids, dtype=wide_dtype(hidden.dtype)))
-    options = LossOptions(temperature, impl=impl)
-    result = _sum_of_logps((hidden, weight, bias), inputs, options, [units, False, False])
-    return result[1], result[3]
-
-
-@_token_logps.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    logps = hidden.new_empty(len(hidden), dtype=wide_dtype(hidden.dtype))
-    return logps, torch.empty_like(hidden) if arguments[2] else hidden.new_empty(0)
-
-
-def _keep_units(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    hidden, weight, bias, token_ids, ctx.temperature, ctx.impl, ctx.units = inputs
-    ctx.save_for_backward(*((output[1],) if ctx.units else (hidden, weight, bias, token_ids)))
-
-
-def _logps_backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    if ctx.units:
-        (units,) = ctx.saved_tensors
-        return units * grad_logps[:, None].to(units.dtype), *[None] * 6
-    hidden, weight, bias, token_ids = ctx.saved_tensors
-    wants = list(ctx.needs_input_grad[:3])
-    inputs, options = TokenInputs(token_ids, -grad_logps), LossOptions(ctx.temperature, impl=ctx.impl)
-    result = _sum_of_logps((hidden, weight, bias), inputs, options, wants)
-    tensors = (hidden, weight, bias)
-    return *[g.to(t.dtype) if w else None for g, t, w in zip(result[3:], tensors, wants, strict=True)], *[None] * 4
-
-
-_token_logps.register_autograd(_logps_backward, setup_context=_keep_units)
-
-
-def _sum_of_logps(
-    head: tuple[Tensor, Tensor, Tensor | None], inputs: TokenInputs, options: LossOptions, wants: Sequence[bool]
-) -> Outputs:
-    """The operation above for the loss ``-sum(coefficients * logps)``; ``head``: hidden states, weight, bias."""
-    arguments = flatten_arguments(inputs, options, len(head[0]))
-    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(*head, *arguments, wants)
-    return result
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
