@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 
+from magrpo.syntax import parse_python
+
 MAX_CHARS = 32_768  # of a completion; the rest is cut off first
 MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack
 _PARSE_CHARS = 8 * MAX_CHARS  # parsed for one completion over all attempts; bounds the time a hostile text takes
@@ -34,7 +36,7 @@ def parse_source(source: str) -> ast.Module:
     """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        tree = ast.parse(source)
+        tree = parse_python(source)
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
         level = [child for node in level for child in ast.iter_child_nodes(node)]

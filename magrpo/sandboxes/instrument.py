@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from magrpo.sandboxes.jail.recorder import HOOK
+from magrpo.syntax import parse_python
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +45,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     Raises:
         SyntaxError: the test is not Python.
     """
-    tree = ast.parse(test, "<test>")
+    tree = parse_python(test, "<test>")
     needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
     tree = _Instrument(_find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
@@ -130,7 +131,7 @@ class _Instrument(ast.NodeTransformer):
 
     def _make_case(self, node: ast.stmt, test: ast.expr, source: str) -> ast.stmt:
         counts = self._touches(test) or self.dependent
-        attempt = ast.parse(f"""
+        attempt = parse_python(f"""
 try:
     {HOOK}.begin()
     {HOOK}.verdict({source!r}, {counts})
@@ -192,7 +193,7 @@ except Exception as __error:
         guarded.append(f"    {HOOK}.skipped(__error, {mark}, {number}, {sorted(names)})")
         for name in sorted(names):
             guarded += ["    try:", f"        del {name}", "    except NameError:", "        pass"]
-        start, attempt = ast.parse("\n".join(guarded)).body
+        start, attempt = parse_python("\n".join(guarded)).body
         assert isinstance(attempt, ast.Try)
         attempt.body = [node]
         return [start, ast.copy_location(attempt, node)]
