@@ -29,8 +29,8 @@ from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
 from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
 
 Group = RolloutGroup[ScoredTurn]

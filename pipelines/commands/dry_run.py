@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
 from itertools import groupby
 from pathlib import Path
 
@@ -15,14 +14,12 @@ from magrpo.config import RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.interfaces import HasMaxBatch, ProbesIsolation, SandboxPlugin
+from magrpo.interfaces import HasMaxBatch, ProbesIsolation
 from magrpo.layout import Step, steps, steps_to_repeat
 from magrpo.policy import Policy, device_of, dtype_of
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
 from pipelines.commands.estimate import WORK_SECTIONS, estimate_memory, estimate_work, mean_stage_seconds
-
-UNITS = ["B", "KiB", "MiB", "GiB", "TiB"]
 
 
 def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None) -> int:
@@ -35,10 +32,12 @@ def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
     reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}
     remaining = [step for step in planned if step not in reused]
+    first = f"the first to run is {remaining[0]}" if remaining else "none is left to run"
     root = store.path.parent if store else config.root
     for line in (
         *_list_stages(planned),
-        *_describe_reuse(planned, reused, repeated, store),
+        *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
+        f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
         *_describe_machine(config),
         *_describe_time(config, root, remaining),
@@ -59,20 +58,8 @@ def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
     ]
     for stages, same_rows in groupby(rows, key=lambda row: row[1]):
         numbers = [iteration for iteration, _ in same_rows]
-        label = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        label = "-".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
         yield f"  {label:>9}  {stages}"
-
-
-def _describe_reuse(
-    planned: Sequence[Step], reused: AbstractSet[Step], repeated: Sequence[Step], store: RunStore | None
-) -> Iterator[str]:
-    if store is None:
-        yield "reused   none, a new run"
-        return
-    if repeated:
-        yield f"aside    {len(repeated)} committed stages, from {repeated[0]} on, would be set aside"
-    first = next((f"the first to run is {step}" for step in planned if step not in reused), "none is left to run")
-    yield f"reused   {len(reused)} of {len(planned)} stages; {first}"
 
 
 def _describe_work(config: RunConfig) -> Iterator[str]:
@@ -83,7 +70,13 @@ def _describe_work(config: RunConfig) -> Iterator[str]:
         return
     programs = "as many as the reward requests" if work.programs is None else f"at most {work.programs}"
     yield f"sandbox  {programs} runs an iteration, for {work.joint_actions} joint actions; equal programs run once"
-    yield f"         {_describe_isolation(config.sandbox)}"
+    if isinstance(config.sandbox, ProbesIsolation):
+        try:
+            yield f"         isolation level {config.sandbox.probe().level}"
+        except SandboxError as error:
+            yield f"         no isolation level works here: {error}"
+    else:
+        yield f"         isolation level: only {config.sandbox.kind} knows"
 
 
 def _describe_machine(config: RunConfig) -> Iterator[str]:
@@ -110,17 +103,7 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     yield "             Llama models, for a full micro-batch; cache: without prompts"
 
 
-def _describe_isolation(sandbox: SandboxPlugin) -> str:
-    if not isinstance(sandbox, ProbesIsolation):
-        return f"isolation level: only {sandbox.kind} knows"
-    try:
-        return f"isolation level {sandbox.probe().level}"
-    except SandboxError as error:
-        return f"no isolation level works here: {error}"
-
-
 def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> Iterator[str]:
-    """Expected seconds, from earlier runs; unknown if no earlier run had one of the stages."""
     seconds, num_runs = mean_stage_seconds(root, config)
     same = f"the same {WORK_SECTIONS}"
     unknown = sorted({step.title for step in remaining if step.name not in seconds})
@@ -135,5 +118,5 @@ def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> 
 
 
 def _format_bytes(size: float) -> str:
-    unit, suffix = pick_unit_and_suffix(int(size), UNITS, 1024)
+    unit, suffix = pick_unit_and_suffix(int(size), ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
     return f"{size / unit:.1f} {suffix}"

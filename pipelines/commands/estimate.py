@@ -48,9 +48,9 @@ def estimate_work(config: RunConfig) -> Work:
         completions += nodes * group_size * num_acting
         joint_actions += nodes * joint
         nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
-    has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
     programs = None
     if isinstance(config.reward, HasMaxExecutions):
+        has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
         programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
     return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
 
@@ -60,12 +60,11 @@ def estimate_work(config: RunConfig) -> Work:
 class _Model:
     """Sizes of one base model, without its weights."""
 
-    parameters: int
-    adapter: int
-    """Parameters of one adapter."""
-    layers: int
-    hidden: int
-    cache_per_token: int
+    num_parameters: int
+    adapter_parameters: int
+    token_units: int
+    """Hidden units of all layers."""
+    token_cache: int
     """Numbers that the key-value cache holds for a token."""
 
 
@@ -84,23 +83,23 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     full = [agent.model for agent in apart if agent.weights == "full"]
     references = set(full) if config.algo.beta > 0 else set()
     trained = [
-        models[agent.model].parameters if agent.weights == "full" else models[agent.model].adapter
+        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
         for agent in apart
         if agent.trained
     ]
-    per_token = max(model.layers * model.hidden for model in models.values()) * ACTIVATIONS * dtype_bytes
+    per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
     sizes = {
-        "frozen parameters": sum(models[name].parameters for name in [*set(adapted), *references]) * dtype_bytes,
-        "adapters": sum(models[name].adapter for name in adapted) * 4,
-        "full copies": sum(models[name].parameters for name in full) * 4,
+        "frozen parameters": sum(models[name].num_parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
+        "full copies": sum(models[name].num_parameters for name in full) * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
         "activations": config.optim.micro_batch_tokens * per_token,
     }
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
-        cache_per_token = max(model.cache_per_token for model in models.values()) * dtype_bytes
-        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * cache_per_token
+        token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
+        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * token_bytes
     return {purpose: float(size) for purpose, size in sizes.items() if size}
 
 
@@ -116,17 +115,15 @@ def _read_model(agent: AgentConfig, config: RunConfig) -> _Model:
         raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
-        parameters = sum(p.numel() for p in model.parameters())
-        adapter = 0
+        num_parameters, adapter_parameters = model.num_parameters(), 0
         if agent.weights != "full":
             wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
-            adapted = get_peft_model(model, wanted)
-            adapter = sum(p.numel() for name, p in adapted.named_parameters() if ".lora_" in name)
+            adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
     text = described.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = text.num_hidden_layers
-    return _Model(parameters, adapter, layers, text.hidden_size, 2 * layers * heads * width)
+    return _Model(num_parameters, adapter_parameters, layers * text.hidden_size, 2 * layers * heads * width)
 
 
 # ---------------------------------------------------------------------------------------------------------------- time
@@ -136,20 +133,16 @@ def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float],
     Includes the first iteration, in which models are loaded.
     """
     seconds_by_stage: dict[str, list[float]] = defaultdict(list)
-    num_runs = 0
+    num_runs, sections = 0, set(WORK_SECTIONS.split(", "))
+    same_work = config.model_dump(mode="json", include=sections)
     for path in sorted(root.glob("*/config.json")):
         store = RunStore(root, path.parent.name)
         try:
-            if _work_sections(store.config()) != _work_sections(config):
-                continue
+            is_same = store.config().model_dump(mode="json", include=sections) == same_work
         except ValueError:  # of another version of this project
             continue
-        stage_metrics = list(store.stage_metrics())
+        stage_metrics = list(store.stage_metrics()) if is_same else []
+        num_runs += bool(stage_metrics)
         for _, stage, metrics in stage_metrics:
             seconds_by_stage[stage].append(metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0))
-        num_runs += bool(stage_metrics)
     return {stage: fmean(seconds) for stage, seconds in seconds_by_stage.items()}, num_runs
-
-
-def _work_sections(config: RunConfig) -> dict[str, object]:
-    return config.model_dump(mode="json", include=set(WORK_SECTIONS.split(", ")))

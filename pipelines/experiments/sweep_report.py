@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -32,13 +32,15 @@ from magrpo.reports.over_seeds import (
 from magrpo.reports.page import Block, Pictures, write_page
 from magrpo.reports.problem_means import shared_keys
 from magrpo.reports.tables import ReportTable, print_tables
-from magrpo.types import HEADLINE, EvalReport, Interval
+from magrpo.types import HEADLINE, EvalReport
 from pipelines.experiments.sweep_grid import Sweep
 
 _NOTE = (
     "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
     "over problems in its place, which says nothing about other seeds."
 )
+Averages = Mapping[str, Sequence[EvalReport]]
+"""The evaluations of each setting, averaged over its seeds."""
 
 
 def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
@@ -47,33 +49,31 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     if not done:
         return []
     means = {title: average_evaluations(runs) for title, runs in done.items()}
-    sections = list(_sections(sweep, done, means))
-    title = f"Sweep {sweep.name}"
-    best = sorted(means, key=lambda name: -_return(means[name][-1]).mean)[: len(COLOURS)]
-    words = short_titles(sweep)
-    shown = {words[name]: means[name] for name in means if name in best}
-    of = {words[name]: done[name] for name in means if name in best}
-    tokens = tokens_by_iteration(of, shown)
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    tables = [
+        *_evaluation_tables(done, means, parts),
+        *tables_over_seeds("Held-out problems, sampled, at the end of training", done),
+        _list_runs(sweep, done),
+    ]
+    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(COLOURS)]
+    short = short_titles(sweep)
+    shown = {short[title]: means[title] for title in means if title in best}
+    tokens = tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    split_parts = [(split, part) for part in parts for split in SPLIT_TITLES]
     pictures = save_figure(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
     blocks: list[Block] = [
         Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
-        Pictures("Parts of the return", comparison_panels(shown, quantities=_parts(done)), note=OVER_SEEDS),
-        *sections,
+        Pictures("Parts of the return", comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
+        *tables,
     ]
-    paths = [*write_page(sweep.folder / "sweep", title, blocks), sweep.folder / "sweep.csv"]
+    paths = [*write_page(sweep.folder / "sweep", f"Sweep {sweep.name}", blocks), sweep.folder / "sweep.csv"]
     _write_csv(paths[-1], done, means)
     wide = Console(highlight=False)
     if not wide.is_terminal:
         wide.width = 160
-    print_tables(sections, wide)
+    print_tables(tables, wide)
     console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
     return [*paths, *pictures]
-
-
-def _parts(done: Settings) -> list[tuple[str, str]]:
-    """The parts of the reward in every split."""
-    parts = next(iter(done.values()))[0].config.reward.maxima
-    return [(split, part) for part in parts for split in SPLIT_TITLES]
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
@@ -86,65 +86,62 @@ def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
 
 
 def short_titles(sweep: Sweep) -> dict[str, str]:
-    """What a picture calls each setting: its values, if they tell it from the others."""
+    """The name of each setting in pictures: its values, if they tell it from the others."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
 
-def _return(report: EvalReport) -> Interval:
-    return report.summary[HEADLINE]["return"]
+def last_evaluations(settings: Settings) -> dict[str, list[int]]:
+    """The index of each run's last evaluation."""
+    return {title: [len(run.reports) - 1 for run in runs] for title, runs in settings.items()}
 
 
-def _sections(sweep: Sweep, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> Iterator[ReportTable]:
+def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
+    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    yield from difference_tables(title, settings, last_evaluations(settings))
+    if len(settings) > 1:
+        yield from equal_tokens_tables(settings)
+    yield from equal_bar_tables(settings)
+    yield budget_table(settings)
+
+
+def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
     last = {title: reports[-1].summary for title, reports in means.items()}
-    parts = next(iter(done.values()))[0].config.reward.maxima
     for key in sort_summary_keys(shared_keys(list(last.values()))):
         summaries = {title: summary[key] for title, summary in last.items()}
-        names = shared_keys(list(summaries.values()))
-        some = next(iter(summaries.values()))
-        columns = shown_quantities(
-            {name: some[name] for name in names}, {part: parts[part] for part in parts if part in names}
-        )
+        first = next(iter(summaries.values()))
+        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
+        columns = shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
         rows = [
             (title, str(len(done[title])), *(format_interval(column, summary[column]) for column in columns))
             for title, summary in summaries.items()
         ]
-        note = _NOTE if key == HEADLINE else ""
-        yield ReportTable(summary_title(key), ("setting", "seeds", *map(quantity_title, columns)), rows, note)
-    ends = {title: [len(run.reports) - 1 for run in runs] for title, runs in done.items()}
-    yield from difference_tables("Held-out problems, sampled, at the end of training", done, ends)
-    if len(done) > 1:
-        yield from equal_tokens_tables(done)
-    yield from equal_bar_tables(done)
-    yield budget_table(done)
-    yield _runs(sweep, done)
+        heads = ("setting", "seeds", *map(quantity_title, columns))
+        yield ReportTable(summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
 
 
-def _runs(sweep: Sweep, done: Settings) -> ReportTable:
-    returns = {run.store.run_id: _return(run.last) for runs in done.values() for run in runs}
+def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
+    returns = {
+        run.store.run_id: format_interval("return", run.last.summary[HEADLINE]["return"])
+        for runs in done.values()
+        for run in runs
+    }
     rows = [
-        (
-            child.run_id,
-            child.title,
-            str(child.seed),
-            format_interval("return", returns[child.run_id]) if child.run_id in returns else "not finished",
-        )
+        (child.run_id, child.title, str(child.seed), returns.get(child.run_id, "not finished"))
         for child in sweep.children
     ]
     note = "Held-out return, sampled, percent of the maximum; intervals over problems."
     return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
 
 
-def _write_csv(path: Path, done: Settings, means: Mapping[str, Sequence[EvalReport]]) -> None:
+def _write_csv(path: Path, done: Settings, means: Averages) -> None:
     """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
     with path.open("w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["setting", "seed", "policy_version", "split", "mode", "quantity", "mean", "low", "high"])
         for title, runs in done.items():
             series = [(str(run.config.train.seed), run.reports) for run in runs] + [("", means[title])]
-            for seed, reports in series:
-                for report in reports:
-                    for key, summary in report.summary.items():
-                        for name, value in summary.items():
-                            figures = (value.mean, value.low, value.high)
-                            writer.writerow([title, seed, report.policy_version, *key.split("/"), name, *figures])
+            for seed, report in ((seed, report) for seed, reports in series for report in reports):
+                for key, summary in report.summary.items():
+                    head = (title, seed, report.policy_version, *key.split("/"))
+                    writer.writerows((*head, name, mean.mean, mean.low, mean.high) for name, mean in summary.items())

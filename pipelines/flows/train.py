@@ -16,7 +16,7 @@ from prefect.utilities.urls import url_for
 from pipelines.flows.progress_page import ProgressPage
 from pipelines.flows.tasks import run_as_tasks, undo_in_transaction
 from pipelines.progress.notify import Notices
-from pipelines.progress.observers import Observer
+from pipelines.progress.state import Observer
 from pipelines.training.description import FLOW_RUN_URL
 from pipelines.training.execute import Result, execute
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from statistics import median
 from time import monotonic
@@ -38,7 +39,6 @@ _ACTIVITIES = {
 }
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
-_LOGGERS = [logging.getLogger(name) for name in ("magrpo", "pipelines")]
 _WIDE = 76
 """From this many columns on, a terminal has room for everything."""
 
@@ -108,7 +108,7 @@ class WarningsAbove(logging.Handler):
 
 
 class RunConsole:
-    """Implements :class:`pipelines.progress.state.ProgressDisplay`. Use as a context manager."""
+    """Shows the steps of a run. Use as a context manager."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -118,7 +118,9 @@ class RunConsole:
         """Metrics of the iteration so far."""
         self._num_reused = 0
         self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._above = WarningsAbove(self.console) if self._alive and sys.stderr.isatty() else None
+        shares_terminal = self._alive and sys.stderr.isatty()
+        self._above = WarningsAbove(self.console)
+        self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shares_terminal]
         wide = self.console.width >= _WIDE
         self._live = Progress(
             SpinnerColumn(),
@@ -127,23 +129,21 @@ class RunConsole:
             console=self.console,
             transient=True,
             disable=not self._alive,
-            redirect_stderr=self._above is not None,
+            redirect_stderr=shares_terminal,
         )
         self._bar = self._live.add_task("starting", total=state.num_iterations)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
-        if self._above is not None:
-            for logger in _LOGGERS:
-                logger.addHandler(self._above)
-                logger.propagate = False
+        for logger in self._loggers:
+            logger.addHandler(self._above)
+            logger.propagate = False
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._above is not None:
-            for logger in _LOGGERS:
-                logger.removeHandler(self._above)
-                logger.propagate = True
+        for logger in self._loggers:
+            logger.removeHandler(self._above)
+            logger.propagate = True
         self._live.stop()
 
     def say(self, text: str) -> None:
@@ -175,25 +175,30 @@ class RunConsole:
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics
-        if step.stage == "update" and not reused:
-            self._pace.finish_iteration()
-            self.say(self._iteration_line(step.iteration))
-        elif step.stage == "evaluate" and not reused:
-            self.say(_evaluation_line(step.iteration, metrics))
-        elif step.stage == "baseline" and not reused:
-            self.say(_baseline_line(step.part, metrics))
-        elif step.stage == "prepare" and not reused:
-            counts = {
-                split: int(metrics[f"problems/{split}"]) for split in get_args(Split) if f"problems/{split}" in metrics
-            }
-            self.say("problems: " + ", ".join(f"{count} {split}" for split, count in counts.items()))
+        match step.stage if not reused else "":
+            case "prepare":
+                sizes = {split: metrics.get(f"problems/{split}") for split in get_args(Split)}
+                shown = (f"{size:.0f} {split}" for split, size in sizes.items() if size is not None)
+                self.say(f"problems: {', '.join(shown)}")
+            case "update":
+                self._pace.finish_iteration()
+                self.say(self._format_iteration(step.iteration))
+            case "evaluate":
+                when = "before training" if step.iteration == 0 else f"after {step.iteration} iterations"
+                returns = _format_returns("eval", metrics)
+                if "eval/ood/sampled/return" in metrics:
+                    returns += f", ood return {metrics['eval/ood/sampled/return']:.1%}"
+                self.say(f"held-out problems {when}: {returns} ({metrics['time/evaluate_s']:.1f} s)")
+            case "baseline":
+                returns = _format_returns(f"baseline/{step.part}", metrics)
+                self.say(f"{step.part}: {returns} ({metrics['time/baseline_s']:.1f} s)")
         if step.stage == "update":
             self._metrics = {}
 
     def _show_activity(self, activity: str) -> None:
         self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
 
-    def _iteration_line(self, iteration: int) -> str:
+    def _format_iteration(self, iteration: int) -> str:
         metrics, last = self._metrics, self._state.num_iterations
         seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
@@ -202,28 +207,33 @@ class RunConsole:
         for part in _PARTS:
             if f"reward/{part}" in metrics:
                 parts.append(f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}")
-        split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         parts.append(f"{sum(seconds.values()):.1f} s")
+        by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
+        whole = "  ".join([*parts, f"({by_stage})"])
         if not self._alive:
-            return "  ".join(filter(None, [*parts, f"({split})", self._pace.time_left(iteration)]))
-        whole = "  ".join([*parts, f"({split})"])
+            return "  ".join(filter(None, [whole, self._pace.time_left(iteration)]))
         return whole if len(whole) <= self.console.width else "  ".join(parts)
 
 
-def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:
-    when = "before training" if iteration == 0 else f"after {iteration} iterations"
-    parts = [*_quality("eval", metrics)]
-    if "eval/ood/sampled/return" in metrics:
-        parts.append(f"ood return {metrics['eval/ood/sampled/return']:.1%}")
-    return f"held-out problems {when}: {', '.join(parts)} ({metrics['time/evaluate_s']:.1f} s)"
+@dataclass(frozen=True, slots=True)
+class RunProgress:
+    """Keeps the state of a run up to date, then shows it."""
+
+    state: RunState
+    console: RunConsole
+
+    def start_step(self, step: Step) -> Advance:
+        """``step`` is being computed; call the returned function with the number of items just finished."""
+        self.state.start_step(step)
+        return self.console.start_step(step)
+
+    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
+        """``step`` is committed."""
+        self.state.finish_step(step, metrics, reused=reused)
+        self.console.finish_step(step, metrics, reused=reused)
 
 
-def _baseline_line(row: str, metrics: Mapping[str, float]) -> str:
-    return f"{row}: {', '.join(_quality(f'baseline/{row}', metrics))} ({metrics['time/baseline_s']:.1f} s)"
-
-
-def _quality(prefix: str, metrics: Mapping[str, float]) -> Iterator[str]:
+def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:
     """The return, and pass@1 where problems can be solved."""
-    yield f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
-    if f"{prefix}/pass_at_1" in metrics:
-        yield f"pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}"
+    text = f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
+    return text + (f", pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}" if f"{prefix}/pass_at_1" in metrics else "")

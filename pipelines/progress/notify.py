@@ -35,7 +35,7 @@ class Unsent(Exception):
 
 
 class Notices:
-    """Implements :class:`pipelines.progress.observers.Observer`; ``page`` is the address of the flow run.
+    """Implements :class:`pipelines.progress.state.Observer`; ``page`` is the address of the flow run.
 
     The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed; it
     is removed at a good end. A file that says neither was left by a killed process.

@@ -16,9 +16,8 @@ from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking import MlflowTracker, collect_provenance
-from pipelines.progress.console import RunConsole
-from pipelines.progress.observers import Observer, observe_attempt
-from pipelines.progress.state import Attempt, RunProgress, RunState
+from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
 from pipelines.training.description import FLOW_RUN_URL, describe_run
 from pipelines.training.loop import Outcome, RunStep, run_steps

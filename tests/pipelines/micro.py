@@ -21,8 +21,8 @@ from magrpo.config import RunConfig
 from magrpo.plugins import Plugin
 from magrpo.store import RunStore
 from pipelines.environment import prepare_environment
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.state import RunState
 from pipelines.training.loop import Outcome, run_steps
 from pipelines.training.recorder import RunRecorder
 from pipelines.training.stages import StageRunner

@@ -12,8 +12,8 @@ from rich.console import Console
 from magrpo.layout import Step
 from magrpo.rewards.coding import CodingReward
 from pipelines.progress import console as module
-from pipelines.progress.console import LiveLine, RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.console import LiveLine, RunConsole, RunProgress
+from pipelines.progress.state import RunState
 
 
 class Clock:
@@ -54,7 +54,7 @@ def evaluate(progress: RunProgress, iteration: int, held_out: float) -> None:
 
 def live_line(progress: RunProgress) -> str:
     """What the terminal shows of the run now."""
-    live = progress.display._live
+    live = progress.console._live
     [line] = [column for column in live.columns if isinstance(column, LiveLine)]
     return line.render(live.tasks[0]).plain
 
@@ -102,7 +102,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
     progress = show(100, terminal)
-    with progress.display:
+    with progress.console:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         logging.getLogger("magrpo.tracking.spool").warning(
@@ -125,7 +125,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
 def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
     out = io.StringIO()
     progress = show(2, Console(file=out, soft_wrap=True))
-    with progress.display:
+    with progress.console:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         advance = progress.start_step(Step("rollout", 2, "0"))

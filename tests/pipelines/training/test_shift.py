@@ -24,8 +24,8 @@ from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
-from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.state import RunState
 
 CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 SHIFTS = (0.0, -2.0, -4.0)
