@@ -11,8 +11,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter
 
 from magrpo.plugins import ConfigError
-from pipelines.commands.arguments import Overrides, Positive, Root
-from pipelines.commands.bench import bench
+from pipelines.arguments import Overrides, Positive, Root
 from pipelines.environment import prepare_environment
 
 app = App(
@@ -35,7 +34,51 @@ For details: `magrpo COMMAND --help`.""",
     version=lambda: __import__("magrpo").__version__,
 )
 
+bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+LAZY_COMMANDS = {
+    "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "compare": (
+        "commands.compare:compare_runs",
+        "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
+        "table, with intervals over problems and seeds; sweeps are compared over their seeds.",
+    ),
+    "score": (
+        "commands.score:score_files",
+        "Run joint completions against their problems' tests in the sandbox and score them.\n\nExample: magrpo score "
+        "--problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl",
+    ),
+    "warm-start": (
+        "commands.warm_start:make_base_model",
+        "Train a base model like those that ship, from random weights.\n\n"
+        "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
+    ),
+    "doctor": (
+        "commands.doctor:check_machine",
+        "Check this machine for everything that training needs, with a remedy for each thing missing.",
+    ),
+    "sync": (
+        "commands.runs:sync_run",
+        "Deliver the tracking records of a run that its MLflow server has not received.",
+    ),
+    "bench orchestration": (
+        "benchmarks.orchestration:bench_orchestration",
+        "Split the wall time of a run into its stages, orchestration and tracking.",
+    ),
+    "bench credit": (
+        "benchmarks.credit:bench_credit",
+        "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
+    ),
+    "bench sandbox": (
+        "benchmarks.sandbox:bench_sandbox",
+        "Time the sandbox, and for comparison one bubblewrap per candidate.",
+    ),
+}
+"""The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
+for command, (function, text) in LAZY_COMMANDS.items():
+    parent = bench if command.startswith("bench ") else app
+    parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -228,84 +271,3 @@ def serve(
     from pipelines.commands.train import serve_schedule
 
     return serve_schedule(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
-
-
-@app.command(help_epilogue="")
-def runs(*, root: Root = Path("runs")) -> int:
-    """List the runs of a folder and of the tracking store, newest first."""
-    from pipelines.commands.runs import list_runs
-
-    return list_runs(root)
-
-
-@app.command(help_epilogue="")
-def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
-    """Compare two or more runs: configuration, learning curves, evaluations, cost.
-
-    Runs of baselines become one table, with intervals over problems and seeds; sweeps are compared over their seeds.
-
-    Args:
-        run: Ids of runs, or names of sweeps; differences are to the first.
-        output: Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
-    """
-    from pipelines.commands.compare import compare
-
-    return compare(run, root, output)
-
-
-@app.command(help_epilogue="")
-def score(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
-    """Run joint completions against their problems' tests in the sandbox and score them.
-
-    Example: magrpo score --problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl
-
-    Args:
-        overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
-        problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
-        completions: JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main.
-            A task may have several lines.
-        output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
-            tests_total, reward, parts, level, duration_s.
-    """
-    from pipelines.commands.score import score_files
-
-    return score_files(problems, completions, output, overrides)
-
-
-@app.command(help_epilogue="")
-def warm_start(
-    *overrides: Annotated[str, Parameter(help="key=value changes one value of the recipe.")],
-    output: Path,
-    local: bool = False,
-) -> int:
-    """Train a base model like those that ship, from random weights.
-
-    Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000
-
-    Args:
-        output: Folder to create: a transformers model, its tokenizer, and recipe.json.
-        local: Run the same steps without Prefect.
-    """
-    from pipelines.commands.warm_start import make_base_model
-
-    return make_base_model(output, overrides, local=local)
-
-
-@app.command(help_epilogue="")
-def doctor(*, root: Root = Path("runs")) -> int:
-    """Check this machine for everything that training needs, with a remedy for each thing missing."""
-    from pipelines.commands.doctor import check_machine
-
-    return check_machine(root)
-
-
-@app.command(help_epilogue="")
-def sync(run: str, /, *, root: Root = Path("runs")) -> int:
-    """Deliver the tracking records of a run that its MLflow server has not received.
-
-    Args:
-        run: Id of a run.
-    """
-    from pipelines.commands.runs import sync_run
-
-    return sync_run(run, root)

@@ -13,9 +13,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from cyclopts import Parameter, validators
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
@@ -29,6 +31,7 @@ from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
 from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
+from pipelines.arguments import Overrides
 from pipelines.progress.console import RunConsole, RunProgress
 from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
@@ -38,8 +41,14 @@ MODES = ("aligned", "crossed")
 _NUM_RESAMPLES = 1000
 
 
-def bench_credit(config: Path, overrides: Sequence[str], batches: int) -> int:
+def bench_credit(
+    config: Path, /, *overrides: Overrides, batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8
+) -> int:
     """Print gradient noise and joint actions of both modes; the exit code is 0.
+
+    Args:
+        config: TOML file of a run with one turn.
+        batches: Number of iterations to sample problems for.
 
     Raises:
         ConfigError: the configuration is unusable, has several turns, or only a subset of the joint actions.

@@ -20,6 +20,7 @@ from magrpo.sandboxes.jail_command import SYSTEM, JailSpec, find_interpreter, li
 from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
+from pipelines.arguments import Positive
 
 SOURCE = "def f(n):\n    return n + 1\n# {}\n"
 ASSERTS = ["assert {}(1) == 2", "assert {}(2) == 3", "assert {}(7) == 8"]
@@ -39,8 +40,11 @@ class Figure:
     met: bool = True
 
 
-def bench_sandbox(workers: int = 2) -> int:
+def bench_sandbox(*, workers: Positive = 2) -> int:
     """Run :func:`measure_sandbox` and print its figures as a table; the exit code is 0.
+
+    Args:
+        workers: Parallel jails.
 
     Raises:
         SandboxError: no isolation level works here.

@@ -21,18 +21,24 @@ from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.store import RunStore
 from magrpo.tracking import recorded_runs, tracking_uri
 from magrpo.tracking.spool import Unavailable
+from pipelines.arguments import Root
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
 from pipelines.experiments.sweep_report import finished_runs, last_evaluations, short_titles, tables_over_seeds
 
 
-def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
+def compare_runs(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
     """Compare runs, or sweeps, by name; the exit code, 0.
+
+    Args:
+        run: Ids of runs, or names of sweeps; differences are to the first.
+        output: Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
 
     Raises:
         ConfigError: there are too few or too many names, one is given twice, unknown or cannot be compared, or they
             are of different kinds.
     """
+    names = run
     if not 2 <= len(names) <= len(COLOURS):
         raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
     twice = next((name for name in names if names.count(name) > 1), None)
@@ -55,11 +61,11 @@ def compare(names: Sequence[str], root: Path, output: Path | None) -> int:
     if tables:
         _compare_baselines(stores, folder, console)
     else:
-        _compare_runs(stores, root, folder, console)
+        _compare_trainings(stores, root, folder, console)
     return 0
 
 
-def _compare_runs(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> None:
+def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> None:
     runs = [load_evaluated_run(letter, store) for letter, store in zip(string.ascii_uppercase, stores, strict=False)]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}

@@ -20,6 +20,7 @@ from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.tracking import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
+from pipelines.arguments import Root
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import is_healthy
 
@@ -41,7 +42,7 @@ class Finding:
 NOT_INSTALLED = Finding("missing", "not installed", "make setup")
 
 
-def check_machine(root: Path) -> int:
+def check_machine(*, root: Root = Path("runs")) -> int:
     """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)

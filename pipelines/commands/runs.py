@@ -23,6 +23,7 @@ from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking import MlflowTracker, RecordedRun, hide_password, recorded_runs, tracking_uri
 from magrpo.tracking.spool import FINAL, Unavailable
+from pipelines.arguments import Root
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
@@ -42,7 +43,7 @@ class Summary:
     config: Mapping[str, str]
 
 
-def list_runs(root: Path) -> int:
+def list_runs(*, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
     in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
     uri = tracking_uri(TrackingConfig(), root)
@@ -64,15 +65,19 @@ def list_runs(root: Path) -> int:
     return 0
 
 
-def sync_run(run_id: str, root: Path) -> int:
-    """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait."""
-    store = RunStore.open(root, run_id)
-    tracker = MlflowTracker(store.config().tracking, root, run_id, run_id, store.path)
+def sync_run(run: str, /, *, root: Root = Path("runs")) -> int:
+    """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait.
+
+    Args:
+        run: Id of a run.
+    """
+    store = RunStore.open(root, run)
+    tracker = MlflowTracker(store.config().tracking, root, run, run, store.path)
     tracker.flush()
     if tracker.num_undelivered:
-        print(f"{tracker.num_undelivered} records of {run_id} still wait for {hide_password(tracker.uri)}")
+        print(f"{tracker.num_undelivered} records of {run} still wait for {hide_password(tracker.uri)}")
         return 1
-    print(f"every record of {run_id} is delivered")
+    print(f"every record of {run} is delivered")
     return 0
 
 

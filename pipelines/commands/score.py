@@ -21,6 +21,7 @@ from magrpo.rewards.common import merge_hidden_report
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem
+from pipelines.arguments import Overrides
 
 ROLES = ("helper", "main")
 _CHUNK = 512
@@ -61,16 +62,24 @@ class ReportLine(msgspec.Struct, frozen=True):
     duration_s: float
 
 
-def score_files(problems_path: Path, completions_path: Path, output: Path, overrides: Sequence[str]) -> int:
-    """Score every line of ``completions_path`` and write the report; the exit code is 1 if the sandbox failed on some.
+def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
+    """Score every line of ``completions`` and write the report; the exit code is 1 if the sandbox failed on some.
+
+    Args:
+        overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
+        problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
+        completions: JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main.
+            A task may have several lines.
+        output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
+            tests_total, reward, parts, level, duration_s.
 
     Raises:
         ConfigError: a file, one of its lines or an option is unusable; the message names it.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")
-    problems = _read_problems(problems_path)
-    lines = _read_completions(completions_path, problems)
+    problem_of = _read_problems(problems)
+    lines = _read_completions(completions, problem_of)
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: the folder {output.parent} does not exist")
     sandbox = cast(SandboxPlugin, config.sandbox).open()
@@ -86,7 +95,7 @@ def score_files(problems_path: Path, completions_path: Path, output: Path, overr
                 tally["programs"] += number
                 bar.update(task, description=f"{label}, {tally['programs']} programs run")
 
-            for report, passed in _score_lines(problems, lines, config, sandbox, count_programs):
+            for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
                 tally["passed"] += passed
                 tally["masked"] += report.reward is None
                 file.write(msgspec.json.encode(report) + b"\n")

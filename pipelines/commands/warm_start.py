@@ -6,7 +6,9 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -17,8 +19,16 @@ from magrpo.plugins import ConfigError, validate_config
 from pipelines.flows.local_server import STARTING, LocalServer
 
 
-def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool = False) -> int:
-    """Train a base model into the new folder ``output`` and return 0; ``overrides`` are ``key=value`` of the recipe.
+def make_base_model(
+    *overrides: Annotated[str, Parameter(help="key=value changes one value of the recipe.")],
+    output: Path,
+    local: bool = False,
+) -> int:
+    """Train a base model into a new folder and return 0.
+
+    Args:
+        output: Folder to create: a transformers model, its tokenizer, and recipe.json.
+        local: Run the same steps without Prefect.
 
     Raises:
         ConfigError: the folder exists, or a key or value is unusable.
