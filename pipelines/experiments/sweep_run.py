@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
+from functools import partial
 
 from rich.console import Console
 
@@ -22,23 +23,23 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
     A failed run does not stop the others.
     """
     config = load_resolved(sweep.children[0].config)
-
-    def tracker() -> MlflowTracker:
-        return MlflowTracker(config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
-
-    parent = tracker()
+    open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
+    values_tried: dict[str, dict[str, None]] = {}
+    for child in sweep.children:
+        for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
+            values_tried.setdefault(key, {})[value] = None
+    parent = open_tracker()
     parent.record_start()
-    parent.params({"runs": len(sweep.children), **_values_tried(sweep)})
+    parent.params({"runs": len(sweep.children)} | {key: ",".join(tried) for key, tried in values_tried.items()})
     parent.flush()  # before the runs, which look for it
     failures: dict[str, str] = {}
     status = "FAILED"
     try:
         for number, child in enumerate(sweep.children, 1):
             store = sweep.store(child)
-            known = is_finished(store)
-            already = ", finished already" if known else ""
+            already = ", finished already" if is_finished(store) else ""
             console.print(f"\n[{number}/{len(sweep.children)}] {child.run_id}{already}", markup=False)
-            if known:
+            if already:
                 continue
             try:
                 _create_run(store, child, sweep.name)
@@ -52,20 +53,11 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         status = "KILLED"
         raise
     finally:
-        parent = tracker()
+        parent = open_tracker()
         for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")
         parent.close(status)
     return failures
-
-
-def _values_tried(sweep: Sweep) -> dict[str, str]:
-    """The values of each key, joined by commas."""
-    values: dict[str, dict[str, None]] = {}
-    for child in sweep.children:
-        for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
-            values.setdefault(key, {})[value] = None
-    return {key: ",".join(tried) for key, tried in values.items()}
 
 
 def _create_run(store: RunStore, child: Child, name: str) -> None:

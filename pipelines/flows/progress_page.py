@@ -44,7 +44,7 @@ class ProgressPage:
         self._attempt = attempt
         # Its own client: that of the flow run is closed with it.
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
-        self._thread = threading.Thread(target=self._run_thread, args=(client,), name="magrpo-artifacts", daemon=True)
+        self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
 
     def step_finished(self) -> None:
@@ -60,7 +60,7 @@ class ProgressPage:
         if self._thread.is_alive():
             log.warning("Prefect's page of the run is not complete: its server took longer than %.0f s", PATIENCE_S)
 
-    def _run_thread(self, client: SyncPrefectClient) -> None:
+    def _update_page(self, client: SyncPrefectClient) -> None:
         warned = over = False
         pause = 0.0
         with client:
@@ -82,9 +82,8 @@ class ProgressPage:
         percent = 100.0 * state.trained_iterations / max(state.num_iterations, 1)
         if self._ending == "finished":
             percent = 100.0
-        text = "\n\n".join(
-            filter(None, (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link()))
-        )
+        lines = (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link())
+        text = "\n\n".join(filter(None, lines))
         if self._progress is None:
             self._progress = self._create(client, "progress", f"{self._key}-progress", text, percent)
         elif (percent, text) != self._shown:
