@@ -37,7 +37,6 @@ from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
 
 Group = RolloutGroup[ScoredTurn]
-MODES = ("aligned", "crossed")
 _NUM_RESAMPLES = 1000
 
 
@@ -46,12 +45,11 @@ def bench_credit(
 ) -> int:
     """Print gradient noise and joint actions of both modes; the exit code is 0.
 
+    Raises ConfigError if the configuration has several turns, or only a subset of the joint actions.
+
     Args:
         config: TOML file of a run with one turn.
         batches: Number of iterations to sample problems for.
-
-    Raises:
-        ConfigError: the configuration is unusable, has several turns, or only a subset of the joint actions.
     """
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
@@ -63,7 +61,7 @@ def bench_credit(
             raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
         gradients = _compute_gradients(resolved, complete)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_format_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
+    console.print(_make_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
     for agent, node_products in gradients.items():
         ratio = node_products.variance_ratio()
         console.print(
@@ -93,8 +91,7 @@ class NodeGradients:
         """
         products = self.crossed if mode == "crossed" else self.aligned
         num_nodes = len(products)
-        if counts is None:
-            counts = np.ones((1, num_nodes))
+        counts = np.ones((1, num_nodes)) if counts is None else counts
         squares = counts @ products.diagonal() - ((counts @ products) * counts).sum(1) / num_nodes
         variance = squares / (num_nodes - 1)
         return np.asarray(variance if mode == "crossed" else variance + counts @ self.spread / num_nodes)
@@ -110,17 +107,12 @@ class NodeGradients:
     def variance_ratio(self) -> Interval:
         """Variance under crossed credit over that under aligned credit, with a 95 % bootstrap interval over nodes."""
         num_nodes = len(self.spread)
-        generator = np.random.default_rng(0)
-        counts = generator.multinomial(num_nodes, [1 / num_nodes] * num_nodes, size=_NUM_RESAMPLES).astype(float)
-        ratios = _ratio(self.estimate_variance("crossed", counts), self.estimate_variance("aligned", counts))
+        resamples = np.random.default_rng(0).multinomial(num_nodes, [1 / num_nodes] * num_nodes, size=_NUM_RESAMPLES)
+        counts = np.vstack([np.ones(num_nodes), resamples])
+        crossed, aligned = (self.estimate_variance(mode, counts) for mode in ("crossed", "aligned"))
+        mean, *ratios = np.divide(crossed, aligned, out=np.ones_like(crossed), where=aligned > 0)  # 1: neither varies
         low, high = np.percentile(ratios, [2.5, 97.5])
-        [mean] = _ratio(self.estimate_variance("crossed"), self.estimate_variance("aligned"))
         return Interval(float(mean), float(low), float(high))
-
-
-def _ratio(crossed: NDArray[np.float64], aligned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Crossed over aligned; 1 where neither varies."""
-    return np.divide(crossed, aligned, out=np.ones_like(crossed), where=aligned > 0)
 
 
 def list_pairings(group: Group) -> Iterator[Group]:
@@ -132,12 +124,11 @@ def list_pairings(group: Group) -> Iterator[Group]:
     first, *others = group.actions
     size = len(group.actions[first])
     for shifts in itertools.product(range(size), repeat=len(others)):
-        shift_of = dict(zip(others, shifts, strict=True))
-        paired = (
+        paired = [
             turn
             for turn in group.turns
-            if all((turn.picks[agent] - turn.picks[first]) % size == shift for agent, shift in shift_of.items())
-        )
+            if all((turn.picks[a] - turn.picks[first]) % size == shift for a, shift in zip(others, shifts, strict=True))
+        ]
         yield replace(group, turns=tuple(paired))
 
 
@@ -194,24 +185,21 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
         shape = len(nodes), config.rollout.group_size
         of_crossed = np.array([sample.advantage for sample in samples[agent]]).reshape(shape)
         of_aligned = np.stack([np.array([s.advantage for s in pairing[agent]]).reshape(shape) for pairing in aligned])
-        flat = (_flatten(updater.gradient(agent, [replace(sample, advantage=1.0)])) for sample in samples[agent])
+        parts = (updater.gradient(agent, [replace(sample, advantage=1.0)]).values() for sample in samples[agent])
+        flat = (torch.cat([part.flatten() for part in each]).float().cpu().numpy() for each in parts)
         of_completions = (np.stack([*itertools.islice(flat, shape[1])]) for _ in nodes)
         gradients[agent] = multiply_gradients(of_crossed, of_aligned, of_completions)
     return gradients
 
 
-def _flatten(gradient: Mapping[str, torch.Tensor]) -> NDArray[np.float32]:
-    return torch.cat([part.flatten() for part in gradient.values()]).float().cpu().numpy()
-
-
-def _format_table(
+def _make_table(
     groups: Sequence[Group], num_batches: int, gradients: Mapping[str, NodeGradients], num_nodes: int
 ) -> Table:
     tokens = sum(len(action.token_ids) for group in groups for actions in group.actions.values() for action in actions)
     table = Table(box=box.SIMPLE_HEAD, title=f"{num_batches} batches, the same {tokens:,} generated tokens for both")
     for column in ("credit", "joint actions", "distinct", *(f"noise, {agent}" for agent in gradients)):
         table.add_column(column, justify="left" if column == "credit" else "right")
-    for mode in MODES:
+    for mode in ("aligned", "crossed"):
         of_mode = [next(list_pairings(group)) if mode == "aligned" else group for group in groups]
         texts = [(group.problem.task_id, *group.texts(turn).values()) for group in of_mode for turn in group.turns]
         noises = (f"{of_agent.relative_noise(mode, num_nodes):.2f}" for of_agent in gradients.values())

@@ -25,9 +25,6 @@ def bench_orchestration(config: Path, /, *overrides: Overrides, local: bool = Fa
     Args:
         config: TOML file.
         local: Measure the loop without Prefect.
-
-    Raises:
-        ConfigError: the configuration is unusable.
     """
     console = Console(highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:

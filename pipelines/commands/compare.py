@@ -28,15 +28,11 @@ from pipelines.experiments.sweep_report import finished_runs, last_evaluations, 
 
 
 def compare_runs(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
-    """Compare runs, or sweeps, by name; the exit code, 0.
+    """Compare runs, or sweeps, by name; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:
         run: Ids of runs, or names of sweeps; differences are to the first.
         output: Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
-
-    Raises:
-        ConfigError: there are too few or too many names, one is given twice, unknown or cannot be compared, or they
-            are of different kinds.
     """
     names = run
     if not 2 <= len(names) <= len(COLOURS):

@@ -23,11 +23,7 @@ from pipelines.commands.estimate import WORK_SECTIONS, estimate_memory, estimate
 
 
 def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None) -> int:
-    """Print the plan of a new run, or of resuming ``store``; the exit code is 0.
-
-    Raises:
-        ConfigError: the run could not start with this configuration.
-    """
+    """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start."""
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
     reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}

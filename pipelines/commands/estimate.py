@@ -72,9 +72,7 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
     ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
-
-    Raises:
-        ConfigError: the configuration of a base model cannot be read.
+    Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: _read_model(agent, config) for agent in config.agents}
     holder = weight_holders(config.agents)

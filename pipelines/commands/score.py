@@ -65,6 +65,8 @@ class ReportLine(msgspec.Struct, frozen=True):
 def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
     """Score every line of ``completions`` and write the report; the exit code is 1 if the sandbox failed on some.
 
+    Raises ConfigError if a file, one of its lines or an option is unusable; the message names it.
+
     Args:
         overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
         problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
@@ -72,9 +74,6 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
             A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
             tests_total, reward, parts, level, duration_s.
-
-    Raises:
-        ConfigError: a file, one of its lines or an option is unusable; the message names it.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")

@@ -48,8 +48,7 @@ def train_run(store: RunStore, *, local: bool) -> int:
 def rewind_run(store: RunStore, name: str) -> None:
     """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps.
 
-    Raises:
-        ConfigError: there is no such step, or another process is working on the run.
+    Raises ConfigError if there is no such step, or another process is working on the run.
     """
     with hold_run(store):
         if repeated := steps_to_repeat(store, store.config(), name):

@@ -22,14 +22,11 @@ def make_base_model(
     output: Path,
     local: bool = False,
 ) -> int:
-    """Train a base model into a new folder and return 0.
+    """Train a base model into a new folder and return 0. Raises ConfigError if it exists, or a value is unusable.
 
     Args:
         output: Folder to create: a transformers model, its tokenizer, and recipe.json.
         local: Run the same steps without Prefect.
-
-    Raises:
-        ConfigError: the folder exists, or a key or value is unusable.
     """
     for override in overrides:
         if "=" not in override:

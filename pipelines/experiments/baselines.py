@@ -161,8 +161,7 @@ BASELINES: dict[str, Baseline] = {
 def parse_names(text: str) -> list[str]:
     """The entries of ``--baselines``, ``all`` or names joined by commas, with the entries they depend on.
 
-    Raises:
-        ConfigError: there is no such entry.
+    Raises ConfigError if there is no such entry.
     """
     names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
@@ -173,11 +172,7 @@ def parse_names(text: str) -> list[str]:
 
 
 def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
-    """The configuration of a run that makes the table.
-
-    Raises:
-        ConfigError: no row can be made; the message says why.
-    """
+    """The configuration of a run that makes the table. Raises ConfigError if no row can be made; it says why."""
     rows: dict[str, BaselineRow] = {}  # by content
     left_out: dict[str, str] = {}
     for name in names:

@@ -52,8 +52,7 @@ class Opponents:
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
     """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
 
-    Raises:
-        ConfigError: an override is unusable; the message starts with ``source``.
+    Raises ConfigError if an override is unusable; the message starts with ``source``.
     """
     tree = tree | {"registry": RegistryConfig().model_dump(), "root": str(root)}
     return validate_config(RunConfig, tree, [*overrides, "train.num_iterations=0"], source)
@@ -66,11 +65,7 @@ def start_from(tree: dict[str, Any], weights: Path) -> None:
 
 
 def create_evaluation(source: Source, name: str | None) -> RunStore:
-    """The directory of a new run that evaluates ``source``.
-
-    Raises:
-        ConfigError: there is no such run, file or checkpoint, or an override is unusable.
-    """
+    """The directory of a new run that evaluates ``source``. Raises ConfigError if that or an override is unusable."""
     config = source.load_file()
     if config is not None:
         return RunStore.create(config, name)
@@ -86,9 +81,7 @@ def create_baselines(source: Source, opponents: Opponents, name: str | None) -> 
     """The directory of a new run that compares ``source`` with baselines (:mod:`pipelines.experiments.baselines`).
 
     The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs.
-
-    Raises:
-        ConfigError: a name, a run, a checkpoint or an override is unusable, or no row can be made.
+    Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
     names, root = parse_names(opponents.baselines), source.root
     trained: Team | str = f"{source.run} is a configuration: its agents are untrained"

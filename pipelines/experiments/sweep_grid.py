@@ -61,14 +61,9 @@ class Sweep:
 def plan_sweep(
     config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
 ) -> Sweep:
-    """The runs of a sweep; nothing is written.
+    """The runs of a sweep; nothing is written. Raises ConfigError if a value cannot be used, or the name is taken.
 
-    Args:
-        settings: ``section.key=value,value,...``; every combination is run.
-        seeds: runs of each combination, with seeds from the configuration's ``train.seed`` on.
-
-    Raises:
-        ConfigError: a value cannot be used, or the name is taken.
+    Every combination of ``settings`` (``section.key=value,value,...``) runs with ``seeds`` seeds from ``train.seed`` on.
     """
     grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):

@@ -73,11 +73,7 @@ class LocalServer:
         return self._process is not None
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers.
-
-        Raises:
-            ServerError: the server ended, or did not answer within two minutes.
-        """
+        """Return when the server answers. Raises ServerError if it ended, or did not answer within two minutes."""
         if self._process is None:
             return
         deadline = time.monotonic() + _START_S

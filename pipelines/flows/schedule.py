@@ -60,11 +60,7 @@ class Timetable:
     timezone: str = "UTC"
 
     def build_schedule(self) -> ServerSchedule:
-        """The schedule as an object of Prefect's server, which can compute dates.
-
-        Raises:
-            ConfigError: not exactly one of the three is given, or it cannot be parsed.
-        """
+        """The schedule as Prefect's server holds it, to compute dates. Raises ConfigError if it is not exactly one."""
         given = {flag: value for flag in _SCHEDULES if (value := getattr(self, flag)) is not None}
         if len(given) != 1:
             raise ConfigError("serve needs one of --cron, --interval and --rrule")
@@ -111,11 +107,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
 
 
 def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
-    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable.
-
-    Raises:
-        ConfigError: the configuration or the timetable cannot be used.
-    """
+    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
     schedule = timetable.build_schedule()
     root = load_config(config, overrides).root.absolute()
     parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from statistics import median
 from time import monotonic
 from typing import get_args
@@ -52,27 +53,25 @@ class Pace:
 
     def __init__(self, num_iterations: int) -> None:
         self._num_iterations = num_iterations
-        self._seconds: deque[float] = deque(maxlen=20)
-        self._since: float | None = None
+        self._times: deque[float] = deque(maxlen=21)
+        """When the first complete iteration began, and when each iteration since ended."""
 
     def start_step(self, step: Step) -> None:
         """Start the clock at the first complete iteration."""
-        if self._since is None and step.title == "rollout.0":
-            self._since = monotonic()
+        if not self._times and step.title == "rollout.0":
+            self._times.append(monotonic())
 
     def finish_iteration(self) -> None:
         """Count an iteration. The evaluation after it counts for the next one."""
-        if self._since is not None:
-            now = monotonic()
-            self._seconds.append(now - self._since)
-            self._since = now
+        if self._times:
+            self._times.append(monotonic())
 
     def time_left(self, done: int) -> str:
         """Time to the end, ``0:12:30 left``; empty before the first complete iteration."""
-        if self._since is None or not self._seconds:
+        if len(self._times) < 2:
             return ""
-        whole = median(self._seconds) * (self._num_iterations - done)
-        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._since), 0.0)))} left"
+        whole = median(end - begin for begin, end in pairwise(self._times)) * (self._num_iterations - done)
+        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
 
 
 class LiveLine(ProgressColumn):

@@ -162,11 +162,7 @@ def _format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
 
 
 def _post_webhook(url: str, fields: Mapping[str, str]) -> None:
-    """POST the fields as JSON, with ``subject`` and ``text`` for people (Slack and Mattermost show ``text``).
-
-    Raises:
-        Unsent: rejected, or no answer. httpx's messages may hold the URL, so only the status code is repeated.
-    """
+    """POST the fields as JSON, with ``subject`` and ``text`` for people; Slack and Mattermost show ``text``."""
     import httpx  # takes a tenth of a second
 
     try:
@@ -178,7 +174,7 @@ def _post_webhook(url: str, fields: Mapping[str, str]) -> None:
     try:
         answer = httpx.post(url, json={"subject": subject, **fields, "text": f"{subject}\n{body}"}, timeout=_TIMEOUT_S)
         answer.raise_for_status()
-    except httpx.HTTPStatusError as error:
+    except httpx.HTTPStatusError as error:  # httpx's own messages may hold the URL
         raise Unsent(f"{host} answers {error.response.status_code}") from None
     except httpx.RequestError as error:
         raise Unsent(f"{host} does not answer ({type(error).__name__})") from None
