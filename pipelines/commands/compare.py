@@ -24,7 +24,7 @@ from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import Root
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
-from pipelines.experiments.sweep_report import finished_runs, last_evaluations, short_titles, tables_over_seeds
+from pipelines.experiments.sweep_run import finished_runs, last_evaluations, short_titles, tables_over_seeds
 
 
 def compare_runs(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:

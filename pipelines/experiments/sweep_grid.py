@@ -63,7 +63,7 @@ def plan_sweep(
 ) -> Sweep:
     """The runs of a sweep; nothing is written. Raises ConfigError if a value cannot be used, or the name is taken.
 
-    Every combination of ``settings`` (``section.key=value,value,...``) runs with ``seeds`` seeds from ``train.seed`` on.
+    Every combination of ``settings``, ``section.key=value,value,...``, runs with ``seeds`` seeds, ``train.seed`` first.
     """
     grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):

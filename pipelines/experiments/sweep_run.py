@@ -1,20 +1,53 @@
-"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run."""
+"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
 
 from __future__ import annotations
 
+import csv
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
+from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save_figure
+from magrpo.reports.equal_bar import equal_bar_tables
+from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.figures import (
+    SPLIT_TITLES,
+    format_interval,
+    quantity_title,
+    shown_quantities,
+    sort_summary_keys,
+    summary_title,
+)
+from magrpo.reports.over_seeds import (
+    OVER_SEEDS,
+    Settings,
+    average_evaluations,
+    budget_table,
+    difference_tables,
+    equal_tokens_tables,
+    tokens_by_iteration,
+)
+from magrpo.reports.page import Block, Pictures, write_page
+from magrpo.reports.problem_means import shared_keys
+from magrpo.reports.tables import ReportTable, print_tables
 from magrpo.store import RunStore
 from magrpo.tracking import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
-from pipelines.experiments.sweep_grid import Child, Sweep
-from pipelines.experiments.sweep_report import write_sweep_report
+from magrpo.types import HEADLINE, EvalReport
+from pipelines.experiments.sweep_grid import Sweep
+
+_NOTE = (
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
+    "over problems in its place, which says nothing about other seeds."
+)
+Averages = Mapping[str, Sequence[EvalReport]]
+"""The evaluations of each setting, averaged over its seeds."""
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
@@ -42,7 +75,11 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
             if already:
                 continue
             try:
-                _create_run(store, child, sweep.name)
+                if not store.exists():
+                    RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
+                with closing(Spool(store.path)) as spool:
+                    if not spool.records:  # the first one: the run belongs to the sweep
+                        spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
                 failures[child.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -60,11 +97,105 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
     return failures
 
 
-def _create_run(store: RunStore, child: Child, name: str) -> None:
-    """Create the run directory unless it exists, with the record that it belongs to the sweep."""
-    if not store.exists():
-        RunStore.create(load_resolved(child.config).model_copy(update={"root": store.path.parent}), child.run_id)
-    spool = Spool(store.path)
-    if not spool.records:
-        spool.append({"kind": "tags", "values": {PARENT_TAG: name}})
-    spool.close()
+def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
+    """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
+    done = finished_runs(sweep)
+    if not done:
+        return []
+    means = {title: average_evaluations(runs) for title, runs in done.items()}
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    tables = [
+        *_evaluation_tables(done, means, parts),
+        *tables_over_seeds("Held-out problems, sampled, at the end of training", done),
+        _list_runs(sweep, done),
+    ]
+    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(COLOURS)]
+    short = short_titles(sweep)
+    shown = {short[title]: means[title] for title in means if title in best}
+    tokens = tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    split_parts = [(split, part) for part in parts for split in SPLIT_TITLES]
+    pictures = save_figure(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    blocks: list[Block] = [
+        Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
+        Pictures("Parts of the return", comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
+        *tables,
+    ]
+    paths = [*write_page(sweep.folder / "sweep", f"Sweep {sweep.name}", blocks), sweep.folder / "sweep.csv"]
+    _write_csv(paths[-1], done, means)
+    wide = Console(highlight=False)
+    if not wide.is_terminal:
+        wide.width = 160
+    print_tables(tables, wide)
+    console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    return [*paths, *pictures]
+
+
+def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
+    """The runs of each setting that went to their end, by its title."""
+    done: dict[str, list[EvaluatedRun]] = {}
+    for child in sweep.children:
+        if is_finished(sweep.store(child)):
+            done.setdefault(child.title, []).append(load_evaluated_run(child.run_id, sweep.store(child)))
+    return done
+
+
+def short_titles(sweep: Sweep) -> dict[str, str]:
+    """The name of each setting in pictures: its values, if they tell it from the others."""
+    names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
+    return names if len(set(names.values())) == len(names) else {title: title for title in names}
+
+
+def last_evaluations(settings: Settings) -> dict[str, list[int]]:
+    """The index of each run's last evaluation."""
+    return {title: [len(run.reports) - 1 for run in runs] for title, runs in settings.items()}
+
+
+def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
+    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    yield from difference_tables(title, settings, last_evaluations(settings))
+    if len(settings) > 1:
+        yield from equal_tokens_tables(settings)
+    yield from equal_bar_tables(settings)
+    yield budget_table(settings)
+
+
+def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
+    last = {title: reports[-1].summary for title, reports in means.items()}
+    for key in sort_summary_keys(shared_keys(list(last.values()))):
+        summaries = {title: summary[key] for title, summary in last.items()}
+        first = next(iter(summaries.values()))
+        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
+        columns = shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
+        rows = [
+            (title, str(len(done[title])), *(format_interval(column, summary[column]) for column in columns))
+            for title, summary in summaries.items()
+        ]
+        heads = ("setting", "seeds", *map(quantity_title, columns))
+        yield ReportTable(summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
+
+
+def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
+    returns = {
+        run.store.run_id: format_interval("return", run.last.summary[HEADLINE]["return"])
+        for runs in done.values()
+        for run in runs
+    }
+    rows = [
+        (child.run_id, child.title, str(child.seed), returns.get(child.run_id, "not finished"))
+        for child in sweep.children
+    ]
+    note = "Held-out return, sampled, percent of the maximum; intervals over problems."
+    return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
+
+
+def _write_csv(path: Path, done: Settings, means: Averages) -> None:
+    """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["setting", "seed", "policy_version", "split", "mode", "quantity", "mean", "low", "high"])
+        for title, runs in done.items():
+            series = [(str(run.config.train.seed), run.reports) for run in runs] + [("", means[title])]
+            for seed, report in ((seed, report) for seed, reports in series for report in reports):
+                for key, summary in report.summary.items():
+                    head = (title, seed, report.policy_version, *key.split("/"))
+                    writer.writerows((*head, name, mean.mean, mean.low, mean.high) for name, mean in summary.items())
