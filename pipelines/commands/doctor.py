@@ -116,16 +116,15 @@ def check_prefect(_: Path) -> Iterator[Finding]:
 def check_mlflow(root: Path) -> Iterator[Finding]:
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_version('mlflow')}, {hide_password(uri)}"
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        yield Finding("ok", f"{known} (created by the first run)")
-        return
+    remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
     try:
-        check_reachable(uri)
-    except Unavailable as error:
-        remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
-        yield Finding("note", str(error), remedy)
-    else:
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+            known += " (created by the first run)"
+        else:
+            check_reachable(uri)
         yield Finding("ok", known)
+    except Unavailable as error:
+        yield Finding("note", str(error), remedy)
 
 
 def check_disk(root: Path) -> Iterator[Finding]:

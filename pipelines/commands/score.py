@@ -19,7 +19,7 @@ from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.stages.backend import Cache
-from magrpo.stages.score import Scored, score_texts
+from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 from pipelines.arguments import Overrides
 
@@ -121,25 +121,21 @@ def _score_lines(
         items = [(problems[line.task_id], line.completions) for line in chunk]
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
-            passed = not result.masked and bool(config.reward.passed(result.reports))
-            yield _make_report(line.task_id, next_index[line.task_id], result, sandbox.level), passed
+            reports = result.reports
+            program = merge_hidden_report(reports, next(iter(reports))) if reports else None
+            report = ReportLine(
+                task_id=line.task_id,
+                index=next_index[line.task_id],
+                status="infra_error" if result.masked else program.status if program else "not_run",
+                tests_passed=program.tests_passed if program else 0,
+                tests_total=program.tests_total if program else 0,
+                reward=None if result.masked else result.reward.total,
+                parts=result.reward.parts,
+                level=program.level if program else sandbox.level,
+                duration_s=sum(report.duration_s for report in reports.values()),
+            )
+            yield report, not result.masked and bool(config.reward.passed(reports))
             next_index[line.task_id] += 1
-
-
-def _make_report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
-    program = merge_hidden_report(scored.reports, next(iter(scored.reports))) if scored.reports else None
-    status = "infra_error" if scored.masked else program.status if program else "not_run"
-    return ReportLine(
-        task_id=task_id,
-        index=index,
-        status=status,
-        tests_passed=program.tests_passed if program else 0,
-        tests_total=program.tests_total if program else 0,
-        reward=None if scored.masked else scored.reward.total,
-        parts=scored.reward.parts,
-        level=program.level if program else level,
-        duration_s=sum(report.duration_s for report in scored.reports.values()),
-    )
 
 
 def _read_problems(path: Path) -> dict[str, Problem]:
@@ -174,10 +170,9 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
     try:
         with _open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
                 try:
-                    yield f"{path}:{number}", decode(line)
+                    if line.strip():
+                        yield f"{path}:{number}", decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise ConfigError(f"{path}:{number}: {error}") from None
     except FileNotFoundError:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
@@ -57,11 +57,6 @@ class Teams:
     single: Team | str
     partners: tuple[Team, ...] | str
 
-    @property
-    def trained(self) -> Team:
-        """The run after training."""
-        return require_present(self.run)
-
 
 PresentT = TypeVar("PresentT", Team, tuple[Team, ...])
 
@@ -73,49 +68,39 @@ def require_present(team: PresentT | str) -> PresentT:
     return team
 
 
-Seats = tuple[str, str, Sequence[AgentConfig]]
-"""Additions to the name and the title of an entry, and the agents in the order of the roles."""
-Seating = Callable[[Teams, Sequence[str]], Iterator[Seats]]
+Seating = Literal["untrained", "run", "single", "swap", "solo", "untrained_partner", "partners"]
 
 
-def _untrained(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.untrained.agents_for(roles)
-
-
-def _run(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.trained.agents_for(roles)
-
-
-def _single(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    single = require_present(teams.single)
-    yield "", f" ({single.name})", single.agents_for(roles)
-
-
-def _swap(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    first, *others = teams.trained.partners_for(roles)
-    yield "", "", [*others, first]
-
-
-def _solo(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    for agent in teams.trained.partners_for(roles):
-        yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
-
-
-def _untrained_partner(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    for index, agent in enumerate(teams.trained.partners_for(roles)):
-        seats = teams.untrained.agents_for(roles)
-        seats[index] = agent
-        yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
-
-
-def _partners(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    """The first role of one run with the other roles of another, for every pair of runs."""
-    partners = require_present(teams.partners)
-    teams.trained.partners_for(roles)
-    pairs = itertools.product([teams.trained, *partners], repeat=2)
-    for first, rest in itertools.islice(pairs, 1, None):  # the first pair is the run itself
-        seats = [*first.agents_for(roles)[:1], *rest.agents_for(roles)[1:]]
-        yield f"_{first.name}_{rest.name}", f": {first.name} with {rest.name}", seats
+def seat_agents(
+    seating: Seating, teams: Teams, roles: Sequence[str]
+) -> Iterator[tuple[str, str, Sequence[AgentConfig]]]:
+    """Additions to the name and the title of an entry, and the agents in the order of the roles, for each row."""
+    match seating:
+        case "untrained":
+            yield "", "", teams.untrained.agents_for(roles)
+        case "run":
+            yield "", "", require_present(teams.run).agents_for(roles)
+        case "single":
+            single = require_present(teams.single)
+            yield "", f" ({single.name})", single.agents_for(roles)
+        case "swap":
+            first, *others = require_present(teams.run).partners_for(roles)
+            yield "", "", [*others, first]
+        case "solo":
+            for agent in require_present(teams.run).partners_for(roles):
+                yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
+        case "untrained_partner":
+            for index, agent in enumerate(require_present(teams.run).partners_for(roles)):
+                seats = teams.untrained.agents_for(roles)
+                seats[index] = agent
+                yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
+        case "partners":  # the first role of one run with the other roles of another
+            partners, trained = require_present(teams.partners), require_present(teams.run)
+            trained.partners_for(roles)
+            pairs = itertools.product([trained, *partners], repeat=2)
+            for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
+                seats = [*one.agents_for(roles)[:1], *other.agents_for(roles)[1:]]
+                yield f"_{one.name}_{other.name}", f": {one.name} with {other.name}", seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,22 +124,22 @@ class Baseline:
 CODING = ("coding", "solo", "team")
 SOLO = {"kind": "solo", "num_turns": 1}
 BASELINES: dict[str, Baseline] = {
-    "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
-    "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),
-    "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}, blind=True),
-    "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}, tasks=CODING),
-    "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}, blind=True),
-    "magrpo": Baseline("MAGRPO", _run),
-    "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
-    "two_turns": Baseline("MAGRPO, two turns", _run, {"num_turns": 2}),
-    "oracle_stop": Baseline("MAGRPO, oracle stop", _run, oracle="stop"),
-    "retry": Baseline("MAGRPO, one turn, retry (oracle)", _run, {"num_turns": 1}, oracle="retry"),
-    "voting": Baseline("voting, single agent", _untrained, SOLO, {"kind": "solo"}, "majority", CODING),
-    "best_of": Baseline("best of k, single agent (oracle)", _untrained, SOLO, {"kind": "solo"}, "best", CODING),
-    "swap": Baseline("cross-play: roles exchanged", _swap),
-    "solo": Baseline("cross-play", _solo),
-    "untrained_partner": Baseline("cross-play", _untrained_partner),
-    "partners": Baseline("cross-play", _partners),
+    "single": Baseline("single agent", "untrained", SOLO, {"kind": "solo"}, tasks=CODING),
+    "single_grpo": Baseline("single agent, GRPO", "single", SOLO, {"kind": "solo"}, tasks=CODING),
+    "naive": Baseline("naive concatenation", "untrained", {"num_turns": 1}, blind=True),
+    "sequential": Baseline("sequential pipeline", "untrained", {"kind": "sequential", "num_turns": 2}, tasks=CODING),
+    "discussion": Baseline("one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, blind=True),
+    "magrpo": Baseline("MAGRPO", "run"),
+    "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
+    "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
+    "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
+    "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
+    "voting": Baseline("voting, single agent", "untrained", SOLO, {"kind": "solo"}, "majority", CODING),
+    "best_of": Baseline("best of k, single agent (oracle)", "untrained", SOLO, {"kind": "solo"}, "best", CODING),
+    "swap": Baseline("cross-play: roles exchanged", "swap"),
+    "solo": Baseline("cross-play", "solo"),
+    "untrained_partner": Baseline("cross-play", "untrained_partner"),
+    "partners": Baseline("cross-play", "partners"),
 }
 
 
@@ -207,7 +192,7 @@ def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineR
         if stop_above is None:  # just below the largest reward; a fraction is linear in the reward
             least = float(config.reward.fraction(0.0))
             stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
-    for suffix, title, seats in entry.seating(teams, roles):
+    for suffix, title, seats in seat_agents(entry.seating, teams, roles):
         yield BaselineRow(
             name=name + suffix,
             title=entry.title + title,
@@ -240,13 +225,14 @@ def _load_weights(
 
     Only the run's agents have models; a row loads adapters or weights into them.
     """
-    free, carriers = list(pool), {}
+    free, carriers = list(pool), list(seats)
     names = [agent.name for agent in pool]
-    for i in sorted(range(len(seats)), key=lambda i: seats[i].name not in names):
-        fitting = [agent for agent in free if (agent.model, agent.weights) == (seats[i].model, seats[i].weights)]
+    for position in sorted(range(len(seats)), key=lambda position: seats[position].name not in names):
+        seat = seats[position]
+        fitting = [agent for agent in free if (agent.model, agent.weights) == (seat.model, seat.weights)]
         if not fitting:
-            raise LeftOut(f"the run has too few agents with the base model {seats[i].model} ({seats[i].weights})")
-        carrier = next((agent for agent in fitting if agent.name == seats[i].name), fitting[0])
-        carriers[i] = carrier.model_copy(update={"role": roles[i], "start_from": seats[i].start_from})
+            raise LeftOut(f"the run has too few agents with the base model {seat.model} ({seat.weights})")
+        carrier = next((agent for agent in fitting if agent.name == seat.name), fitting[0])
+        carriers[position] = carrier.model_copy(update={"role": roles[position], "start_from": seat.start_from})
         free.remove(carrier)
-    return tuple(carriers[i] for i in range(len(roles)))
+    return tuple(carriers)

@@ -29,8 +29,7 @@ PATIENCE_S = 10.0
 class ProgressPage:
     """Implements :class:`pipelines.progress.state.Observer` for a flow run.
 
-    ``name`` is what the artifacts' keys begin with: artifacts of one key are versions of each other on Prefect's page,
-    so it is the run's id, or the deployment's name.
+    Artifacts of one key are versions of each other on Prefect's page: ``name`` is the run's id, or the deployment's.
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
