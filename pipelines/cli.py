@@ -233,11 +233,11 @@ def evaluate(
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
     from pipelines.commands.train import train_run
-    from pipelines.experiments.derive import Opponents, Source, create_baselines, create_evaluation
+    from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
     source = Source(run, checkpoint, root, overrides)
     if baselines is not None:
-        return train_run(create_baselines(source, Opponents(baselines, single_run, partner), name), local=local)
+        return train_run(create_baselines(source, baselines, name, single_run, partner), local=local)
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
     return train_run(create_evaluation(source, name), local=local)

@@ -1,9 +1,8 @@
 """``magrpo bench credit``: the variance of the gradient under crossed and aligned credit, from the same completions.
 
-Batches are sampled and scored as in training with all joint actions (``joint_mode = "crossed"``), always with the
-initial weights. Each problem gives every agent's gradients under crossed credit, and under aligned credit for every
-pairing of the completions. Crossed credit is the mean of aligned credit over all pairings; to compare it with a single
-pairing would add the noise of that choice.
+Batches are sampled and scored with all joint actions and the initial weights. Each problem gives every agent's
+gradients under crossed credit, and under aligned credit for every pairing of the completions: crossed credit is the
+mean over all pairings, and a single pairing would add the noise of its choice.
 """
 
 from __future__ import annotations
@@ -76,9 +75,9 @@ class NodeGradients:
     """Inner products of one agent's gradients at ``N`` nodes under both kinds of credit."""
 
     crossed: NDArray[np.float64]
-    """Inner products of the nodes' gradients under crossed credit, ``(N, N)``."""
+    """``(N, N)``."""
     aligned: NDArray[np.float64]
-    """Inner products of the nodes' mean gradients over all pairings, ``(N, N)``."""
+    """Of the mean gradients over all pairings, ``(N, N)``."""
     spread: NDArray[np.float64]
     """Mean squared distance of a pairing's gradient from the mean over all pairings, ``(N,)``."""
 

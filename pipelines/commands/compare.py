@@ -37,8 +37,7 @@ def compare_runs(*run: str, output: Path | None = None, root: Root = Path("runs"
     names = run
     if not 2 <= len(names) <= len(COLOURS):
         raise ConfigError(f"compare takes 2 to {len(COLOURS)} runs, got {len(names)}")
-    twice = next((name for name in names if names.count(name) > 1), None)
-    if twice is not None:
+    if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"compare: run {twice} is named twice")
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
     console = Console(highlight=False)
@@ -67,8 +66,8 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     evaluations = {run.label: run.reports for run in runs}
     picture = comparison_picture(evaluations, tokens=tokens)
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
-    title = f"Comparison of {_join_names([store.run_id for store in stores])}"
-    _write_comparison(folder, title, picture, [curves, _overview_table(runs, root), *comparison_tables(runs)], console)
+    names = [store.run_id for store in stores]
+    _write_comparison(folder, names, picture, [curves, _overview_table(runs, root), *comparison_tables(runs)], console)
 
 
 def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
@@ -114,25 +113,28 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     at_end = "At the end of training"
     results = evaluation_table(at_end, settings, last_evaluations(settings), note)
     blocks = [curves, results, *tables_over_seeds(at_end, settings)]
-    _write_comparison(folder, f"Comparison of the sweeps {_join_names(names)}", picture, blocks, console)
+    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], picture, blocks, console)
 
 
-def _join_names(names: Sequence[str]) -> str:
-    return f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _write_comparison(folder: Path, title: str, picture: Figure, blocks: Sequence[Block], console: Console) -> None:
+def _write_comparison(
+    folder: Path, names: Sequence[str], picture: Figure, blocks: Sequence[Block], console: Console
+) -> None:
     """Write the page, its Markdown and the picture to ``folder``, and print the tables."""
     folder.mkdir(parents=True, exist_ok=True)
     save_figure(picture, folder / "curves")
-    write_page(folder / "compare", title, blocks)
+    write_page(folder / "compare", f"Comparison of {', '.join(names[:-1])} and {names[-1]}", blocks)
     print_tables([block for block in blocks if isinstance(block, ReportTable)], console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
 
 
 def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Console) -> None:
     """Pool the rows that all runs of baselines have into one table."""
-    runs = [_finished_baselines(store) for store in stores]
+    runs: list[list[BaselineResult]] = []
+    for store in stores:
+        config = store.config()
+        if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
+            raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
+        runs.append(read_baselines(config, baseline_folders(store, config)))
     problems = [{row.task_id for result in results for row in result.report.rows} for results in runs]
     for store, task_ids in zip(stores, problems, strict=True):
         if task_ids != problems[0]:
@@ -150,10 +152,3 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
     console.print(f"written: {folder / 'baselines.html'}, .md, .csv and .json beside it", soft_wrap=True, markup=False)
-
-
-def _finished_baselines(store: RunStore) -> list[BaselineResult]:
-    config = store.config()
-    if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
-        raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
-    return read_baselines(config, baseline_folders(store, config))

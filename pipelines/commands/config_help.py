@@ -33,14 +33,13 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
     top: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         if name == "agents":
-            yield "[[agents]]", dict(AgentConfig.model_fields)
+            yield "[[agents]]", AgentConfig.model_fields
         elif name in TABLES:
             for kind in TABLES[name]:
-                fields = dict(import_plugin(TABLES[name], kind).model_fields)
-                del fields["kind"]
-                yield f'[{name}] kind = "{kind}"', fields
+                fields = import_plugin(TABLES[name], kind).model_fields
+                yield f'[{name}] kind = "{kind}"', {key: field for key, field in fields.items() if key != "kind"}
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield f"[{name}]", dict(field.annotation.model_fields)
+            yield f"[{name}]", field.annotation.model_fields
         else:
             top[name] = field
     yield "(top level)", top

@@ -37,18 +37,6 @@ class Source:
         return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
 
 
-@dataclass(frozen=True, slots=True)
-class Opponents:
-    """The rows of a table of baselines, and the other runs whose agents take part."""
-
-    baselines: str
-    """Names joined by commas, or ``all``."""
-    single_run: str | None = None
-    """A run of a single trained agent."""
-    partners: Sequence[str] = ()
-    """Runs whose agents act together with those of the source."""
-
-
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
     """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
 
@@ -77,13 +65,16 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     return RunStore.create(derive_config(tree, source.root, source.overrides, f"run {source.run}"), name)
 
 
-def create_baselines(source: Source, opponents: Opponents, name: str | None) -> RunStore:
+def create_baselines(
+    source: Source, baselines: str, name: str | None, single_run: str | None = None, partners: Sequence[str] = ()
+) -> RunStore:
     """The directory of a new run that compares ``source`` with baselines (:mod:`pipelines.experiments.baselines`).
 
-    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs.
+    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs:
+    that of ``source``, ``single_run`` with a single agent, and ``partners``, whose agents act with those of the source.
     Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
-    names, root = parse_names(opponents.baselines), source.root
+    names, root = parse_names(baselines), source.root
     trained: Team | str = f"{source.run} is a configuration: its agents are untrained"
     config = source.load_file()
     if config is None:
@@ -96,12 +87,11 @@ def create_baselines(source: Source, opponents: Opponents, name: str | None) -> 
     config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
     no_single = "no run of a single trained agent is given; --single-run RUN"
     no_partner = "no other run is given; --partner RUN"
-    single = opponents.single_run
     teams = Teams(
         untrained=Team("the run", config.agents),
         run=trained,
-        single=no_single if single is None else _team_like(single, config, root),
-        partners=tuple(_team_like(partner, config, root) for partner in opponents.partners) or no_partner,
+        single=no_single if single_run is None else _team_like(single_run, config, root),
+        partners=tuple(_team_like(partner, config, root) for partner in partners) or no_partner,
     )
     table = with_baselines(config, names, teams)
     return RunStore.create(table, name or _free_name(root, f"{Path(source.run).stem}-baselines"))

@@ -113,8 +113,7 @@ def load_sweep(root: Path, name: str) -> Sweep:
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
-    tree = json.loads(path.read_bytes())
-    return Sweep(name, root, tuple(Child(**child) for child in tree["children"]))
+    return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
 
 
 def show_sweep(sweep: Sweep, console: Console) -> None:

@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step
-from pipelines.progress.state import Attempt
+from pipelines.progress.state import Attempt, Observer
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +26,8 @@ PERIOD_S = 3.0
 PATIENCE_S = 10.0
 
 
-class ProgressPage:
-    """Implements :class:`pipelines.progress.state.Observer` for a flow run.
+class ProgressPage(Observer):
+    """Observes the run of a flow run; between start and end its thread reads the state by itself.
 
     Artifacts of one key are versions of each other on Prefect's page: ``name`` is the run's id, or the deployment's.
     """
@@ -45,9 +45,6 @@ class ProgressPage:
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
-
-    def step_finished(self) -> None:
-        """Nothing to do: the thread reads the state by itself."""
 
     def team_promoted(self, text: str) -> None:
         self._promotion = text

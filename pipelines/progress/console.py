@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
@@ -44,43 +44,13 @@ _WIDE = 76
 """From this many columns on, a terminal has room for everything."""
 
 
-class Pace:
-    """Estimates when a run will end, from the iterations that this process computed completely.
-
-    The remaining ones are assumed to take the median of the newest 20: the first are slow, and single ones include an
-    evaluation or a busy moment of the machine.
-    """
-
-    def __init__(self, num_iterations: int) -> None:
-        self._num_iterations = num_iterations
-        self._times: deque[float] = deque(maxlen=21)
-        """When the first complete iteration began, and when each iteration since ended."""
-
-    def start_step(self, step: Step) -> None:
-        """Start the clock at the first complete iteration."""
-        if not self._times and step.title == "rollout.0":
-            self._times.append(monotonic())
-
-    def finish_iteration(self) -> None:
-        """Count an iteration. The evaluation after it counts for the next one."""
-        if self._times:
-            self._times.append(monotonic())
-
-    def time_left(self, done: int) -> str:
-        """Time to the end, ``0:12:30 left``; empty before the first complete iteration."""
-        if len(self._times) < 2:
-            return ""
-        whole = median(end - begin for begin, end in pairwise(self._times)) * (self._num_iterations - done)
-        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
-
-
 class LiveLine(ProgressColumn):
     """The words of the live line, rendered again whenever it is shown: the time left changes within a stage."""
 
     max_refresh = 0.5
 
-    def __init__(self, state: RunState, pace: Pace, *, wide: bool) -> None:
-        self._state, self._pace, self._wide = state, pace, wide
+    def __init__(self, state: RunState, time_left: Callable[[], str], *, wide: bool) -> None:
+        self._state, self._time_left, self._wide = state, time_left, wide
         super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
@@ -90,7 +60,7 @@ class LiveLine(ProgressColumn):
             parts.append(f"train {state.training_return:.0%}")
         if state.held_out_returns:
             parts.append(f"held-out {[*state.held_out_returns.values()][-1]:.0%}")
-        parts.append(self._pace.time_left(state.trained_iterations))
+        parts.append(self._time_left())
         return Text(" · ".join(filter(None, parts)))
 
 
@@ -112,7 +82,8 @@ class RunConsole:
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self._state = state
-        self._pace = Pace(state.num_iterations)
+        self._times: deque[float] = deque(maxlen=21)
+        """When the first iteration that this process computes completely began, and when each one since ended."""
         self._metrics: dict[str, float] = {}
         """Metrics of the iteration so far."""
         self._num_reused = 0
@@ -124,7 +95,7 @@ class RunConsole:
         self._live = Progress(
             SpinnerColumn(),
             *([BarColumn(bar_width=8)] if wide else []),
-            LiveLine(state, self._pace, wide=wide),
+            LiveLine(state, self._time_left, wide=wide),
             console=self.console,
             transient=True,
             disable=not self._alive,
@@ -154,15 +125,16 @@ class RunConsole:
         if self._num_reused:
             self.say(f"{self._num_reused} committed stages are reused")
             self._num_reused = 0
-        self._pace.start_step(step)
+        if not self._times and step.title == "rollout.0":
+            self._times.append(monotonic())
         activity = _ACTIVITIES[step.stage]
         done, spoke = 0, monotonic()
-        self._show_activity(activity)
+        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
 
         def advance(finished: int) -> None:
             nonlocal done, spoke
             done += finished
-            self._show_activity(f"{activity} {done}")
+            self._live.update(self._bar, description=f"{activity} {done}")
             if not self._alive and monotonic() - spoke > _HEARTBEAT_S:
                 spoke = monotonic()
                 self.say(f"  iteration {step.iteration}: {activity}, {done} done")
@@ -180,7 +152,8 @@ class RunConsole:
                 shown = (f"{size:.0f} {split}" for split, size in sizes.items() if size is not None)
                 self.say(f"problems: {', '.join(shown)}")
             case "update":
-                self._pace.finish_iteration()
+                if self._times:  # the evaluation after an iteration counts for the next one
+                    self._times.append(monotonic())
                 self.say(self._format_iteration(step.iteration))
             case "evaluate":
                 when = "before training" if step.iteration == 0 else f"after {step.iteration} iterations"
@@ -194,8 +167,17 @@ class RunConsole:
         if step.stage == "update":
             self._metrics = {}
 
-    def _show_activity(self, activity: str) -> None:
-        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
+    def _time_left(self) -> str:
+        """Time to the end, ``0:12:30 left``; empty before the first complete iteration.
+
+        The remaining iterations are assumed to take the median of the newest 20: the first are slow, and single ones
+        include an evaluation or a busy moment of the machine.
+        """
+        if len(self._times) < 2:
+            return ""
+        remaining = self._state.num_iterations - self._state.trained_iterations
+        whole = median(end - begin for begin, end in pairwise(self._times)) * remaining
+        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
 
     def _format_iteration(self, iteration: int) -> str:
         metrics, last = self._metrics, self._state.num_iterations
@@ -203,14 +185,13 @@ class RunConsole:
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:
             parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
-        for part in _PARTS:
-            if f"reward/{part}" in metrics:
-                parts.append(f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}")
+        shown = [part for part in _PARTS if f"reward/{part}" in metrics]
+        parts += [f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}" for part in shown]
         parts.append(f"{sum(seconds.values()):.1f} s")
         by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         whole = "  ".join([*parts, f"({by_stage})"])
         if not self._alive:
-            return "  ".join(filter(None, [whole, self._pace.time_left(iteration)]))
+            return "  ".join(filter(None, [whole, self._time_left()]))
         return whole if len(whole) <= self.console.width else "  ".join(parts)
 
 

@@ -63,10 +63,9 @@ class RunState:
 
     def describe_step(self) -> str:
         """The step under way, in words: ``rollout.0, iteration 7 of 160``."""
-        if self.step is None:
-            return "starting"
-        title = self.step.title
-        return title if self.step.happens_once else f"{title}, iteration {self.step.iteration} of {self.num_iterations}"
+        if self.step is None or self.step.happens_once:
+            return self.step.title if self.step else "starting"
+        return f"{self.step.title}, iteration {self.step.iteration} of {self.num_iterations}"
 
     def describe_returns(self) -> str:
         """Training and held-out returns, in words; empty before anything is measured."""
