@@ -31,7 +31,7 @@ from magrpo.stages.update import Updater
 from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
 from pipelines.arguments import Overrides
-from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
 
@@ -54,7 +54,7 @@ def bench_credit(
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
             raise ConfigError("bench credit measures one turn with all joint actions: no crossed_pairs, num_turns = 1")
-        groups = [group for batch in _score_batches(resolved, batches) for group in batch]
+        groups = _score_batches(resolved, batches)
         complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
         if len(complete) < 2:
             raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
@@ -96,10 +96,7 @@ class NodeGradients:
         return np.asarray(variance if mode == "crossed" else variance + counts @ self.spread / num_nodes)
 
     def relative_noise(self, mode: str, num_nodes: int) -> float:
-        """Variance of the mean over ``num_nodes`` nodes, divided by the squared norm of its expectation.
-
-        The estimate of the squared norm is unbiased; if it is not positive, the result is inf.
-        """
+        """Variance of the mean over ``num_nodes`` nodes by the squared norm of its expectation, estimated unbiased."""
         signal = float(self.crossed.mean() - self.estimate_variance("crossed")[0] / len(self.crossed))
         return float(self.estimate_variance(mode)[0] / num_nodes / signal) if signal > 0 else float("inf")
 
@@ -152,19 +149,19 @@ def multiply_gradients(
     return NodeGradients((of_crossed @ of_crossed.T).astype(float), (of_aligned @ of_aligned.T).astype(float), spread)
 
 
-def _score_batches(config: RunConfig, number: int) -> Iterator[list[Group]]:
-    store = RunStore.create(config, "bench")
-    state = RunState(number, config.reward.fraction)
+def _score_batches(config: RunConfig, number: int) -> list[Group]:
+    store, groups = RunStore.create(config, "bench"), list[Group]()
     with (
-        RunConsole(state) as console,
-        StageRunner(config, store, RunProgress(state, console), lambda _: None) as stages,
+        RunConsole(RunState(number, config.reward.fraction)) as console,
+        StageRunner(config, store, console, lambda _: None) as stages,
     ):
         untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         for iteration in range(1, number + 1):
             rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
             scored = stages.run_step(Step("score", iteration, "0"), [rollout])
-            yield read_scored(store.folder(scored))
+            groups += read_scored(store.folder(scored))
             console.say(f"batch {iteration} of {number}")
+    return groups
 
 
 def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, NodeGradients]:

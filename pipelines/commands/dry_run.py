@@ -52,7 +52,7 @@ def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None)
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
         *_describe_machine(config),
-        *_describe_time(config, root, remaining),
+        _describe_time(config, root, remaining),
         "values that differ from their defaults, or have none",
         *(f"  {line}" for line in list_changed_values(config)),
         "nothing was trained or written",
@@ -98,7 +98,7 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     engine = config.engine
     if isinstance(engine, AutoEngine):
         engine = engine.choose_engine(Policy(device, dtype, "auto"))
-    chosen = f"{engine.kind}{' (chosen by auto)' if engine is not config.engine else ''}"
+    chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -115,18 +115,17 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     yield "             Llama models, for a full micro-batch; cache: without prompts"
 
 
-def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> Iterator[str]:
+def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> str:
     seconds, num_runs = mean_stage_seconds(root, config)
     same = f"the same {WORK_SECTIONS}"
     unknown = sorted({step.title for step in remaining if step.name not in seconds})
     if not num_runs:
-        yield f"time     unknown, no earlier run in {root} with {same}"
-    elif unknown:
-        yield f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
-    else:
-        total = sum(seconds[step.name] for step in remaining)
-        earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
-        yield f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
+        return f"time     unknown, no earlier run in {root} with {same}"
+    if unknown:
+        return f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
+    total = sum(seconds[step.name] for step in remaining)
+    earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
+    return f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
 
 
 def _format_bytes(size: float) -> str:
@@ -231,10 +230,7 @@ def _read_model(agent: AgentConfig, config: RunConfig) -> _Model:
 
 
 def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
-    """Mean seconds of each stage, by turn, over the runs of ``root`` that did the same work; the number of those runs.
-
-    Includes the first iteration, in which models are loaded.
-    """
+    """Mean seconds of each stage, by turn, over the runs of ``root`` with the same work; the number of those runs."""
     seconds_by_stage: dict[str, list[float]] = defaultdict(list)
     num_runs, sections = 0, set(WORK_SECTIONS.split(", "))
     same_work = config.model_dump(mode="json", include=sections)

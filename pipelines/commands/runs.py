@@ -46,10 +46,9 @@ class Summary:
 def list_runs(*, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
     in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
-    uri = tracking_uri(TrackingConfig(), root)
-    elsewhere: list[Summary] = []
+    uri, elsewhere = tracking_uri(TrackingConfig(), root), list[Summary]()
     try:
-        elsewhere = [_summarize_record(run) for run in recorded_runs(uri, leave_out={run.name for run in in_folder})]
+        elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={run.name for run in in_folder}))
     except Unavailable as error:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)

@@ -46,10 +46,7 @@ def train_run(store: RunStore, *, local: bool) -> int:
 
 
 def rewind_run(store: RunStore, name: str) -> None:
-    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps.
-
-    Raises ConfigError if there is no such step, or another process is working on the run.
-    """
+    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps."""
     with hold_run(store):
         if repeated := steps_to_repeat(store, store.config(), name):
             folder = shorten_path(store.set_aside([step.folder for step in repeated]))

@@ -144,10 +144,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def parse_names(text: str) -> list[str]:
-    """The entries of ``--baselines``, ``all`` or names joined by commas, with the entries they depend on.
-
-    Raises ConfigError if there is no such entry.
-    """
+    """The entries of ``--baselines``, ``all`` or names joined by commas, and those they need. Raises ConfigError."""
     names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in BASELINES:

@@ -51,10 +51,7 @@ Averages = Mapping[str, Sequence[EvalReport]]
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
-    """Execute the unfinished runs in turn, then compare all of them; returns the reason of each failure by run.
-
-    A failed run does not stop the others.
-    """
+    """Execute the unfinished runs in turn, also after failures, then compare all; returns the reasons of failures."""
     config = load_resolved(sweep.children[0].config)
     open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
     values_tried: dict[str, dict[str, None]] = {}

@@ -74,25 +74,22 @@ class LocalServer:
 
     def wait_until_ready(self) -> None:
         """Return when the server answers. Raises ServerError if it ended, or did not answer within two minutes."""
-        if self._process is None:
-            return
         deadline = time.monotonic() + _START_S
-        while not is_healthy(f"{self._url}/health"):
+        while self._process is not None and not is_healthy(f"{self._url}/health"):
             if self._process.poll() is not None or time.monotonic() > deadline:
                 raise ServerError(f"the Prefect server did not start: see {self._log}, or run with --local")
             time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
         for name in self._variables:
             os.environ.pop(name, None)
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
 
 def is_healthy(url: str) -> bool:

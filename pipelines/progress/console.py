@@ -6,7 +6,6 @@ import logging
 import sys
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -77,7 +76,7 @@ class WarningsAbove(logging.Handler):
 
 
 class RunConsole:
-    """Shows the steps of a run. Use as a context manager."""
+    """Notes the steps of a run in its state and shows them. Use as a context manager."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
@@ -121,7 +120,8 @@ class RunConsole:
         self.console.print(text, markup=False, soft_wrap=not self._alive)
 
     def start_step(self, step: Step) -> Advance:
-        """Show that ``step`` is being computed; call the returned function with the number of items just finished."""
+        """``step`` is being computed; call the returned function with the number of items just finished."""
+        self._state.start_step(step)
         if self._num_reused:
             self.say(f"{self._num_reused} committed stages are reused")
             self._num_reused = 0
@@ -142,7 +142,8 @@ class RunConsole:
         return advance
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """Print the line of an iteration after its last step, and of an evaluation or a baseline."""
+        """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
+        self._state.finish_step(step, metrics, reused=reused)
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics
@@ -193,24 +194,6 @@ class RunConsole:
         if not self._alive:
             return "  ".join(filter(None, [whole, self._time_left()]))
         return whole if len(whole) <= self.console.width else "  ".join(parts)
-
-
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """Keeps the state of a run up to date, then shows it."""
-
-    state: RunState
-    console: RunConsole
-
-    def start_step(self, step: Step) -> Advance:
-        """``step`` is being computed; call the returned function with the number of items just finished."""
-        self.state.start_step(step)
-        return self.console.start_step(step)
-
-    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """``step`` is committed."""
-        self.state.finish_step(step, metrics, reused=reused)
-        self.console.finish_step(step, metrics, reused=reused)
 
 
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:

@@ -121,10 +121,15 @@ def describe_error(error: BaseException) -> str:
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
     """Send a notice through every channel of the configuration, within ``PATIENCE_S``; log a warning for a failure."""
-    threads = {
-        name: threading.Thread(target=_try_send, args=(name, send, fields), daemon=True)
-        for name, send in _list_channels(config).items()
-    }
+
+    def try_send(name: str, send: Send) -> None:
+        try:
+            send(fields)
+        except Unsent as error:
+            log.warning(_NOT_SENT, fields["event"], name, error)
+
+    channels = _list_channels(config).items()
+    threads = {name: threading.Thread(target=try_send, args=(name, send), daemon=True) for name, send in channels}
     for thread in threads.values():
         thread.start()
     for name, thread in threads.items():
@@ -144,13 +149,6 @@ def _list_channels(config: NotifyConfig) -> dict[str, Send]:
     if config.block is not None:
         channels[f"block {config.block}"] = partial(_notify_block, config.block)
     return channels
-
-
-def _try_send(name: str, send: Send, fields: Mapping[str, str]) -> None:
-    try:
-        send(fields)
-    except Unsent as error:
-        log.warning(_NOT_SENT, fields["event"], name, error)
 
 
 def _format_notice(fields: Mapping[str, str]) -> tuple[str, str]:

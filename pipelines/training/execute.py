@@ -16,7 +16,7 @@ from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking import MlflowTracker, collect_provenance
-from pipelines.progress.console import RunConsole, RunProgress
+from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
 from pipelines.training.description import FLOW_RUN_URL, describe_run
@@ -121,9 +121,8 @@ def _run_loop(
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
-            progress = RunProgress(attempt.state, console)
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
-            with watched, StageRunner(config, store, progress, tracker.tags) as stages:
+            with watched, StageRunner(config, store, console, tracker.tags) as stages:
                 run_step = wrap(time_steps(stages.run_step, timing.stages))
                 run_step = time_steps(notify_steps(run_step, observers), timing.wrapped)
                 started = perf_counter()

@@ -46,7 +46,7 @@ from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import HEADLINE, EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, Split, Turn
-from pipelines.progress.console import RunProgress
+from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
 Metrics = Mapping[str, float]
@@ -71,7 +71,7 @@ class StageRunner:
     """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
     def __init__(
-        self, config: RunConfig, store: RunStore, progress: RunProgress, set_tags: Callable[[Mapping[str, str]], None]
+        self, config: RunConfig, store: RunStore, progress: RunConsole, set_tags: Callable[[Mapping[str, str]], None]
     ) -> None:
         self._config = config
         self._store = store
@@ -261,7 +261,7 @@ class StageRunner:
 
     # ------------------------------------------------------------------------------------------------------ plumbing
     def _announce_isolation(self, level: str) -> None:
-        self._progress.console.say(f"programs run at isolation level {level}")
+        self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})
 
     def _backend(self, engine: Engine) -> Backend:
