@@ -70,8 +70,7 @@ def prepare_environment() -> None:
 def reach_loopback_directly() -> None:
     """Exempt ``LOOPBACK`` from the proxies of the environment, for this process and its children.
 
-    A client of httpx sets up all proxies of the environment when it is created, even for a server that needs none.
-    Variables that httpx cannot use would make that fail: they are removed, with a warning.
+    Variables that httpx cannot use are removed, with a warning: every client sets up all proxies when it is created.
     """
     proxies = {name: os.environ[name] for name in os.environ if name.lower() in _PROXIES and os.environ[name]}
     if not proxies:

@@ -114,8 +114,8 @@ class NodeGradients:
 def list_pairings(group: Group) -> Iterator[Group]:
     """The node once for each pairing of its completions, with the joint actions of that pairing alone.
 
-    A pairing shifts every agent's completions against those of the first. ``n`` agents with ``G`` completions each have
-    ``G ** (n - 1)`` pairings. The first pairs equal indices; together they hold every joint action once.
+    A pairing shifts the completions of each of ``n`` agents, ``G`` each, against those of the first: ``G ** (n - 1)``
+    pairings, which hold every joint action once. The first pairs equal indices.
     """
     first, *others = group.actions
     size = len(group.actions[first])

@@ -113,13 +113,13 @@ def _summarize_folder(folder: Path) -> Summary:
         state = "killed"
     committed = list(RunStore(folder.parent, folder.name).stage_metrics())
     returns = {iteration: metrics["eval/return"] for iteration, stage, metrics in committed if stage == "evaluate"}
-    started_ms = next((record["time_ms"] for record in records if "time_ms" in record), None)
+    times_ms = [record["time_ms"] for record in records if "time_ms" in record]
     return Summary(
         name=folder.name,
         state=state,
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
         returns=tuple(returns[iteration] for iteration in sorted(returns)),
-        started_s=started_ms / 1000 if started_ms else (folder / "config.json").stat().st_mtime,
+        started_s=times_ms[0] / 1000 if times_ms else (folder / "config.json").stat().st_mtime,
         seconds=seconds_at_work(records, time.time() * 1000 if running else None) if statuses else None,
         config=read_flat_config(folder),
     )

@@ -47,8 +47,7 @@ class CompletionLine(msgspec.Struct, frozen=True):
 class ReportLine(msgspec.Struct, frozen=True):
     """One line of the report. ``index`` numbers a task's completions from 0; ``reward`` is null if the sandbox failed.
 
-    ``status`` is that of the combined program: ``pass``, or the outcome of the first test that did not pass;
-    ``not_run`` if there was no program to run.
+    ``status``: ``pass``, the outcome of the first test that did not, or ``not_run`` without a program to run.
     """
 
     task_id: str

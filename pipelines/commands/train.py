@@ -34,12 +34,10 @@ def train_run(store: RunStore, *, local: bool) -> int:
     except KeyboardInterrupt:
         console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
         return INTERRUPTED
-    except ConfigError:
-        raise
-    except BaseException:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
-        )
+    except BaseException as error:
+        if not isinstance(error, ConfigError):
+            stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
+            Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
         raise
     print_closing(result, console)
     return 0

@@ -10,7 +10,7 @@ import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from pydantic import ValidationError
 
@@ -50,22 +50,20 @@ class Team:
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """The teams that rows can take agents from; a text in the place of one says why it is missing."""
+    """The teams that rows can take agents from. ``run``: the run after training, None for a configuration file."""
 
+    source: str
     untrained: Team
-    run: Team | str
-    single: Team | str
-    partners: tuple[Team, ...] | str
+    run: Team | None
+    single: Team | None
+    partners: tuple[Team, ...]
 
-
-PresentT = TypeVar("PresentT", Team, tuple[Team, ...])
-
-
-def require_present(team: PresentT | str) -> PresentT:
-    """``team`` itself. Raises LeftOut with the reason that stands in its place."""
-    if isinstance(team, str):
-        raise LeftOut(team)
-    return team
+    @property
+    def trained(self) -> Team:
+        """The run after training. Raises LeftOut if there is none."""
+        if self.run is None:
+            raise LeftOut(f"{self.source} is a configuration: its agents are untrained")
+        return self.run
 
 
 Seating = Literal["untrained", "run", "single", "swap", "solo", "untrained_partner", "partners"]
@@ -79,25 +77,27 @@ def seat_agents(
         case "untrained":
             yield "", "", teams.untrained.agents_for(roles)
         case "run":
-            yield "", "", require_present(teams.run).agents_for(roles)
+            yield "", "", teams.trained.agents_for(roles)
         case "single":
-            single = require_present(teams.single)
-            yield "", f" ({single.name})", single.agents_for(roles)
+            if teams.single is None:
+                raise LeftOut("no run of a single trained agent is given; --single-run RUN")
+            yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
         case "swap":
-            first, *others = require_present(teams.run).partners_for(roles)
+            first, *others = teams.trained.partners_for(roles)
             yield "", "", [*others, first]
         case "solo":
-            for agent in require_present(teams.run).partners_for(roles):
+            for agent in teams.trained.partners_for(roles):
                 yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
         case "untrained_partner":
-            for index, agent in enumerate(require_present(teams.run).partners_for(roles)):
+            for index, agent in enumerate(teams.trained.partners_for(roles)):
                 seats = teams.untrained.agents_for(roles)
                 seats[index] = agent
                 yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
         case "partners":  # the first role of one run with the other roles of another
-            partners, trained = require_present(teams.partners), require_present(teams.run)
-            trained.partners_for(roles)
-            pairs = itertools.product([trained, *partners], repeat=2)
+            if not teams.partners:
+                raise LeftOut("no other run is given; --partner RUN")
+            teams.trained.partners_for(roles)
+            pairs = itertools.product([teams.trained, *teams.partners], repeat=2)
             for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
                 seats = [*one.agents_for(roles)[:1], *other.agents_for(roles)[1:]]
                 yield f"_{one.name}_{other.name}", f": {one.name} with {other.name}", seats

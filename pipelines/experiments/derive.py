@@ -75,7 +75,7 @@ def create_baselines(
     Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
     names, root = parse_names(baselines), source.root
-    trained: Team | str = f"{source.run} is a configuration: its agents are untrained"
+    trained = None
     config = source.load_file()
     if config is None:
         run = RunStore.open(root, source.run)
@@ -85,13 +85,12 @@ def create_baselines(
         trained = _team_of(run, source.checkpoint)
         config = derive_config(tree, root, source.overrides, f"run {source.run}")
     config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
-    no_single = "no run of a single trained agent is given; --single-run RUN"
-    no_partner = "no other run is given; --partner RUN"
     teams = Teams(
+        source=source.run,
         untrained=Team("the run", config.agents),
         run=trained,
-        single=no_single if single_run is None else _team_like(single_run, config, root),
-        partners=tuple(_team_like(partner, config, root) for partner in partners) or no_partner,
+        single=None if single_run is None else _team_like(single_run, config, root),
+        partners=tuple(_team_like(partner, config, root) for partner in partners),
     )
     table = with_baselines(config, names, teams)
     return RunStore.create(table, name or _free_name(root, f"{Path(source.run).stem}-baselines"))

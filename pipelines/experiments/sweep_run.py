@@ -13,26 +13,10 @@ from rich.console import Console
 
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
-from magrpo.reports.charts import COLOURS, comparison_panels, comparison_picture, save_figure
+from magrpo.reports import charts, figures, over_seeds
 from magrpo.reports.equal_bar import equal_bar_tables
 from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
-from magrpo.reports.figures import (
-    SPLIT_TITLES,
-    format_interval,
-    quantity_title,
-    shown_quantities,
-    sort_summary_keys,
-    summary_title,
-)
-from magrpo.reports.over_seeds import (
-    OVER_SEEDS,
-    Settings,
-    average_evaluations,
-    budget_table,
-    difference_tables,
-    equal_tokens_tables,
-    tokens_by_iteration,
-)
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings
 from magrpo.reports.page import Block, Pictures, write_page
 from magrpo.reports.problem_means import shared_keys
 from magrpo.reports.tables import ReportTable, print_tables
@@ -99,22 +83,22 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     done = finished_runs(sweep)
     if not done:
         return []
-    means = {title: average_evaluations(runs) for title, runs in done.items()}
+    means = {title: over_seeds.average_evaluations(runs) for title, runs in done.items()}
     parts = next(iter(done.values()))[0].config.reward.maxima
     tables = [
         *_evaluation_tables(done, means, parts),
         *tables_over_seeds("Held-out problems, sampled, at the end of training", done),
         _list_runs(sweep, done),
     ]
-    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(COLOURS)]
+    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
     short = short_titles(sweep)
     shown = {short[title]: means[title] for title in means if title in best}
-    tokens = tokens_by_iteration({short[title]: done[title] for title in best}, shown)
-    split_parts = [(split, part) for part in parts for split in SPLIT_TITLES]
-    pictures = save_figure(comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
+    pictures = charts.save_figure(charts.comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
     blocks: list[Block] = [
-        Pictures("Learning curves", comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
-        Pictures("Parts of the return", comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
+        Pictures("Learning curves", charts.comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
+        Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
         *tables,
     ]
     paths = [*write_page(sweep.folder / "sweep", f"Sweep {sweep.name}", blocks), sweep.folder / "sweep.csv"]
@@ -149,31 +133,31 @@ def last_evaluations(settings: Settings) -> dict[str, list[int]]:
 
 def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
     """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
-    yield from difference_tables(title, settings, last_evaluations(settings))
+    yield from over_seeds.difference_tables(title, settings, last_evaluations(settings))
     if len(settings) > 1:
-        yield from equal_tokens_tables(settings)
+        yield from over_seeds.equal_tokens_tables(settings)
     yield from equal_bar_tables(settings)
-    yield budget_table(settings)
+    yield over_seeds.budget_table(settings)
 
 
 def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
     last = {title: reports[-1].summary for title, reports in means.items()}
-    for key in sort_summary_keys(shared_keys(list(last.values()))):
+    for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
         summaries = {title: summary[key] for title, summary in last.items()}
         first = next(iter(summaries.values()))
         shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
-        columns = shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
+        columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
         rows = [
-            (title, str(len(done[title])), *(format_interval(column, summary[column]) for column in columns))
+            (title, str(len(done[title])), *(figures.format_interval(column, summary[column]) for column in columns))
             for title, summary in summaries.items()
         ]
-        heads = ("setting", "seeds", *map(quantity_title, columns))
-        yield ReportTable(summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
+        heads = ("setting", "seeds", *map(figures.quantity_title, columns))
+        yield ReportTable(figures.summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
 
 
 def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
     returns = {
-        run.store.run_id: format_interval("return", run.last.summary[HEADLINE]["return"])
+        run.store.run_id: figures.format_interval("return", run.last.summary[HEADLINE]["return"])
         for runs in done.values()
         for run in runs
     }

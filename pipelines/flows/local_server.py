@@ -43,7 +43,8 @@ class LocalServer:
         self._flags = ["schedules"] if schedules else []
         self._home = home.absolute()
         self._log = self._home / "server.log"
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
+        """None if the user has chosen a server."""
         self._variables: set[str] = set()
 
     def __enter__(self) -> LocalServer:
@@ -60,36 +61,31 @@ class LocalServer:
             # In a session of its own: Ctrl-C ends the run, which must still report its end to the server.
             module = [sys.executable, "-m", "pipelines.flows.local_server"]
             command = [*module, str(port), str(os.getpid()), *self._flags]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
         self._url = os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
         if not self._flags:
             os.environ.setdefault("PREFECT_UI_URL", "")  # no links to a page that is not served
         self._variables = set(os.environ) - before
         return self
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether this server is being started; False if the user has chosen a server."""
-        return self._process is not None
-
     def wait_until_ready(self) -> None:
         """Return when the server answers. Raises ServerError if it ended, or did not answer within two minutes."""
         deadline = time.monotonic() + _START_S
-        while self._process is not None and not is_healthy(f"{self._url}/health"):
-            if self._process.poll() is not None or time.monotonic() > deadline:
+        while self.process is not None and not is_healthy(f"{self._url}/health"):
+            if self.process.poll() is not None or time.monotonic() > deadline:
                 raise ServerError(f"the Prefect server did not start: see {self._log}, or run with --local")
             time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
         for name in self._variables:
             os.environ.pop(name, None)
-        if self._process is not None:
-            self._process.terminate()
+        if self.process is not None:
+            self.process.terminate()
             try:
-                self._process.wait(10)
+                self.process.wait(10)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
+                self.process.kill()
+                self.process.wait()
 
 
 def is_healthy(url: str) -> bool:

@@ -61,15 +61,15 @@ class Timetable:
 
     def build_schedule(self) -> ServerSchedule:
         """The schedule as Prefect's server holds it, to compute dates. Raises ConfigError if it is not exactly one."""
-        given = {flag: value for flag in _SCHEDULES if (value := getattr(self, flag)) is not None}
+        given = [(flag, value) for flag in _SCHEDULES if (value := getattr(self, flag)) is not None]
         if len(given) != 1:
             raise ConfigError("serve needs one of --cron, --interval and --rrule")
+        [(flag, text)] = given
         try:
             ZoneInfo(self.timezone)
         except (KeyError, ValueError, OSError):
             message = f"--timezone {self.timezone!r}: no such time zone; use a name like Europe/Berlin"
             raise ConfigError(message) from None
-        [(flag, text)] = given.items()
         try:
             when: Any = _parse_interval(text) if flag == "interval" else text
             return _SCHEDULES[flag](**{flag: when, "timezone": self.timezone})
@@ -118,9 +118,8 @@ def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, nam
         deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
         if missed is not None:
-            client.create_flow_run_from_deployment(
-                deployment_id, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
-            )
+            key, state = f"missed-{missed.isoformat()}", Scheduled(scheduled_time=missed)
+            client.create_flow_run_from_deployment(deployment_id, state=state, idempotency_key=key)
     zone, api = ZoneInfo(schedule.timezone or "UTC"), str(client.api_url).rstrip("/")
     coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
     times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)

@@ -121,7 +121,7 @@ class RunConsole:
 
     def start_step(self, step: Step) -> Advance:
         """``step`` is being computed; call the returned function with the number of items just finished."""
-        self._state.start_step(step)
+        self._state.step = step
         if self._num_reused:
             self.say(f"{self._num_reused} committed stages are reused")
             self._num_reused = 0

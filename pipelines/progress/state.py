@@ -43,12 +43,8 @@ class RunState:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)
         if missing < len(every):
-            state.start_step(every[missing])
+            state.step = every[missing]
         return state
-
-    def start_step(self, step: Step) -> None:
-        """Note that ``step`` is being computed."""
-        self.step = step
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """Note that ``step`` is committed."""
