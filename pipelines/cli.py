@@ -185,8 +185,6 @@ def sweep(
         dry_run: List the runs; do nothing.
         name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
-    from rich.console import Console
-
     from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
 
@@ -199,7 +197,7 @@ def sweep(
     else:
         chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
     if dry_run:
-        show_sweep(chosen, Console(highlight=False, soft_wrap=True))
+        show_sweep(chosen)
         return 0
     if resume is None:
         save_sweep(chosen)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from math import inf
+from math import inf, isfinite
 
 import psutil
 from rich.console import Console
@@ -37,18 +37,17 @@ class Figure:
     name: str
     value: float
     unit: str
-    at_least: float | None = None
-    at_most: float | None = None
+    at_least: float = -inf
+    at_most: float = inf
 
     @property
     def target(self) -> str:
         limits = {">=": self.at_least, "<=": self.at_most}
-        return "".join(f"{sign} {limit:g}" for sign, limit in limits.items() if limit is not None)
+        return "".join(f"{sign} {limit:g}" for sign, limit in limits.items() if isfinite(limit))
 
     @property
     def met(self) -> bool:
-        least = -inf if self.at_least is None else self.at_least
-        return least <= self.value <= (inf if self.at_most is None else self.at_most)
+        return self.at_least <= self.value <= self.at_most
 
 
 def bench_sandbox(*, workers: Positive = 2) -> int:
@@ -57,9 +56,8 @@ def bench_sandbox(*, workers: Positive = 2) -> int:
     Args:
         workers: Parallel jails.
     """
-    columns = [Column(name, no_wrap=True) for name in ("", "measured", "target", "")]
-    columns[1].justify = "right"
-    table = Table(*columns, box=None)
+    measured = Column("measured", no_wrap=True, justify="right")
+    table = Table(Column(no_wrap=True), measured, Column("target", no_wrap=True), Column(no_wrap=True), box=None)
     for figure in measure_sandbox(workers):
         verdict = ("met" if figure.met else "missed") if figure.target else ""
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from asyncio import CancelledError
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -57,9 +57,9 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
-    with ExitStack() as stack:
-        if not local:  # one server for all runs
-            stack.enter_context(LocalServer(sweep.root / "prefect")).wait_until_ready()
+    with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
+        if server is not None:
+            server.wait_until_ready()
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
         except KeyboardInterrupt:

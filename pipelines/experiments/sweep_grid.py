@@ -116,8 +116,9 @@ def load_sweep(root: Path, name: str) -> Sweep:
     return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
 
 
-def show_sweep(sweep: Sweep, console: Console) -> None:
+def show_sweep(sweep: Sweep) -> None:
     """List the runs, and which of them are finished."""
+    console = Console(highlight=False, soft_wrap=True)
     width = max(len(child.run_id) for child in sweep.children)
     for child in sweep.children:
         state = "finished" if is_finished(sweep.store(child)) else ""
