@@ -119,7 +119,7 @@ def save_blank(self: Figure, target: Path | IO[str], **_: Any) -> None:
 def blank_pictures() -> Iterator[None]:
     """Save empty pictures: drawing them would be four fifths of a micro run's time.
 
-    Real ones are drawn by the tests under ``tests/reports``, and at the end of whole runs by ``tests/test_notebook.py``,
+    The tests under ``tests/reports`` draw real ones, and so do whole runs in ``tests/test_notebook.py``,
     ``tests/pipelines/training/test_writing.py`` and ``tests/pipelines/commands/test_compare.py``.
     """
     with patch.object(Figure, "savefig", save_blank):

@@ -112,15 +112,19 @@ def test_some_problems_of_many_are_spread_over_the_split() -> None:
         assert spread_problems(problems, number) == problems
 
 
+@pytest.fixture(scope="module")
+def compositions() -> list[Problem]:
+    return CoopCode(kind="coopcode").load()["test"]
+
+
 @pytest.mark.parametrize("number", [3, 6, 8, 15, 48])
-def test_some_problems_are_of_all_levels_alike(number: int) -> None:
-    problems = CoopCode(kind="coopcode").load()["test"]
-    chosen = spread_problems(problems, number)
+def test_some_problems_are_of_all_levels_alike(compositions: list[Problem], number: int) -> None:
+    chosen = spread_problems(compositions, number)
     counts = Counter(problem.tags["level"] for problem in chosen)
     assert len({problem.task_id for problem in chosen}) == number
     assert set(counts) == {"1", "2", "3"}
     assert max(counts.values()) - min(counts.values()) <= 1
-    assert [problem for problem in problems if problem in chosen] == chosen, "in the order of the split"
+    assert [problem for problem in compositions if problem in chosen] == chosen, "in the order of the split"
 
 
 @pytest.mark.parametrize("number", [10, 20])
