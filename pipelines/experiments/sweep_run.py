@@ -156,11 +156,8 @@ def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) ->
 
 
 def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
-    returns = {
-        run.store.run_id: figures.format_interval("return", run.last.summary[HEADLINE]["return"])
-        for runs in done.values()
-        for run in runs
-    }
+    ends = {run.store.run_id: run.last.summary[HEADLINE]["return"] for runs in done.values() for run in runs}
+    returns = {run_id: figures.format_interval("return", value) for run_id, value in ends.items()}
     rows = [
         (child.run_id, child.title, str(child.seed), returns.get(child.run_id, "not finished"))
         for child in sweep.children

@@ -68,15 +68,15 @@ class Notices:
     def attempt_ended(self, error: BaseException | None) -> None:
         if not self._wanted:
             return
-        if error is None and self._failure is not None:
-            self._report_recovery()
         if error is not None and not isinstance(error, KeyboardInterrupt):
             reason = describe_error(error)
             self._write_file(reason)
             self._send("failure", RunState.read(self._attempt.store), reason)
-        elif self._failure is not None:
+        elif error is not None and self._failure is not None:
             self._write_file(self._failure)
         else:
+            if self._failure is not None:
+                self._report_recovery()
             self._file.unlink()
 
     def team_promoted(self, text: str) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from magrpo.config import NotifyConfig, RunConfig
+from magrpo.config import NotifyConfig
 from magrpo.layout import Step, first_missing, steps
 from magrpo.store import RunStore
 
@@ -30,15 +30,11 @@ class RunState:
     """By iteration."""
 
     @classmethod
-    def of(cls, config: RunConfig) -> RunState:
-        """The state of a run before its first step."""
-        return cls(config.train.num_iterations, config.reward.fraction)
-
-    @classmethod
     def read(cls, store: RunStore) -> RunState:
         """The state recorded in a run directory; the step is the one after the last committed step."""
         config = store.config()
-        state, every, missing = cls.of(config), steps(config), first_missing(config, store)
+        state = cls(config.train.num_iterations, config.reward.fraction)
+        every, missing = steps(config), first_missing(config, store)
         for step in every[:missing]:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)

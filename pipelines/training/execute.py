@@ -87,7 +87,7 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, RunState.of(config))
+    attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
 
     def evaluate(name: str) -> Outcome:
         return execute(root, name, wrap, tags).outcome
