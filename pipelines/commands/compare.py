@@ -112,7 +112,7 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     )
     at_end = "At the end of training"
     results = evaluation_table(at_end, settings, last_evaluations(settings), note)
-    blocks = [curves, results, *tables_over_seeds(at_end, settings)]
+    blocks: list[Block] = [curves, results, *tables_over_seeds(at_end, settings)]
     _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], picture, blocks, console)
 
 

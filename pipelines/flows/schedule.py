@@ -118,8 +118,9 @@ def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, nam
         deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
         if missed is not None:
-            key, state = f"missed-{missed.isoformat()}", Scheduled(scheduled_time=missed)
-            client.create_flow_run_from_deployment(deployment_id, state=state, idempotency_key=key)
+            client.create_flow_run_from_deployment(
+                deployment_id, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
+            )
     zone, api = ZoneInfo(schedule.timezone or "UTC"), str(client.api_url).rstrip("/")
     coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
     times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)

@@ -87,7 +87,8 @@ class Observer(Protocol):
         """This process holds the run and has computed nothing yet."""
 
     def step_finished(self) -> None:
-        """A step was computed, or found committed."""
+        """A step was computed, or found committed; nothing to do by default."""
+        return
 
     def team_promoted(self, text: str) -> None:
         """The run's agents became the champion; ``text`` says why."""
