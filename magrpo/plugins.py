@@ -42,8 +42,8 @@ TABLES: Mapping[str, Table] = {
     },
     "reward": {
         "coding": "magrpo.rewards.coding:CodingReward",
-        "solo": "magrpo.rewards.solo:SoloReward",
-        "team": "magrpo.rewards.team:TeamReward",
+        "solo": "magrpo.rewards.coding:SoloReward",
+        "team": "magrpo.rewards.coding:TeamReward",
         "writing": "magrpo.rewards.writing:WritingReward",
     },
     "sandbox": {

@@ -1,8 +1,16 @@
-"""Engines that generate completions: their errors."""
+"""Engines that generate completions: their errors, the check of prompts before sampling, making actions after it."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
 from magrpo.plugins import ConfigError
+from magrpo.types import Action, Request
+
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
 
 
 class EngineError(RuntimeError):
@@ -11,3 +19,45 @@ class EngineError(RuntimeError):
 
 class PromptTooLong(ConfigError):
     """A prompt leaves no room for its completion. Raised before anything is sampled."""
+
+
+class Completion(NamedTuple):
+    """The sample for one request: token ids, their log-probabilities and, if recorded, their support."""
+
+    token_ids: Sequence[int]
+    logps: Sequence[float]
+    support: Sequence[Sequence[int]] = ()
+
+
+def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
+    """Raise ConfigError for an empty prompt, PromptTooLong for one that leaves no room for its completion."""
+    limits = {agent: policy.max_length(agent) for agent in {request.agent for request in requests}}
+    for request in requests:
+        length, new, limit = len(request.prompt_ids), request.sampling.max_new_tokens, limits[request.agent]
+        if length == 0:
+            raise ConfigError(f"agent {request.agent!r}: empty prompt; the environment must show the agent something")
+        if length + new > limit:
+            raise PromptTooLong(
+                f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "
+                f"the context window of {limit} tokens of {policy.base(request.agent)!r}; lower "
+                f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context"
+            )
+
+
+def make_action(policy: Policy, request: Request, completion: Completion, version: int) -> Action:
+    """Make the action of a completion. Raises EngineError if a log-probability is not finite."""
+    if not all(map(math.isfinite, completion.logps)):
+        raise EngineError(
+            f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "
+            "lower optim.lr or optim.max_grad_norm"
+        )
+    stopped = completion.token_ids[-1] in policy.stop_token_ids(request.agent)
+    return Action(
+        agent=request.agent,
+        text=str(policy.tokenizer(request.agent).decode(list(completion.token_ids), skip_special_tokens=True)),
+        token_ids=tuple(completion.token_ids),
+        sampling_logps=tuple(completion.logps),
+        finish_reason="stop" if stopped else "length",
+        policy_version=version,
+        support=tuple(map(tuple, completion.support)),
+    )

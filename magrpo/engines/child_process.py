@@ -12,15 +12,11 @@ from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 
+from magrpo.engines import EngineError
+
 _KEEPER = Path(__file__).with_name("keeper.py")
 _HANG_UP_S = 10.0
 """Seconds a child may take to end after it closed its end of the socket."""
-_ERROR = re.compile(r"[\w.]*(Error|Exception)\b.*:")
-_WORDS = 400
-
-
-class ChildDied(RuntimeError):
-    """The child ended or was killed at its deadline. The message says why, with the end of its log."""
 
 
 class Child:
@@ -32,11 +28,13 @@ class Child:
     """
 
     def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = "the child"  # in errors
         self.log = log
         """What the command writes to its standard output and error."""
         self.died = False
         """Whether it ended otherwise than by :meth:`kill`."""
-        self._late: float | None = None
+        self.missed_deadline_s: float | None = None
+        """The deadline at which it was killed, in seconds; None: it was not."""
         self._channel, theirs = Pipe()
         fd = str(theirs.fileno())
         with log.open("wb") as output:
@@ -51,17 +49,12 @@ class Child:
             )
         theirs.close()
 
-    @property
-    def is_late(self) -> bool:
-        """Whether it was killed at a deadline."""
-        return self._late is not None
-
     @contextmanager
     def enforce_deadline(self, seconds: float) -> Iterator[None]:
         """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
 
         def expire() -> None:
-            self._late = seconds
+            self.missed_deadline_s = seconds
             self._process.terminate()
 
         timer = threading.Timer(seconds, expire)
@@ -73,22 +66,14 @@ class Child:
             timer.cancel()
 
     def send(self, message: bytes) -> None:
-        """Send one message.
-
-        Raises:
-            ChildDied: nobody is left to read it.
-        """
+        """Send one message. Raises EngineError if nobody is left to read it."""
         try:
             self._channel.send_bytes(message)
         except OSError:
             raise self._died() from None
 
     def receive(self) -> bytes:
-        """The next message; waits for it.
-
-        Raises:
-            ChildDied: there will be none.
-        """
+        """Wait for the next message. Raises EngineError if there will be none."""
         try:
             return self._channel.recv_bytes()
         except (EOFError, OSError):
@@ -100,21 +85,23 @@ class Child:
         self._process.wait()
         self._channel.close()
 
-    def _died(self) -> ChildDied:
+    def _died(self) -> EngineError:
+        """Kill the group; the error says why the child ended, with the end of its log."""
         self.died = True
         try:
             why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
         except subprocess.TimeoutExpired:
             why = "hung up"
-        if self._late is not None:
-            why = f"was killed at its deadline of {self._late:g} s"
+        if self.missed_deadline_s is not None:
+            why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
         self.kill()
         last = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
-        return ChildDied(f"{why}{f' ({last})' if last else ''}; log: {self.log}")
+        return EngineError(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
 
 
 def last_words(log: str) -> str:
     """The last error a log ends with, message and all on one line; without an error, its last line."""
     lines = [line.rstrip() for line in log.split("\n") if line.strip()]
-    start = next((i for i in reversed(range(len(lines))) if _ERROR.match(lines[i])), len(lines) - 1)
-    return " ".join(line.strip() for line in lines[max(start, 0) :])[:_WORDS]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    start = errors[-1] if errors else -1
+    return " ".join(line.strip() for line in lines[start:])[:400]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
-from magrpo.engines.common import Completion
+from magrpo.engines import Completion
 from magrpo.engines.sampling import Sampler
+from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
 from magrpo.types import Request
 
@@ -34,23 +35,21 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
     """
     with policy.active(agent) as model:
         assert not model.training
-        merges = policy.weights(agent) == "lora" and model.dtype == torch.float32
-        yield _merge_adapter(model, policy.holder(agent)) if merges else model
-
-
-def _merge_adapter(model: PreTrainedModel, adapter: str) -> PreTrainedModel:
-    memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    for layer in model.modules():
-        if isinstance(layer, LoraLinear):
-            base = layer.get_base_layer()
-            assert isinstance(base, nn.Linear)
-            with torch.no_grad():
-                weight = base.weight + layer.get_delta_weight(adapter)
-            plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
-            plain.weight = nn.Parameter(weight, requires_grad=False)
-            plain.bias = base.bias
-            memo[id(layer)] = plain
-    return deepcopy(model, memo)
+        if policy.weights(agent) == "full" or model.dtype != torch.float32:
+            yield model
+            return
+        memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
+        for layer in model.modules():
+            if isinstance(layer, LoraLinear):
+                base = layer.get_base_layer()
+                assert isinstance(base, nn.Linear)
+                with torch.no_grad():
+                    weight = base.weight + layer.get_delta_weight(policy.holder(agent))
+                plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+                plain.weight = nn.Parameter(weight, requires_grad=False)
+                plain.bias = base.bias
+                memo[id(layer)] = plain
+        yield deepcopy(model, memo)
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
@@ -73,12 +72,6 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         self.length = end
         return keys, values
 
-    def drop(self, holes: Tensor, movers: Tensor, rows: int) -> None:
-        """Keep the first ``rows`` rows, after moving the rows ``movers`` into ``holes``."""
-        for states in (self.keys, self.values):
-            states[holes, :, : self.length] = states[movers, :, : self.length]
-        self.rows = rows
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         raise AssertionError("the layer is created with its tensors")
 
@@ -94,16 +87,9 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 @torch.no_grad()
 def decode_batch(
-    model: PreTrainedModel,
-    requests: Sequence[Request],
-    stop_token_ids: Sequence[int],
-    finished: Callable[[int], None],
+    model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], progress: Progress | None
 ) -> list[Completion]:
-    """Generate one completion for each request of one agent, in order.
-
-    ``finished`` is called with the number of completions that ended in a step. A log-probability is nan if the
-    model's logits were not finite.
-    """
+    """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite."""
     device = model.device
     limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
     room = int(limits.max())
@@ -125,7 +111,8 @@ def decode_batch(
         over = torch.isin(token, stops) | (limits[live] == step + 1)
         if over.any():
             lengths[live[over]] = step + 1
-            finished(int(over.sum()))
+            if progress:
+                progress(int(over.sum()))
             rows = _drop_rows(cache, over)
             if not len(rows):
                 break
@@ -143,12 +130,8 @@ def decode_batch(
 
 
 def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> tuple[Tensor, Cache, Tensor]:
-    """Run every distinct prompt once.
-
-    Returns:
-        Logits (B, V) of the first new token; the cache with ``room`` free slots; the mask (B, prompt + room) that is
-        False on the left padding.
-    """
+    """Run every distinct prompt once; returns logits (B, V) of the first new token, the cache with ``room`` free slots,
+    and the mask (B, prompt + room) that is False on the left padding."""
     device = model.device
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
     index = {prompt: i for i, prompt in enumerate(prompts)}
@@ -160,8 +143,7 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
     chunk = max(1, _PREFILL_TOKENS // width)
     outputs, states = [], []
     for start in range(0, len(prompts), chunk):
-        rows = slice(start, start + chunk)
-        cache = DynamicCache()
+        rows, cache = slice(start, start + chunk), DynamicCache()
         output = model(
             input_ids=ids[rows],
             attention_mask=mask[rows],
@@ -173,8 +155,9 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
         outputs.append(output.logits[:, -1])
         states.append([_cached_states(layer) for layer in cache.layers])
     layers: list[Any] = []
-    for chunks in zip(*states, strict=True):
-        keys, values = (_copy_to_requests(parts, parents, room) for parts in zip(*chunks, strict=True))
+    for chunks in zip(*states, strict=True):  # of prompts, (P, heads, width, size)
+        prompt_states = map(torch.cat, zip(*chunks, strict=True))
+        keys, values = (nn.functional.pad(of_prompts[parents], (0, 0, 0, room)) for of_prompts in prompt_states)
         layers.append(_Layer(keys, values, width))
     free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
     return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
@@ -187,15 +170,6 @@ def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
     return layer.keys, layer.values
 
 
-def _copy_to_requests(chunks: Sequence[Tensor], parents: Tensor, room: int) -> Tensor:
-    """States (P, heads, width, size) of prompts as those of their requests, (B, heads, width + room, size)."""
-    states = torch.cat(list(chunks))
-    _, heads, width, size = states.shape
-    spread = states.new_empty(len(parents), heads, width + room, size)
-    spread[:, :, :width] = states[parents]
-    return spread
-
-
 def _drop_rows(cache: Cache, over: Tensor) -> Tensor:
     """Drop rows from the cache; returns the old index (n,) of every row that is left."""
     keep = (~over).nonzero().squeeze(-1)
@@ -205,5 +179,7 @@ def _drop_rows(cache: Cache, over: Tensor) -> Tensor:
     rows[holes] = movers
     for layer in cache.layers:
         assert isinstance(layer, _Layer)
-        layer.drop(holes, movers, count)
+        for states in (layer.keys, layer.values):
+            states[holes, :, : layer.length] = states[movers, :, : layer.length]
+        layer.rows = count
     return rows

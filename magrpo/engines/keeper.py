@@ -3,9 +3,9 @@
 Usage: ``python keeper.py PARENT FD COMMAND...``. ``FD`` is handed on to the command. Runs under ``python -I -S``:
 standard library only, no imports from this project.
 
-Two wires hold. The keeper waits on a pidfd of its parent, which fires on any death of it, ``kill -9`` included, and
-whichever thread started the keeper. Should the keeper itself be killed, the command gets SIGKILL by PR_SET_PDEATHSIG,
-which is sound here because the keeper has one thread. SIGTERM to the keeper kills the group too.
+The keeper waits on a pidfd of its parent, which fires on any death of it, ``kill -9`` included, and whichever thread
+started the keeper. Should the keeper itself be killed, the command gets SIGKILL by PR_SET_PDEATHSIG, which is sound
+because the keeper has one thread. SIGTERM to the keeper kills the group too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,9 @@ import select
 import signal
 import subprocess
 import sys
+from functools import partial
 
 _PR_SET_PDEATHSIG = 1
-
-
-def _die_with_keeper() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def main(parent: int, fd: int, command: list[str]) -> int:
@@ -31,7 +28,8 @@ def main(parent: int, fd: int, command: list[str]) -> int:
     if os.getppid() != parent:
         return 1
     # preexec_fn is safe in a process with one thread.
-    child = subprocess.Popen(command, pass_fds=(fd,), process_group=0, preexec_fn=_die_with_keeper)
+    die_with_keeper = partial(ctypes.CDLL(None).prctl, _PR_SET_PDEATHSIG, signal.SIGKILL)
+    child = subprocess.Popen(command, pass_fds=(fd,), process_group=0, preexec_fn=die_with_keeper)
     try:
         os.close(fd)
         select.select([parent_fd, os.pidfd_open(child.pid)], [], [])

@@ -19,12 +19,10 @@ _BLOCK = 128
 
 
 class Draw(NamedTuple):
-    """The next tokens of the ``n`` requests that go on."""
+    """The next tokens of the ``n`` requests that go on: ids (n,) and natural log-probabilities (n,), float32."""
 
     tokens: Tensor
-    """(n,) ids."""
     logps: Tensor
-    """(n,) float32, natural logarithms."""
     support: dict[int, list[int]]
     """By index in the batch, for requests that record it: the ids that truncation kept, ascending."""
 
@@ -34,8 +32,7 @@ class Sampler:
 
     def __init__(self, requests: Sequence[Request], device: torch.device) -> None:
         params = [request.sampling for request in requests]
-        room = max(p.max_new_tokens for p in params)
-        uniforms = np.zeros((len(requests), room))
+        uniforms = np.zeros((len(requests), max(p.max_new_tokens for p in params)))
         for row, request in zip(uniforms, requests, strict=True):
             length = request.sampling.max_new_tokens
             row[:length] = np.random.default_rng(request.seed).random(length)
@@ -53,16 +50,10 @@ class Sampler:
         self._only_greedy = all(p.temperature == 0 for p in params)
 
     def __call__(self, logits: Tensor, live: Tensor, step: int) -> Draw:
-        """Draw token ``step`` of the requests ``live``.
+        """Draw token ``step`` of each completion. Row ``i`` of ``logits`` (n, V) belongs to request ``live[i]``.
 
-        Args:
-            logits: (n, V), row ``i`` belongs to request ``live[i]``.
-            live: (n,) indices into the batch.
-            step: index of the token in the completion.
-
-        Returns:
-            The draw. Log-probabilities are at the sampling temperature (1 for greedy requests): before truncation, or
-            over the support for requests that record it. One is nan if the logits are not finite.
+        Log-probabilities are at the sampling temperature (1 for greedy requests): before truncation, or over the
+        support for requests that record it. One is nan if the logits are not finite.
         """
         scaled = logits.float()
         if self._scales:
@@ -80,20 +71,15 @@ class Sampler:
                 weights = weights * kept
                 sums = _block_sums(weights)
                 if self._any_records:
+                    records = self._records[live]
                     over_support = peak.squeeze(-1) + sums.sum(-1).log().float()
-                    log_normaliser = torch.where(self._records[live], over_support, log_normaliser)
-                    support = self._support(kept, live)
+                    log_normaliser = torch.where(records, over_support, log_normaliser)
+                    ids = torch.split(kept[records].nonzero()[:, 1], kept[records].sum(-1).tolist())
+                    support = dict(zip(live[records].tolist(), [row.tolist() for row in ids], strict=True))
             token = _invert(weights, sums, self._uniforms[live, step])
             if self._has_greedy:
                 token = torch.where(self._greedy[live], scaled.argmax(-1), token)
         return Draw(token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support)
-
-    def _support(self, kept: Tensor, live: Tensor) -> dict[int, list[int]]:
-        """The ids that rows of ``kept`` (n, V) hold, of the requests that record them."""
-        records = self._records[live]
-        kept = kept[records]
-        ids = torch.split(kept.nonzero()[:, 1], kept.sum(-1).tolist())
-        return {request: row.tolist() for request, row in zip(live[records].tolist(), ids, strict=True)}
 
 
 def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:

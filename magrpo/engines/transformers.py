@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from magrpo.engines.common import check_prompts, make_action
+from magrpo.engines import check_prompts, make_action
 from magrpo.interfaces import Progress
 from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
@@ -28,34 +29,30 @@ class TransformersEngine(Plugin):
         return LocalEngine(policy, self.max_batch)
 
 
+@dataclass(frozen=True)
 class LocalEngine:
     """An :class:`magrpo.interfaces.Engine` that shares the base model with the trainer's policy."""
 
-    def __init__(self, policy: Policy, max_batch: int) -> None:
-        self._policy = policy
-        self._max_batch = max_batch
+    _policy: Policy
+    _max_batch: int
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         from magrpo.engines.decoding import decode_batch, decoding_model  # defers torch and transformers
 
         check_prompts(self._policy, requests)
         actions: dict[int, Action] = {}
+        # Siblings together, prompts of similar length together.
+        by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
         for agent in dict.fromkeys(request.agent for request in requests):
             stops = self._policy.stop_token_ids(agent)
+            of_agent = [(i, request) for i, request in by_prompt if request.agent == agent]
             with decoding_model(self._policy, agent) as model:
-                for batch in self._batches(requests, agent):
-                    chosen = [requests[i] for i in batch]
-                    completions = decode_batch(model, chosen, stops, progress or (lambda _: None))
-                    for i, completion in zip(batch, completions, strict=True):
-                        actions[i] = make_action(self._policy, requests[i], completion, self._policy.version)
+                for start in range(0, len(of_agent), self._max_batch):
+                    batch = of_agent[start : start + self._max_batch]
+                    completions = decode_batch(model, [request for _, request in batch], stops, progress)
+                    for (i, request), completion in zip(batch, completions, strict=True):
+                        actions[i] = make_action(self._policy, request, completion, self._policy.version)
         return [actions[i] for i in range(len(requests))]
-
-    def _batches(self, requests: Sequence[Request], agent: str) -> Iterator[list[int]]:
-        """Indices of the agent's requests: siblings together, prompts of similar length together."""
-        mine = [i for i, request in enumerate(requests) if request.agent == agent]
-        mine.sort(key=lambda i: (len(requests[i].prompt_ids), requests[i].prompt_ids))
-        for start in range(0, len(mine), self._max_batch):
-            yield mine[start : start + self._max_batch]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
         """Load the weights only if the policy is at another version: an update in this process needs nothing."""

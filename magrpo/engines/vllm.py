@@ -8,30 +8,18 @@ import os
 import shutil
 import sys
 import tempfile
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 from pydantic import Field
 
-from magrpo.engines import EngineError
-from magrpo.engines.child_process import Child, ChildDied
-from magrpo.engines.common import Completion, check_prompts, make_action
-from magrpo.engines.vllm_server import (
-    Call,
-    Done,
-    Finished,
-    Generate,
-    Item,
-    LoadAdapters,
-    LoadModel,
-    Reply,
-    Sleep,
-    Start,
-    Wake,
-)
+from magrpo.engines import Completion, EngineError, check_prompts, make_action
+from magrpo.engines.child_process import Child
+from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters, LoadModel, Sleep, Start, Wake
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
@@ -45,12 +33,12 @@ MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
-_REPLIES: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+_REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # the engine core in the server process: less to start, less to survive
-    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_server.WorkerExtension knows
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_worker.WorkerExtension knows
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -70,12 +58,7 @@ class VllmEngine(Plugin):
     """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
     def open(self, policy: Policy) -> VllmClient:
-        """Start the servers with the current weights of ``policy``; returns when all of them are ready.
-
-        Raises:
-            ConfigError: vLLM is not installed.
-            EngineError: a server did not start; the message names its log.
-        """
+        """Start the servers with the current weights of ``policy``; returns when all of them are ready."""
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
@@ -87,15 +70,13 @@ class VllmClient:
     """An :class:`magrpo.interfaces.Engine` over vLLM servers: one for each shared base, one for each full copy."""
 
     def __init__(self, policy: Policy, config: VllmEngine) -> None:
-        self._policy = policy
-        self._config = config
+        self._policy, self._config = policy, config
         self._version = policy.version
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = False
-        groups: dict[str, list[str]] = {}
+        groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in policy.agents:
-            shared = policy.weights(agent) == "lora"
-            groups.setdefault(f"base {policy.base(agent)}" if shared else f"agent {agent}", []).append(agent)
+            groups[("base", policy.base(agent)) if policy.weights(agent) == "lora" else ("agent", agent)].append(agent)
         self._agents = list(groups.values())
         self._servers: dict[int, Child] = {}
         self._loaded: dict[int, Call] = {}
@@ -109,11 +90,8 @@ class VllmClient:
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, as one batch for each server.
 
-        A server that dies is restarted and generates the missing completions.
-
-        Raises:
-            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: a server died three times or exceeded the deadline, or logits are not finite.
+        A server that dies is restarted and generates the missing completions; a third death is an EngineError, and so
+        are a missed deadline and logits that are not finite.
         """
         check_prompts(self._policy, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
@@ -129,19 +107,13 @@ class VllmClient:
         return [actions[i] for i in range(len(requests))]
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Load adapters under new ids, and reload full copies.
-
-        Raises:
-            EngineError: a server died.
-        """
+        """Load adapters under new ids, and reload full copies. Raises EngineError if a server dies."""
         calls: dict[int, Call] = {}
         for server, agents in enumerate(self._agents):
             given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
-            if not given:
-                continue
-            if self._policy.weights(agents[0]) == "lora":
+            if given and self._policy.weights(agents[0]) == "lora":
                 calls[server] = LoadAdapters(policy_version, given)
-            else:
+            elif given:
                 calls[server] = LoadModel(given[agents[0]])
         self._call(calls)
         self._loaded |= calls
@@ -150,14 +122,14 @@ class VllmClient:
     def sleep(self) -> None:
         """Release GPU memory for the update. No-op on CPU."""
         if self._policy.device.type == "cuda" and not self._asleep:
-            self._call({server: Sleep() for server in range(len(self._servers))})
+            self._call(dict.fromkeys(self._servers, Sleep()))
             self._asleep = True
 
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
             self._policy.release_cached_memory()
-            self._call({server: Wake() for server in range(len(self._servers))})
+            self._call(dict.fromkeys(self._servers, Wake()))
             self._asleep = False
 
     def close(self) -> None:
@@ -169,24 +141,16 @@ class VllmClient:
             shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self, numbers: Sequence[int]) -> None:
-        """Start these servers; returns when they are ready.
-
-        On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
-        """
+        """Start these servers; returns when they are ready."""
         self._policy.release_cached_memory()
-        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
-            self._start_together(together)
-
-    def _start_together(self, numbers: Sequence[int]) -> None:
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
-        for i in numbers:
-            log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
-            self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
-        for i in numbers:
-            self._send(i, Start(self._engine_arguments(self._agents[i])))
-        for i in numbers:
-            with self._servers[i].enforce_deadline(_START_DEADLINE_S):
-                assert isinstance(self._receive(i), Done)
+        # On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
+        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
+            for i in together:
+                log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
+                self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
+                self._servers[i].name = f"the vLLM server of {', '.join(self._agents[i])}"
+            self._call({i: Start(self._engine_arguments(self._agents[i])) for i in together}, _START_DEADLINE_S)
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
@@ -199,7 +163,7 @@ class VllmClient:
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
             "logprobs_mode": "processed_logprobs",
-            "worker_extension_cls": "magrpo.engines.vllm_server.WorkerExtension",
+            "worker_extension_cls": "magrpo.engines.vllm_worker.WorkerExtension",
             "enable_prefix_caching": True,
             "disable_log_stats": True,
             "seed": 0,
@@ -224,15 +188,12 @@ class VllmClient:
             "max_num_batched_tokens": max(8192, policy.max_length(agents[0])),
         }
 
-    def _make_item(self, request: Request) -> Item:
-        stops = self._policy.stop_token_ids(request.agent)
-        return Item(request.agent, request.prompt_ids, request.sampling, request.seed, stops)
-
     def _send_requests(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
         """Send requests to a server; if it is dead, reading its answer will raise."""
+        stop_token_ids = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._send(server, Generate({i: self._make_item(request) for i, request in share.items()}))
+            self._servers[server].send(msgspec.msgpack.encode(Generate(dict(share), stop_token_ids)))
 
     def _read_completions(
         self, server: int, share: Mapping[int, Request], deadlines: ExitStack
@@ -247,7 +208,7 @@ class VllmClient:
                     yield from reply.completions.items()
                 return
             except EngineError as error:
-                if not left or self._servers[server].is_late:
+                if not left or self._servers[server].missed_deadline_s is not None:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting it for the rest", error, done)
@@ -255,27 +216,15 @@ class VllmClient:
                 self._call({i: call for i, call in self._loaded.items() if i == server})
                 self._send_requests(server, missing, deadlines)
 
-    def _call(self, calls: Mapping[int, Call]) -> None:
-        """Make one call to each server at the same time."""
+    def _call(self, calls: Mapping[int, Call], deadline_s: float | None = None) -> None:
+        """Make one call to each server at the same time. The deadline is by default that of a batch."""
         with ExitStack() as deadlines:
             for server, call in calls.items():
-                deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
-                self._send(server, call)
+                child = self._servers[server]
+                deadlines.enter_context(child.enforce_deadline(deadline_s or self._config.deadline_s))
+                child.send(msgspec.msgpack.encode(call))
             for server in calls:
                 assert isinstance(self._receive(server), Done)
 
-    def _send(self, server: int, call: Call) -> None:
-        with self._supervised(server):
-            self._servers[server].send(msgspec.msgpack.encode(call))
-
-    def _receive(self, server: int) -> Reply:
-        with self._supervised(server):
-            return _REPLIES.decode(self._servers[server].receive())
-
-    @contextmanager
-    def _supervised(self, server: int) -> Iterator[None]:
-        try:
-            yield
-        except ChildDied as error:
-            who = ", ".join(self._agents[server])
-            raise EngineError(f"the vLLM server of {who} {error}") from None
+    def _receive(self, server: int) -> Done | Finished:
+        return _REPLIES.decode(self._servers[server].receive())

@@ -8,18 +8,16 @@ this process.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from magrpo.engines.common import Completion
-from magrpo.engines.vllm_sampling import Truncated, TruncationRecorder
-from magrpo.types import SamplingParams
+from magrpo.engines import Completion
+from magrpo.types import Request
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import vllm
     from vllm.logprobs import FlatLogprobs
     from vllm.lora.request import LoRARequest
@@ -31,82 +29,47 @@ class Start(msgspec.Struct, tag=True):
     engine: dict[str, Any]
 
 
-class Item(msgspec.Struct):
-    """One completion to generate, by the adapter of ``agent`` if it has one."""
-
-    agent: str
-    prompt_ids: tuple[int, ...]
-    sampling: SamplingParams
-    seed: int
-    stop_token_ids: tuple[int, ...]
-
-
 class Generate(msgspec.Struct, tag=True):
-    """Generate; answered by any number of :class:`Finished`, each item in one of them, and :class:`Done`."""
+    """Generate completions, by the adapters of agents that have one; answered by some :class:`Finished` first."""
 
-    items: dict[int, Item]
+    items: dict[int, Request]
+    """By number; each in one answer."""
+    stop_token_ids: dict[str, tuple[int, ...]]
+    """By agent."""
 
 
 class LoadAdapters(msgspec.Struct, tag=True):
-    """Serve these adapter folders, by agent, under ``version`` from now on; answered by :class:`Done`."""
+    """Serve these adapter folders, by agent, under ``version`` from now on."""
 
     version: int
     folders: dict[str, str]
 
 
 class LoadModel(msgspec.Struct, tag=True):
-    """Load the weights of a transformers folder; answered by :class:`Done`."""
+    """Load the weights of a transformers folder."""
 
     folder: str
 
 
 class Sleep(msgspec.Struct, tag=True):
-    """Release GPU memory; answered by :class:`Done`."""
+    """Release GPU memory."""
 
 
 class Wake(msgspec.Struct, tag=True):
-    """Undo :class:`Sleep`; answered by :class:`Done`."""
+    """Undo :class:`Sleep`."""
 
 
 class Done(msgspec.Struct, tag=True):
-    """The call succeeded."""
+    """The call succeeded: the last answer to every call."""
 
 
 class Finished(msgspec.Struct, tag=True):
-    """Finished completions, by number of the item."""
+    """Finished completions, by number of the request."""
 
     completions: dict[int, Completion]
 
 
 Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
-Reply = Done | Finished
-
-
-class WorkerExtension:
-    """Methods that vLLM 0.32 mixes into its worker class, called by ``collective_rpc``."""
-
-    model_runner: Any
-    reload_weights: Any
-    truncation: TruncationRecorder
-
-    def watch_truncation(self) -> None:
-        """Change the sampler: see :mod:`magrpo.engines.vllm_sampling`."""
-        self.truncation = TruncationRecorder(self.model_runner.sampler)
-
-    def record_truncation(self, recording: bool) -> None:
-        """Switch the recording of support on or off."""
-        self.truncation.set_recording(recording)
-
-    def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
-        """The records of the tokens of a request."""
-        return self.truncation.take_records(tickets)
-
-    def reload_from(self, folder: str) -> None:
-        """Reload all weights, and the packed copy of a tied head on CPU, which vLLM's own reload omits."""
-        self.reload_weights(weights_path=folder)
-        if self.model_runner.model_config.hf_text_config.tie_word_embeddings:
-            head = self.model_runner.get_model().lm_head
-            head.quant_method.process_weights_after_loading(head)
 
 
 class Server:
@@ -123,10 +86,10 @@ class Server:
     def handle_call(self, call: Call, channel: Connection) -> None:
         """Carry out one call."""
         match call:
-            case Generate(items):
-                self._generate(items, channel)
-            case LoadAdapters(version, folders):
-                self._load_adapters(version, folders)
+            case Generate():
+                self._generate(call, channel)
+            case LoadAdapters():
+                self._load_adapters(call)
             case LoadModel(folder):
                 self._llm.collective_rpc("reload_from", args=(folder,))
                 assert self._llm.reset_prefix_cache()
@@ -134,31 +97,29 @@ class Server:
                 self._llm.sleep(level=1)
             case Wake():
                 self._llm.wake_up()
-            case Start():
-                raise AssertionError("already started")
 
-    def _load_adapters(self, version: int, folders: dict[str, str]) -> None:
+    def _load_adapters(self, call: LoadAdapters) -> None:
         from vllm.lora.request import LoRARequest  # defers vllm
 
-        for agent, folder in folders.items():
+        for agent, folder in call.folders.items():
             if agent in self._adapters:
                 self._llm.llm_engine.remove_lora(self._adapters[agent].lora_int_id)
             self._count += 1
-            self._adapters[agent] = LoRARequest(f"{agent}.{version}.{self._count}", self._count, folder)
+            self._adapters[agent] = LoRARequest(f"{agent}.{call.version}.{self._count}", self._count, folder)
             if not self._llm.llm_engine.add_lora(self._adapters[agent]):
                 raise RuntimeError(f"vLLM refused the adapter {folder}")
 
-    def _generate(self, items: dict[int, Item], channel: Connection) -> None:
+    def _generate(self, call: Generate, channel: Connection) -> None:
         from vllm import RequestOutput, TokensPrompt  # defers vllm
         from vllm.logprobs import FlatLogprobs
 
-        engine = self._llm.llm_engine
-        self._llm.collective_rpc(
-            "record_truncation", args=(any(item.sampling.records_support for item in items.values()),)
-        )
-        for i, item in items.items():
-            prompt = TokensPrompt(prompt_token_ids=list(item.prompt_ids))
-            engine.add_request(str(i), prompt, _sampling_params(item), lora_request=self._adapters.get(item.agent))
+        engine, items = self._llm.llm_engine, call.items
+        records_support = any(request.sampling.records_support for request in items.values())
+        self._llm.collective_rpc("record_truncation", args=(records_support,))
+        for i, request in items.items():
+            prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
+            params = _sampling_params(request, call.stop_token_ids[request.agent])
+            engine.add_request(str(i), prompt, params, lora_request=self._adapters.get(request.agent))
         while engine.has_unfinished_requests():
             finished = Finished({})
             for output in engine.step():
@@ -184,22 +145,22 @@ class Server:
         return Completion(token_ids, logps, support)
 
 
-def _sampling_params(item: Item) -> vllm.SamplingParams:
+def _sampling_params(request: Request, stop_token_ids: Sequence[int]) -> vllm.SamplingParams:
     """vLLM's parameters; every one that a model's own generation config might set is set here."""
-    from vllm import SamplingParams as VllmSamplingParams  # defers vllm
+    from vllm import SamplingParams  # defers vllm
     from vllm.sampling_params import RequestOutputKind
 
-    return VllmSamplingParams(
-        temperature=item.sampling.temperature,
-        top_p=item.sampling.top_p,
-        top_k=item.sampling.top_k,
+    return SamplingParams(
+        temperature=request.sampling.temperature,
+        top_p=request.sampling.top_p,
+        top_k=request.sampling.top_k,
         min_p=0.0,
         repetition_penalty=1.0,
         presence_penalty=0.0,
         frequency_penalty=0.0,
-        max_tokens=item.sampling.max_new_tokens,
-        seed=item.seed,
-        stop_token_ids=list(item.stop_token_ids),
+        max_tokens=request.sampling.max_new_tokens,
+        seed=request.seed,
+        stop_token_ids=list(stop_token_ids),
         ignore_eos=True,
         logprobs=0,
         flat_logprobs=True,
@@ -212,9 +173,7 @@ def main(fd: int) -> None:
     """Serve calls until the other side hangs up."""
     channel = Connection(fd)
     decoder: msgspec.msgpack.Decoder[Call] = msgspec.msgpack.Decoder(Call)
-    start = decoder.decode(channel.recv_bytes())
-    assert isinstance(start, Start)
-    server = Server(start)
+    server = Server(msgspec.msgpack.decode(channel.recv_bytes(), type=Start))
     while True:
         channel.send_bytes(msgspec.msgpack.encode(Done()))
         try:

@@ -1,14 +1,15 @@
-"""The coding reward, for two programmers who write one program: structure, syntax, tests, cooperation."""
+"""The rewards of programmers who write one program: ``coding`` (two), ``solo`` (one), ``team`` (several helpers)."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import ClassVar
 
 from pydantic import Field
 
+from magrpo.plugins import ConfigError
 from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report
 from magrpo.rewards.program import (
     Module,
@@ -21,13 +22,17 @@ from magrpo.rewards.program import (
 )
 from magrpo.rewards.stand_ins import first_argument, first_result, module_of, unpacker
 from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
-from magrpo.types import Case, Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"
 """Name of the function that the helper writes."""
 VARIANTS = ("wrapper", "identity", "constant")
 """Report names of the variants: programs in which one of the two functions does nothing."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
+SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
+
+Texts = Mapping[str, str]
+Reports = Mapping[str, ExecutionReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +70,7 @@ class CodingReward(ProgramReward):
         """See :class:`magrpo.interfaces.HasMaxExecutions`."""
         return 1 + len(VARIANTS)
 
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
+    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
         """The combined program first; its variants, all at once, if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         if not (program.has_entry and program.compiles):
@@ -77,19 +80,20 @@ class CodingReward(ProgramReward):
         passed = self._count_passed(merge_hidden_report(reports, "program"))
         if program.is_thin or not passed or self._judge_use(program, reports["program"]) != "used":
             return {}
+        most_passed = max(report.tests_passed for name, report in reports.items() if name.startswith("program"))
         wanted: dict[str, Execution] = {}
         for name, source in program.variants.items():
-            if name not in reports and (name != "constant" or _could_expose_constant(reports)):
+            # a helper that keeps returning its first result still passes the first test of a run
+            if name not in reports and (name != "constant" or most_passed > 1):
                 wanted |= make_executions(problem, name, source)
         return wanted
 
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
-        parts = dict.fromkeys(MAXIMA, 0.0)
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
-        parts["structure"] = sum(structure_by_role.values())
+        parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
         if program.has_entry and program.compiles:
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
@@ -110,7 +114,7 @@ class CodingReward(ProgramReward):
             return "discarded" if all(case.status in ("pass", "wrong") for case in report.cases) else "unknown"
         return program.use
 
-    def _price_cooperation(self, program: JointProgram, reports: Mapping[str, ExecutionReport]) -> float:
+    def _price_cooperation(self, program: JointProgram, reports: Reports) -> float:
         use = self._judge_use(program, reports["program"])
         if use == "discarded":
             return -0.5
@@ -120,6 +124,88 @@ class CodingReward(ProgramReward):
         return 0.5 if thin else 1.5
 
 
+class SoloReward(ProgramReward):
+    """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
+
+    The parts and the report ``program`` are those of :class:`CodingReward`, without cooperation.
+    """
+
+    max_executions: ClassVar[int] = 1
+    """See :class:`magrpo.interfaces.HasMaxExecutions`."""
+
+    part_maxima: ClassVar[Mapping[str, float]] = SOLO_MAXIMA
+
+    kind: str = "solo"
+
+    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+        """The program, if it defines the entry point and compiles."""
+        source, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
+        if "program" in reports or not (has_entry and can_compile(source)):
+            return {}
+        return make_executions(problem, "program", source)
+
+    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+        """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
+        assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
+        source, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
+        parts = dict.fromkeys(SOLO_MAXIMA, 0.0) | {"structure": float(has_entry)}
+        if has_entry and can_compile(source):
+            parts["syntax"] = 0.5
+            parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
+        return JointReward(self._scale_parts(parts), parts)
+
+
+class TeamReward(CodingReward):
+    """The largest coding reward of ``main`` paired with one of ``helper1``, ``helper2``, ...; the first on ties.
+
+    The team thus gains from proposals that differ, so that one of them fits main. Names of reports end in the helper's
+    role, as in ``program:helper2``.
+    """
+
+    kind: str = "team"
+    num_helpers: int = Field(2, ge=1)
+    """Number of helpers; ``env.num_helpers`` must be equal."""
+
+    @property
+    def max_executions(self) -> int:
+        return self.num_helpers * super().max_executions
+
+    def passed(self, reports: Reports) -> bool:
+        """Whether the program with any of the proposals passed every test."""
+        return any(super(TeamReward, self).passed(own) for _, own in self._reports_by_helper(reports))
+
+    def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
+        """The executions that the coding reward needs for each pair.
+
+        Raises:
+            ConfigError: the environment has another number of helpers.
+        """
+        given = sum(role != "main" for role in texts)
+        if given != self.num_helpers:
+            raise ConfigError(f"reward.num_helpers = {self.num_helpers}, but env has {given} helpers; make them equal")
+        wanted: dict[str, Execution] = {}
+        for role, own in self._reports_by_helper(reports):
+            executions = super().executions(problem, _pair(texts, role), own)
+            wanted |= {f"{name}:{role}": execution for name, execution in executions.items()}
+        return wanted
+
+    def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
+        """The joint reward of the best pair, with the parts of the coding reward. ``texts`` by role."""
+        prices = {
+            role: super(TeamReward, self).price(problem, _pair(texts, role), own)
+            for role, own in self._reports_by_helper(reports)
+        }
+        best = max(prices.values(), key=lambda price: price.total)
+        local = {role: price.local["helper"] for role, price in prices.items() if price.local}
+        return replace(best, local=local | {role: value for role, value in best.local.items() if role == "main"})
+
+    def _reports_by_helper(self, reports: Reports) -> Iterator[tuple[str, Reports]]:
+        """Each helper's role with its own reports, under the names that the coding reward uses."""
+        for i in range(1, self.num_helpers + 1):
+            role = f"helper{i}"
+            yield role, {name.removesuffix(f":{role}"): r for name, r in reports.items() if name.endswith(f":{role}")}
+
+
 @lru_cache(maxsize=4096)
 def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -> JointProgram:
     """Join the problem's preamble, the helper's module and main's module, and judge the program by its syntax tree."""
@@ -127,6 +213,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     modules = [extract_preamble(prompt, entry_point), extract_module(helper, HELPER), main_module]
     source = join_modules(modules)
     has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
+    only_main_works = has_helper and does_nothing(modules[1].source, HELPER)
     return JointProgram(
         source=source,
         variants=_make_variants(modules, entry_point) if has_helper and has_entry else {},
@@ -134,8 +221,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
         has_entry=has_entry,
         compiles=can_compile(source),
         use=classify_use(main_module.source, HELPER),
-        is_thin=(has_entry and only_forwards(main_module.source, entry_point, HELPER))
-        or (has_helper and does_nothing(modules[1].source, HELPER)),
+        is_thin=only_main_works or (has_entry and only_forwards(main_module.source, entry_point, HELPER)),
     )
 
 
@@ -154,26 +240,23 @@ def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str
     return variants
 
 
-def _program_reports(reports: Mapping[str, ExecutionReport]) -> dict[str, ExecutionReport]:
-    """The reports of the combined program by suffix of their names: empty or ``_hidden``."""
-    return {name.removeprefix("program"): run for name, run in reports.items() if name.startswith("program")}
+def _does_as_well(variant: str, reports: Reports) -> bool:
+    """Whether the variant passes every test, hidden ones included, that the combined program passes."""
+    for name, report in reports.items():
+        if name.startswith("program"):
+            passed = {i for i, case in enumerate(report.cases) if case.status == "pass"}
+            cases = reports[name.replace("program", variant)].cases
+            if not passed <= {i for i, case in enumerate(cases) if case.status == "pass"}:
+                return False
+    return True
 
 
-def _could_expose_constant(reports: Mapping[str, ExecutionReport]) -> bool:
-    """Whether a run passed two tests: a helper that keeps returning its first result still passes the first one."""
-    return any(run.tests_passed > 1 for run in _program_reports(reports).values())
+@lru_cache(maxsize=4096)
+def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
+    """Join the problem's preamble and the completion into one program; say whether it defines the entry point."""
+    module = extract_module(text, entry_point, prompt=prompt)
+    return join_modules([extract_preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)
 
 
-def _does_as_well(variant: str, reports: Mapping[str, ExecutionReport]) -> bool:
-    """Whether the variant passes every test that the combined program passes."""
-    return all(
-        _passes_unchanged(run.cases, reports[variant + suffix].cases)
-        for suffix, run in _program_reports(reports).items()
-    )
-
-
-def _passes_unchanged(cases: tuple[Case, ...], variant: tuple[Case, ...]) -> bool:
-    """Whether every case that passed in ``cases`` passes in ``variant`` too."""
-    return all(
-        i < len(variant) and variant[i].status == "pass" for i, case in enumerate(cases) if case.status == "pass"
-    )
+def _pair(texts: Texts, role: str) -> Texts:
+    return {"helper": texts[role], "main": texts["main"]}

@@ -34,11 +34,7 @@ class Module:
 
 
 def parse_source(source: str) -> ast.Module:
-    """The syntax tree of ``source``.
-
-    Raises:
-        SyntaxError, ValueError, RecursionError, MemoryError, OverflowError: it is not Python, or nested too deeply.
-    """
+    """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
@@ -78,13 +74,10 @@ def extract_module(text: str, defines: str, prompt: str = "", drop: str = "") ->
         readings.append(f"{_clean_text(prompt).rstrip()}\n{text}")
     found: list[list[tuple[ast.stmt, str]]] = []
     for reading in dict.fromkeys(readings):
-        statements = [item for item in _parse_statements(reading) if not _is_demonstration(item[0])]
-        found.append(statements)
-        if any(isinstance(node, ast.FunctionDef) and node.name == defines for node, _ in statements):
-            break
-    else:
-        statements = found[0]
-    return _make_module(statements, drop)
+        found.append(_parse_statements(reading))
+        if any(isinstance(node, ast.FunctionDef) and node.name == defines for node, _ in found[-1]):
+            return _make_module(found[-1], drop)
+    return _make_module(found[0], drop)
 
 
 @lru_cache(maxsize=1024)
@@ -95,9 +88,7 @@ def extract_preamble(prompt: str, entry_point: str) -> Module:
         parse_source(prompt)
     except _UNPARSABLE:
         prompt = f"{prompt.rstrip()}\n    pass\n"
-    return _make_module(
-        [item for item in _parse_statements(prompt) if not _is_demonstration(item[0])], drop=entry_point
-    )
+    return _make_module(_parse_statements(prompt), drop=entry_point)
 
 
 def join_modules(modules: Sequence[Module]) -> str:
@@ -109,20 +100,20 @@ def join_modules(modules: Sequence[Module]) -> str:
 @lru_cache(maxsize=4096)
 def returns_value(source: str, name: str) -> bool:
     """Whether the module defines a function ``name`` at top level that returns (or yields) a value."""
-    function = find_function(parse_source(source), name)
-    if function is None:
-        return False
-    return any(
-        isinstance(node, ast.Yield | ast.YieldFrom) or (isinstance(node, ast.Return) and not _is_none(node.value))
-        for node in walk_own_scope(function)
-    )
+    for function in find_functions(parse_source(source), name)[-1:]:
+        for node in walk_own_scope(function):
+            match node:
+                case ast.Return(value=None | ast.Constant(value=None)):
+                    continue
+                case ast.Return() | ast.Yield() | ast.YieldFrom():
+                    return True
+    return False
 
 
 @lru_cache(maxsize=4096)
 def read_signature(source: str, name: str) -> tuple[str, str]:
     """The head of the function ``name`` with decorators and colon, and arguments that pass its parameters on."""
-    function = find_function(parse_source(source), name)
-    assert function is not None, name
+    function = find_functions(parse_source(source), name)[-1]
     arguments = function.args
     call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
     call += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
@@ -134,10 +125,9 @@ def read_signature(source: str, name: str) -> tuple[str, str]:
     return head, ", ".join(call)
 
 
-def find_function(tree: ast.Module, name: str) -> ast.FunctionDef | None:
-    """The last definition of the function ``name`` at top level."""
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
-    return functions[-1] if functions else None
+def find_functions(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
+    """The definitions of the function ``name`` at top level; the last one counts."""
+    return [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
 
 
 def walk_own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
@@ -206,49 +196,43 @@ def _start_position(node: ast.stmt) -> tuple[int, int]:
 
 
 def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Module:
+    """A module without demonstrations and the name ``drop``; an import of other names beside it keeps those."""
     futures, kept = [], []
     for node, source in statements:
+        if _is_demonstration(node):
+            continue
         if isinstance(node, ast.ImportFrom) and node.module == "__future__":
             futures.append(source)
-        elif drop and drop in _bound_names(node):
-            kept.extend(_without_alias(node, drop))
-        else:
+        elif not drop or drop not in _list_bound_names(node):
             kept.append(source)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            node.names = [alias for alias in node.names if _name_import(alias) != drop]
+            kept += [ast.unparse(node)] if node.names else []
     return Module(tuple(futures), "\n\n".join(kept))
 
 
-def _bound_names(node: ast.stmt) -> set[str]:
+def _list_bound_names(node: ast.stmt) -> set[str]:
     """Names bound by a top-level definition, assignment or import."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        return {node.name}
-    if isinstance(node, ast.Import | ast.ImportFrom):
-        return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    if isinstance(node, ast.Assign | ast.AnnAssign):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        return {target.id for target in targets if isinstance(target, ast.Name)}
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return {name}
+        case ast.Import(names=aliases) | ast.ImportFrom(names=aliases):
+            return {_name_import(alias) for alias in aliases}
+        case ast.Assign(targets=targets):
+            return {target.id for target in targets if isinstance(target, ast.Name)}
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            return {name}
     return set()
 
 
-def _without_alias(node: ast.stmt, drop: str) -> list[str]:
-    """An import without the name ``drop``, if it imports other names; nothing for other statements."""
-    if not isinstance(node, ast.Import | ast.ImportFrom):
-        return []
-    names = [alias for alias in node.names if (alias.asname or alias.name.partition(".")[0]) != drop]
-    if not names:
-        return []
-    if isinstance(node, ast.Import):
-        return [ast.unparse(ast.Import(names))]
-    return [ast.unparse(ast.ImportFrom(node.module, names, node.level))]
+def _name_import(alias: ast.alias) -> str:
+    return alias.asname or alias.name.partition(".")[0]
 
 
 def _is_demonstration(node: ast.stmt) -> bool:
-    if isinstance(node, ast.If):
-        return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(node.test))
-    if isinstance(node, ast.Expr):
-        call = node.value
-        return not isinstance(call, ast.Call) or (isinstance(call.func, ast.Name) and call.func.id == "print")
-    return isinstance(node, ast.Assert) or (isinstance(node, ast.AnnAssign) and node.value is None)
-
-
-def _is_none(value: ast.expr | None) -> bool:
-    return value is None or (isinstance(value, ast.Constant) and value.value is None)
+    match node:
+        case ast.If(test=test):
+            return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))
+        case ast.Expr(value=ast.Call(func=function)):
+            return isinstance(function, ast.Name) and function.id == "print"
+    return isinstance(node, ast.Expr | ast.Assert) or (isinstance(node, ast.AnnAssign) and node.value is None)

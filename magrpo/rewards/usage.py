@@ -15,30 +15,15 @@ from collections.abc import Iterable
 from functools import lru_cache
 from typing import Literal
 
-from magrpo.rewards.program import find_function, parse_source, walk_own_scope
+from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
 
 Use = Literal["none", "discarded", "used"]
 
 _TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
-_CARRYING = (
-    ast.Return
-    | ast.Assign
-    | ast.AnnAssign
-    | ast.Pass
-    | ast.Expr
-    | ast.Yield
-    | ast.Lambda
-    | ast.arguments
-    | ast.arg
-    | ast.Name
-    | ast.Constant
-    | ast.Tuple
-    | ast.List
-    | ast.Dict
-    | ast.Set
-    | ast.Starred
-    | ast.expr_context
-)
+_STATEMENTS = ast.Return | ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr
+_CONTAINERS = ast.Tuple | ast.List | ast.Dict | ast.Set | ast.Starred
+_PARTS = ast.Yield | ast.Lambda | ast.arguments | ast.arg | ast.Name | ast.Constant | ast.expr_context
+_CARRYING = _STATEMENTS | _CONTAINERS | _PARTS
 """Nodes that pass values on unchanged."""
 _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
@@ -50,12 +35,11 @@ def classify_use(source: str, name: str) -> Use:
     ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
     ``used``: a result can matter.
     """
-    parents = _find_reachable(parse_source(source))
-    if any(_binds(node, name) for node in parents):
+    sinks = _trace_values(parse_source(source))
+    is_read = any(load.id == name for load in _list_loads(sinks))
+    if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    if not any(load.id == name for load in _list_loads(parents)):
-        return "none"
-    return "used" if name in _find_live_names(parents) else "discarded"
+    return "used" if name in _find_live_names(sinks) else "discarded"
 
 
 @lru_cache(maxsize=4096)
@@ -65,11 +49,9 @@ def only_forwards(source: str, name: str, to: str) -> bool:
     Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
     """
     tree = parse_source(source)
-    function = find_function(tree, name)
-    assert function is not None, name
-    live = _find_live_names(_find_reachable(tree))
+    live = _find_live_names(_trace_values(tree))
     results: set[str] = set()
-    for statement in function.body:
+    for statement in find_functions(tree, name)[-1].body:
         match statement:
             case _ if _is_inert(statement, live):
                 pass
@@ -91,8 +73,7 @@ def does_nothing(source: str, name: str) -> bool:
     It then returns an argument or a constant, perhaps in a container. Generators and functions that make functions
     count as reading their parameters.
     """
-    function = find_function(parse_source(source), name)
-    assert function is not None, name
+    function = find_functions(parse_source(source), name)[-1]
     nodes = [node for statement in function.body for node in ast.walk(statement)]
     if all(isinstance(node, _CARRYING) for node in nodes):
         return True
@@ -105,8 +86,7 @@ def does_nothing(source: str, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def packs_lists(source: str, name: str) -> bool:
     """Whether every return of the function ``name`` is a list display, such as ``[answer, 0]``."""
-    function = find_function(parse_source(source), name)
-    assert function is not None, name
+    function = find_functions(parse_source(source), name)[-1]
     returned = [node.value for node in walk_own_scope(function) if isinstance(node, ast.Return)]
     return all(isinstance(value, ast.List) for value in returned)
 
@@ -114,8 +94,7 @@ def packs_lists(source: str, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def find_forwarding_call(source: str, name: str, to: str) -> str:
     """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
-    function = find_function(parse_source(source), name)
-    assert function is not None, name
+    function = find_functions(parse_source(source), name)[-1]
     parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
@@ -127,88 +106,65 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     return ""
 
 
-def _find_reachable(tree: ast.Module) -> dict[ast.AST, ast.AST]:
-    """Every node that can run, with its parent."""
-    parents: dict[ast.AST, ast.AST] = {}
-    stack: list[ast.AST] = [tree]
-    while stack:
-        node = stack.pop()
+def _trace_values(tree: ast.Module) -> dict[ast.AST, frozenset[str] | None]:
+    """Each node that can run with the names its value ends up in (none: it is dropped), or None if it matters."""
+    sinks: dict[ast.AST, frozenset[str] | None] = {}
+    waiting: list[ast.AST] = [tree]
+    for node in waiting:
         for field, value in ast.iter_fields(node):
-            children = _list_runnable(node, field, value) if isinstance(value, list) else [value]
-            for child in children:
+            for child in _list_runnable(node, field, value) if isinstance(value, list) else [value]:
                 if isinstance(child, ast.AST):
-                    parents[child] = node
-                    stack.append(child)
-    return parents
+                    sinks[child] = _find_sink(child, node, sinks.get(node))
+                    waiting.append(child)
+    return sinks
 
 
 def _list_runnable(node: ast.AST, field: str, children: list[ast.AST]) -> list[ast.AST]:
     """The statements of a block up to the first that leaves it; none if the block's condition is never met."""
     if isinstance(node, ast.If | ast.While) and isinstance(node.test, ast.Constant) and field in ("body", "orelse"):
-        never = bool(node.test.value) == (field == "orelse")
-        if never:
+        is_never_met = bool(node.test.value) == (field == "orelse")
+        if is_never_met:
             return []
     leaves = (i for i, child in enumerate(children) if isinstance(child, _TERMINAL))
     return children[: next(leaves, len(children)) + 1]
 
 
 def _binds(node: ast.AST, name: str) -> bool:
+    """Whether the node defines, imports, assigns or deletes the name, or an attribute of it."""
     match node:
-        case ast.Name(id=bound, ctx=ast.Store() | ast.Del()) | ast.arg(arg=bound):
-            return bound == name
-        case ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound) | ast.ClassDef(name=bound):
+        case (
+            ast.FunctionDef(name=bound) | ast.AsyncFunctionDef(name=bound) | ast.ClassDef(name=bound)
+            | ast.ExceptHandler(name=bound) | ast.MatchAs(name=bound) | ast.MatchStar(name=bound)
+            | ast.MatchMapping(rest=bound) | ast.arg(arg=bound) | ast.Name(id=bound, ctx=ast.Store() | ast.Del())
+            | ast.Attribute(value=ast.Name(id=bound), ctx=ast.Store() | ast.Del())
+        ):  # fmt: skip
             return bound == name
         case ast.alias(name=imported, asname=alias):
             return (alias or imported.partition(".")[0]) == name
-        case ast.ExceptHandler(name=bound) | ast.MatchAs(name=bound) | ast.MatchStar(name=bound):
-            return bound == name
-        case ast.MatchMapping(rest=bound):
-            return bound == name
         case ast.Global(names=names) | ast.Nonlocal(names=names):
             return name in names
-        case ast.Attribute(value=ast.Name(id=owner), ctx=ast.Store() | ast.Del()):
-            return owner == name
     return False
 
 
-def _find_live_names(parents: dict[ast.AST, ast.AST]) -> set[str]:
+def _find_live_names(sinks: dict[ast.AST, frozenset[str] | None]) -> set[str]:
     """Names whose value can matter: read where it matters, or copied into such a name."""
-    sinks = _find_sinks(parents)
-    copied_from: dict[str, set[str]] = defaultdict(set)
-    live: set[str] = set()
-    for load in _list_loads(parents):
-        targets = sinks[load]
-        if targets is None:
-            live.add(load.id)
-        else:
-            for target in targets:
-                copied_from[target].add(load.id)
-    stack = list(live)
-    while stack:
-        new = copied_from[stack.pop()] - live
+    loads = _list_loads(sinks)
+    live = {load.id for load in loads if sinks[load] is None}
+    copied_into: dict[str, set[str]] = defaultdict(set)
+    for load in loads:
+        for target in sinks[load] or ():
+            copied_into[target].add(load.id)
+    waiting = list(live)
+    for name in waiting:
+        new = copied_into[name] - live
         live |= new
-        stack.extend(new)
+        waiting += new
     return live
 
 
-def _find_sinks(parents: dict[ast.AST, ast.AST]) -> dict[ast.AST, frozenset[str] | None]:
-    """For each node the names its value ends up in (empty: it is dropped), or None if it goes where it matters."""
-    sinks: dict[ast.AST, frozenset[str] | None] = {}
-    for node, parent in parents.items():  # parents come before their children
-        if isinstance(node, ast.stmt):
-            sinks[node] = _find_sink(node)
-        elif isinstance(parent, ast.Call) and node is not parent.func and not _is_pure(parent):
-            sinks[node] = None
-        else:
-            sink = sinks.get(parent)
-            if sink is not None and isinstance(parent, ast.NamedExpr) and node is parent.value:
-                sink |= _target_names([parent.target]) or frozenset()
-            sinks[node] = sink
-    return sinks
-
-
-def _find_sink(statement: ast.stmt) -> frozenset[str] | None:
-    match statement:
+def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: frozenset[str] | None) -> frozenset[str] | None:
+    """The names that the node's value ends up in, as in :func:`_trace_values`; for a statement, of its expressions."""
+    match node:
         case ast.Expr():
             return frozenset()
         case ast.If(body=body, orelse=orelse) if all(isinstance(child, ast.Pass) for child in (*body, *orelse)):
@@ -217,7 +173,14 @@ def _find_sink(statement: ast.stmt) -> frozenset[str] | None:
             return _target_names(targets)
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
             return _target_names([target])
-    return None
+        case ast.stmt():
+            return None
+    match parent:
+        case ast.Call(func=function) if node is not function and not _is_pure(parent):
+            return None
+        case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:
+            return parent_sink | {name}
+    return parent_sink
 
 
 def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
@@ -227,17 +190,17 @@ def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
 def _target_names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
     """The names assigned to; None if a target is not a name (an attribute, an item)."""
     names: set[str] = set()
-    stack = list(targets)
-    while stack:
-        target = stack.pop()
-        if isinstance(target, ast.Tuple | ast.List):
-            stack.extend(target.elts)
-        elif isinstance(target, ast.Starred):
-            stack.append(target.value)
-        elif isinstance(target, ast.Name):
-            names.add(target.id)
-        else:
-            return None
+    waiting = list(targets)
+    for target in waiting:
+        match target:
+            case ast.Tuple(elts=parts) | ast.List(elts=parts):
+                waiting += parts
+            case ast.Starred(value=part):
+                waiting.append(part)
+            case ast.Name(id=name):
+                names.add(name)
+            case _:
+                return None
     return frozenset(names)
 
 
@@ -246,7 +209,7 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
         case ast.Pass() | ast.Import() | ast.ImportFrom() | ast.Global() | ast.AnnAssign(value=None):
             return True
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
-            targets = _find_sink(statement)
+            targets = _find_sink(statement, statement, None)
             calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
             return targets is not None and not targets & live and all(map(_is_pure, calls))
     return False
@@ -259,10 +222,11 @@ def _is_pure(call: ast.Call) -> bool:
 
 def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:
     """Whether ``value`` is ``to(...)`` of names and constants only, or a name that holds such a result."""
-    if isinstance(value, ast.Name):
-        return value.id in results
-    if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name) and value.func.id == to):
-        return False
-    arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
-    bare = [argument.value if isinstance(argument, ast.Starred) else argument for argument in arguments]
-    return all(isinstance(argument, ast.Name | ast.Constant) for argument in bare)
+    match value:
+        case ast.Name(id=name):
+            return name in results
+        case ast.Call(func=ast.Name(id=name)) if name == to:
+            arguments = [*value.args, *(keyword.value for keyword in value.keywords)]
+            bare = [argument.value if isinstance(argument, ast.Starred) else argument for argument in arguments]
+            return all(isinstance(argument, ast.Name | ast.Constant) for argument in bare)
+    return False

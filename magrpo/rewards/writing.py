@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 import re
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar, Literal
 
 from magrpo.rewards.common import ScaledReward
-from magrpo.rewards.words import STOP_WORDS, count_transition_categories
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 MAXIMA: Mapping[str, float] = {"structure": 0.5, "length_ratio": 1.0, "unique_words": 0.5, "style": 1.0}
-_WORD = re.compile(r"\w+")
+_WORDS = tomllib.loads(Path(__file__).with_name("words.toml").read_text(encoding="utf-8"))
+STOP_WORDS = frozenset(_WORDS["stop_words"].split())
+TRANSITIONS: Mapping[str, str] = _WORDS["transitions"]
+"""Transition words and phrases in twelve categories, separated by semicolons."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +49,10 @@ class Form:
     transitions_in_both: bool
 
 
-FORMS: Mapping[str, Form] = {
-    "tldr": Form(("summary", "elaboration"), (8, 256), Window(1.1, 1.6, 3.2, 5.0), Window(1.3, 2.0), 0.03, False),
-    "arxiv": Form(
-        ("background", "methods"), (128, 256), Window(0.8, 1.0, 1.3, 1.5), Window(0.5, 0.7, 1.3, 1.7), 0.23, True
-    ),
-    "arxiv_late": Form(
-        ("background", "methods"), (128, 256), Window(0.8, 1.3, 1.6, 2.0), Window(0.5, 0.7, 1.3, 1.7), 0.23, True
-    ),
-}
+_TLDR = Form(("summary", "elaboration"), (8, 256), Window(1.1, 1.6, 3.2, 5.0), Window(1.3, 2.0), 0.03, False)
+_ARXIV = Form(("background", "methods"), (128, 256), Window(0.8, 1.0, 1.3, 1.5), Window(0.5, 0.7, 1.3, 1.7), 0.23, True)
+_ARXIV_LATE = replace(_ARXIV, length_ratio=Window(0.8, 1.3, 1.6, 2.0))
+FORMS: Mapping[str, Form] = {"tldr": _TLDR, "arxiv": _ARXIV, "arxiv_late": _ARXIV_LATE}
 """The tasks of arXiv 2508.04652. ``arxiv_late`` has the length window that its authors adopted after the paper."""
 
 
@@ -87,13 +86,9 @@ class WritingReward(ScaledReward):
         form = FORMS[self.task]
         first, second = (" ".join(texts[role].split()) for role in form.roles)
         parts = dict.fromkeys(MAXIMA, 0.0)
-        for name, level in (
-            ("structure", score_structure),
-            ("length_ratio", score_length_ratio),
-            ("unique_words", score_unique_words),
-            ("style", score_style),
-        ):
-            parts[name] = MAXIMA[name] * level(form, first, second)
+        levels = (score_structure, score_length_ratio, score_unique_words, score_style)
+        for (name, maximum), level in zip(MAXIMA.items(), levels, strict=True):
+            parts[name] = maximum * level(form, first, second)
             if parts[name] == 0:
                 break
         return JointReward(self._scale_parts(parts), parts)
@@ -112,18 +107,32 @@ def score_length_ratio(form: Form, first: str, second: str) -> float:
 
 def score_unique_words(form: Form, first: str, second: str) -> float:
     """The fit, 0 to 1, of the ratio of numbers of distinct words, second text to first."""
-    words = len(set(_list_words(first)))
-    return form.unique_words(len(set(_list_words(second))) / words) if words else 0.0
+    words = len(_list_words(first))
+    return form.unique_words(len(_list_words(second)) / words) if words else 0.0
 
 
 def score_style(form: Form, first: str, second: str) -> float:
     """0.4 times the variety of transition words plus 0.6 times the overlap of vocabularies, each at most 1."""
     count = count_transition_categories(f"{first}\n{second}" if form.transitions_in_both else second)
     transitions = min(1.0, 0.4 + 0.05 * (count - 1)) if count else 0.0
-    one, two = (set(_list_words(text)) - STOP_WORDS for text in (first, second))
+    one, two = (_list_words(text) - STOP_WORDS for text in (first, second))
     jaccard = len(one & two) / len(one | two) if one | two else 0.0
     return 0.4 * transitions + 0.6 * min(jaccard, form.jaccard) / form.jaccard
 
 
-def _list_words(text: str) -> list[str]:
-    return _WORD.findall(text.lower())
+def _list_words(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text.lower()))
+
+
+def _compile_pattern(phrases: list[str]) -> re.Pattern[str]:
+    alternatives = (r"\s+".join(map(re.escape, phrase.split())) for phrase in phrases)
+    return re.compile(rf"\b(?:{'|'.join(alternatives)})\b")
+
+
+_PATTERNS = [_compile_pattern(listing.split(";")) for listing in TRANSITIONS.values()]
+
+
+def count_transition_categories(text: str) -> int:
+    """The number of the twelve categories that occur in ``text`` as whole words, ignoring case."""
+    text = text.lower()
+    return sum(pattern.search(text) is not None for pattern in _PATTERNS)

@@ -1,4 +1,4 @@
-"""Rewrites test code so that every ``assert`` is a separate case and a failing one does not end the test.
+"""Test code for the sandbox: made from input/output pairs, and rewritten so that every ``assert`` is a separate case.
 
 The rules, also in ``docs/sandbox.md``:
 
@@ -19,24 +19,23 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import contextlib
 import marshal
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 from magrpo.sandboxes.jail.recorder import HOOK, SAME
 
 
 @dataclass(frozen=True, slots=True)
 class Instrumented:
-    """A test ready to run.
+    """A test ready to run."""
 
-    ``code``: a marshalled code object in base64; ``needs``: names that the test reads and only the program can define;
-    ``asserts``: the number of asserts in its text, except those of exception handlers.
-    """
-
-    code: str
-    needs: tuple[str, ...]
-    asserts: int
+    code: str  # a marshalled code object in base64
+    needs: tuple[str, ...]  # names that the test reads and only the program can define
+    asserts: int  # the number of asserts in its text, except those of exception handlers
 
 
 @lru_cache(maxsize=4096)
@@ -55,18 +54,40 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     return Instrumented(base64.b64encode(code).decode(), needs, asserts)
 
 
+def pairs_as_test(pairs: Iterable[tuple[Sequence[Any], Any]], tolerance: float = 1e-6) -> str:
+    """Test source with one assert for each ``(arguments, expected)``.
+
+    Outputs must have the same exact types at every level (``True`` is not 1, 1 is not 1.0); floats are compared with a
+    relative or absolute ``tolerance``.
+
+    Raises:
+        ValueError: a value is not a literal of plain data.
+    """
+    lines = []
+    for arguments, expected in pairs:
+        passed = ", ".join(map(_format_literal, arguments))
+        lines.append(f"assert {SAME}(candidate({passed}), {_format_literal(expected)}, {tolerance!r})")
+    return "\n".join(lines)
+
+
+def _format_literal(value: Any) -> str:
+    text = repr(value)
+    with contextlib.suppress(ValueError, SyntaxError):
+        if repr(ast.literal_eval(text)) == text:
+            return text
+    raise ValueError(f"{text[:100]} is not plain data: use numbers, strings, lists, tuples, sets and dicts")
+
+
 def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
-    known = (
-        {"candidate", entry_point, SAME, "__name__", *dir(builtins)} | _list_definitions(tree) | _names(tree, ast.Store)
-    )
+    known = {"candidate", entry_point, SAME, "__name__", *dir(builtins)}
+    known |= _list_definitions(tree) | _list_names(tree, ast.Store)
     for node in ast.walk(tree):
-        if isinstance(node, (ast.Import, ast.ImportFrom)):
-            known |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.arg):
-            known.add(node.arg)
-        elif isinstance(node, ast.ExceptHandler) and node.name:
-            known.add(node.name)
-    return () if "*" in known else tuple(sorted(_names(tree, ast.Load) - known))
+        match node:
+            case ast.alias(name=name, asname=alias):
+                known.add((alias or name).partition(".")[0])
+            case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
+                known.add(name)
+    return () if "*" in known else tuple(sorted(_list_names(tree, ast.Load) - known))
 
 
 def _list_definitions(tree: ast.Module) -> set[str]:
@@ -74,7 +95,7 @@ def _list_definitions(tree: ast.Module) -> set[str]:
     return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
 
 
-def _names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
+def _list_names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
     return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
 
 
@@ -93,20 +114,23 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
     while size != len(tainted):
         size = len(tainted)
         for node in ast.walk(tree):
-            if isinstance(node, ast.FunctionDef):
-                if tainted & _names(node, ast.Load):
-                    tainted.add(node.name)
-            elif isinstance(
-                node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.Expr, ast.Assert, ast.withitem)
-            ):
-                if tainted & _names(node, ast.Load):
-                    tainted |= _names(node, ast.Store) | _mutable_arguments(node)
-            elif isinstance(node, (ast.For, ast.comprehension)) and tainted & _names(node.iter, ast.Load):
-                tainted |= _names(node.target, ast.Store)
+            match node:
+                case ast.FunctionDef(name=name):
+                    if tainted & _list_names(node, ast.Load):
+                        tainted.add(name)
+                case (
+                    ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.Expr() | ast.Assert()
+                    | ast.withitem()
+                ):  # fmt: skip
+                    if tainted & _list_names(node, ast.Load):
+                        tainted |= _list_names(node, ast.Store) | _list_mutable_arguments(node)
+                case ast.For(target=target, iter=iterable) | ast.comprehension(target=target, iter=iterable):
+                    if tainted & _list_names(iterable, ast.Load):
+                        tainted |= _list_names(target, ast.Store)
     return tainted
 
 
-def _mutable_arguments(node: ast.AST) -> set[str]:
+def _list_mutable_arguments(node: ast.AST) -> set[str]:
     calls = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
     arguments = [argument for call in calls for argument in [*call.args, *[word.value for word in call.keywords]]]
     return {argument.id for argument in arguments if isinstance(argument, ast.Name)}
@@ -119,91 +143,86 @@ class _Instrument(ast.NodeTransformer):
         self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
         self.guards = 0
 
-    # ------------------------------------------------------------------------------------------------------ asserts
-    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
-        return self._case(node, node.test, ast.unparse(node.test))
-
-    def _case(self, node: ast.stmt, test: ast.expr, source: str) -> ast.stmt:
-        """``try: hook.case(source, counts, lambda-free test) except Exception as e: hook.error(source, e)``"""
-        counts = self._touches(test) or self.dependent
-        begin = ast.Expr(_call("begin"))
-        verdict = ast.Expr(_call("verdict", _constant(source), _constant(counts), test))
-        failed = ast.Expr(_call("error", _constant(source), ast.Name("__error", ast.Load())))
-        return ast.copy_location(_try([begin, verdict], [failed]), node)
-
-    def _touches(self, node: ast.AST) -> bool:
-        return bool(self.tainted & _names(node, ast.Load))
-
-    def _is_assert_call(self, node: ast.stmt) -> bool:
-        if not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and self._touches(node)):
-            return False
-        function = node.value.func
-        name = function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
-        return name.startswith("assert") and name not in self.defined
-
-    # --------------------------------------------------------------------------------------------------- statements
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        node.body = self._block(node.body)
+        node.body = self._rewrite_block(node.body, guarding=True, dependent=False)
         return node
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Asserts of helpers count; their other statements run unchanged, so that an exception reaches the caller."""
-        saved = self.guarding, self.dependent
-        self.guarding, self.dependent = node.name == "check", False
-        node.body = self._block(node.body)
-        self.guarding, self.dependent = saved
+        node.body = self._rewrite_block(node.body, guarding=node.name == "check", dependent=False)
         return node
 
-    def _block(self, body: list[ast.stmt]) -> list[ast.stmt]:
-        return [new for node in body for new in self._statement(node)]
+    def visit_Assert(self, node: ast.Assert) -> ast.stmt:
+        return self._make_case(node, node.test, ast.unparse(node.test))
 
-    def _statement(self, node: ast.stmt) -> list[ast.stmt]:
-        if isinstance(node, ast.Assert):
-            return [self.visit_Assert(node)]
-        if self._is_assert_call(node):
-            assert isinstance(node, ast.Expr)
-            source = ast.unparse(node.value)
-            return [self._case(node, ast.Tuple([node.value, _constant(1)], ast.Load()), source)]
-        if isinstance(node, (ast.If, ast.While, ast.For, ast.With, ast.Try)):
-            number = _count_asserts(node)
-            names = sorted(_names(node, ast.Store))
-            return self._guard(self._compound(node), number, names)
-        if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Delete)):
-            return self._guard(node, 0, sorted(_names(node, ast.Store)))
+    def _make_case(self, node: ast.stmt, test: ast.expr, source: str) -> ast.stmt:
+        counts = self._touches(test) or self.dependent
+        attempt = ast.parse(f"""
+try:
+    {HOOK}.begin()
+    {HOOK}.verdict({source!r}, {counts})
+except Exception as __error:
+    {HOOK}.error({source!r}, __error)
+""").body[0]
+        _, verdict = attempt.body  # type: ignore[attr-defined]
+        verdict.value.args.append(test)
+        return ast.copy_location(attempt, node)
+
+    def _touches(self, node: ast.AST) -> bool:
+        return bool(self.tainted & _list_names(node, ast.Load))
+
+    def _rewrite_block(self, body: list[ast.stmt], guarding: bool, dependent: bool) -> list[ast.stmt]:
+        saved = self.guarding, self.dependent
+        self.guarding, self.dependent = guarding, dependent
+        rewritten = [new for node in body for new in self._rewrite_statement(node)]
+        self.guarding, self.dependent = saved
+        return rewritten
+
+    def _rewrite_statement(self, node: ast.stmt) -> list[ast.stmt]:
+        match node:
+            case ast.Expr(value=ast.Call() as call) if self._is_assert(call):
+                return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
+            case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try():
+                number, names = _count_asserts(node), _list_names(node, ast.Store)
+                return self._guard(self._rewrite_compound(node), number, names)
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Expr() | ast.Delete():
+                return self._guard(node, 0, _list_names(node, ast.Store))
         return [self.visit(node)]
 
-    def _compound(self, node: ast.If | ast.While | ast.For | ast.With | ast.Try) -> ast.stmt:
-        saved = self.guarding, self.dependent
-        if isinstance(node, (ast.If, ast.While)):
-            self.dependent |= self._touches(node.test)
-        elif isinstance(node, ast.For):
-            self.dependent |= self._touches(node.iter)
-        if isinstance(node, ast.With) or (isinstance(node, ast.Try) and node.handlers):
-            self.guarding = False
-        node.body = self._block(node.body)
-        self.guarding = saved[0]
+    def _is_assert(self, call: ast.Call) -> bool:
+        name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+        return self._touches(call) and name.startswith("assert") and name not in self.defined
+
+    def _rewrite_compound(self, node: ast.If | ast.While | ast.For | ast.With | ast.Try) -> ast.stmt:
+        guarding, dependent = self.guarding, self.dependent
+        match node:
+            case ast.If(test=condition) | ast.While(test=condition) | ast.For(iter=condition):
+                dependent |= self._touches(condition)
+        expects_exception = isinstance(node, ast.With) or (isinstance(node, ast.Try) and bool(node.handlers))
+        node.body = self._rewrite_block(node.body, guarding and not expects_exception, dependent)
         if isinstance(node, ast.Try):
-            self.dependent |= any(self._touches(child) for child in node.body)
+            dependent |= any(self._touches(child) for child in node.body)
             for handler in node.handlers:
-                handler.body = self._block(handler.body)
-            node.finalbody = self._block(node.finalbody)
+                handler.body = self._rewrite_block(handler.body, guarding, dependent)
+            node.finalbody = self._rewrite_block(node.finalbody, guarding, dependent)
         if not isinstance(node, ast.With):
-            node.orelse = self._block(node.orelse)
-        self.guarding, self.dependent = saved
+            node.orelse = self._rewrite_block(node.orelse, guarding, dependent)
         return node
 
-    def _guard(self, node: ast.stmt, number: int, names: list[str]) -> list[ast.stmt]:
+    def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:
+        """Let the test go on if a statement with ``number`` asserts raises; ``names`` that it sets become undefined."""
         if not self.guarding:
             return [node]
         self.guards += 1
         mark = f"__mark{self.guards}"
-        start = ast.Assign([ast.Name(mark, ast.Store())], _call("mark"))
-        arguments = [ast.Name("__error", ast.Load()), ast.Name(mark, ast.Load()), _constant(number), _constant(names)]
-        handler: list[ast.stmt] = [ast.Expr(_call("skipped", *arguments))]
-        for name in names:
-            forget = ast.Delete([ast.Name(name, ast.Del())])
-            handler.append(_try([forget], [ast.Pass()], "NameError", None))
-        return [start, ast.copy_location(_try([node], handler), node)]
+        guarded = [f"{mark} = {HOOK}.mark()", "try:", "    pass", "except Exception as __error:"]
+        guarded.append(f"    {HOOK}.skipped(__error, {mark}, {number}, {sorted(names)})")
+        for name in sorted(names):
+            guarded += ["    try:", f"        del {name}", "    except NameError:", "        pass"]
+        start, attempt = ast.parse("\n".join(guarded)).body
+        assert isinstance(attempt, ast.Try)
+        attempt.body = [node]
+        return [start, ast.copy_location(attempt, node)]
 
 
 def _count_asserts(node: ast.AST, inside: bool = False) -> int:
@@ -212,19 +231,3 @@ def _count_asserts(node: ast.AST, inside: bool = False) -> int:
         return 0
     below = sum(_count_asserts(child, inside) for child in ast.iter_child_nodes(node))
     return isinstance(node, ast.Assert) + below
-
-
-def _call(method: str, *arguments: ast.expr) -> ast.Call:
-    return ast.Call(ast.Attribute(ast.Name(HOOK, ast.Load()), method, ast.Load()), list(arguments), [])
-
-
-def _constant(value: object) -> ast.expr:
-    if isinstance(value, list):
-        return ast.List([ast.Constant(item) for item in value], ast.Load())
-    return ast.Constant(value)  # type: ignore[arg-type]
-
-
-def _try(
-    body: list[ast.stmt], handler: list[ast.stmt], error: str = "Exception", name: str | None = "__error"
-) -> ast.Try:
-    return ast.Try(body, [ast.ExceptHandler(ast.Name(error, ast.Load()), name, handler)], [], [])

@@ -11,6 +11,7 @@ import sysconfig
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
+from typing import Any
 
 from magrpo.plugins import ConfigError
 from magrpo.sandboxes.jail.confine import Limits
@@ -21,14 +22,8 @@ CAPABILITIES = {"setgid": 6, "setuid": 7, "sys_admin": 21}
 HERE = Path(__file__).parent
 JAIL, PACKAGES = "/jail", "/packages"
 SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64")
-ENVIRONMENT = {
-    "PYTHONHASHSEED": "0",
-    "LC_ALL": "C.UTF-8",
-    "TZ": "UTC",
-    "HOME": "/tmp",
-    "OPENBLAS_NUM_THREADS": "1",
-    "OMP_NUM_THREADS": "1",
-}
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp"}
+ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 FLAGS = ("-s", "-S", "-P", "-B")
 INSTALL = "install Debian's package: apt-get install bubblewrap (not the package of that name on PyPI)"
 
@@ -68,11 +63,7 @@ def list_interpreter_paths() -> list[str]:
 
 
 def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Top-level files and folders of installed distributions, from name to path.
-
-    Raises:
-        ConfigError: a distribution is not installed.
-    """
+    """Top-level files and folders of distributions, from name to path; ConfigError if one is not installed."""
     found: dict[str, str] = {}
     for name in names:
         try:
@@ -92,31 +83,48 @@ def build_command(spec: JailSpec, info: int) -> list[str]:
     ``info``: descriptor to which bubblewrap writes the id of its child.
 
     Raises:
-        Unavailable: a program that the level needs is missing.
+        LevelUnavailable: a program that the level needs is missing.
     """
-    return _build_bubblewrap_command(spec, info) if spec.uses_bubblewrap else _build_plain_command(spec)
-
-
-def _build_zygote_command(spec: JailSpec, roots: list[str], readable: list[str], uid: int) -> list[str]:
-    config = {
-        "level": spec.level,
-        "limits": dataclasses.asdict(spec.limits),
-        "preload": [*spec.preload, *spec.packages],
-        "readable": readable,
-        "uid": uid,
-    }
-    boot = f"import sys; sys.path += {roots!r}; from jail.zygote import main; main()"
-    return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
-
-
-def _build_plain_command(spec: JailSpec) -> list[str]:
+    bwrap = shutil.which("bwrap") or ""
+    if spec.uses_bubblewrap and not bwrap:
+        raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
     folders = find_package_folders(spec.packages)
-    sites = sorted({str(Path(path).parent) for path in folders.values()})
-    readable = [*list_interpreter_paths(), str(HERE / "jail"), *folders.values()]
-    drop = _can_change_user("setuid", "setgid") and (
-        spec.level == "none" or all(_is_world_readable(Path(path)) for path in readable)
-    )
-    return _build_zygote_command(spec, [str(HERE), *sites], readable, SANDBOX_UID if drop else 0)
+    interpreter = list_interpreter_paths()
+    outside = [*interpreter, str(HERE / "jail"), *folders.values()]
+    if spec.uses_bubblewrap:
+        inside = [*interpreter, f"{JAIL}/jail", *(f"{PACKAGES}/{name}" for name in folders)]
+        roots, uid = [JAIL, PACKAGES], 0
+    else:
+        inside = outside
+        roots = [str(HERE), *sorted({str(Path(path).parent) for path in folders.values()})]
+        can_drop = _can_change_user("setuid", "setgid") and (
+            spec.level == "none" or all(_is_world_readable(Path(path)) for path in outside)
+        )
+        uid = SANDBOX_UID if can_drop else 0
+    limits, preload = dataclasses.asdict(spec.limits), [*spec.preload, *spec.packages]
+    config = {"level": spec.level, "limits": limits, "preload": preload, "readable": inside, "uid": uid}
+    zygote = _build_python_command("zygote", roots, config)
+    if not spec.uses_bubblewrap:
+        return zygote
+    before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
+    before += [part for variable in ENVIRONMENT.items() for part in ("--setenv", *variable)]
+    if spec.level == "namespaces":
+        before += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
+    after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
+    after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
+    after += ["--chdir", "/", *zygote]
+    binds = list(zip(outside, inside, strict=True))
+    if not _can_change_user("sys_admin", "setuid", "setgid"):
+        return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
+    launch = {"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after}
+    return _build_python_command("launch", [str(HERE)], launch)
+
+
+def _build_python_command(module: str, roots: list[str], config: dict[str, Any]) -> list[str]:
+    """The command that runs ``main()`` of a module of the jail, with the folders ``roots`` on its path."""
+    boot = f"import sys; sys.path += {roots!r}; from jail.{module} import main; main()"
+    return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
 
 
 def _can_change_user(*capabilities: str) -> bool:
@@ -134,26 +142,4 @@ def _can_change_user(*capabilities: str) -> bool:
 
 
 def _is_world_readable(path: Path) -> bool:
-    """Whether every user may read the path."""
     return all(folder.stat().st_mode & 0o5 == 0o5 for folder in path.parents) and bool(path.stat().st_mode & 0o4)
-
-
-def _build_bubblewrap_command(spec: JailSpec, info: int) -> list[str]:
-    bwrap = shutil.which("bwrap")
-    if not bwrap:
-        raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
-    binds = [(path, path) for path in list_interpreter_paths()] + [(str(HERE / "jail"), f"{JAIL}/jail")]
-    binds += [(path, f"{PACKAGES}/{name}") for name, path in find_package_folders(spec.packages).items()]
-    before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
-    for name, value in ENVIRONMENT.items():
-        before += ["--setenv", name, value]
-    if spec.level == "namespaces":
-        before += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
-    after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
-    after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
-    after += ["--chdir", "/", *_build_zygote_command(spec, [JAIL, PACKAGES], [path for _, path in binds], 0)]
-    if not _can_change_user("sys_admin", "setuid", "setgid"):
-        return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
-    launch = json.dumps({"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after})
-    return [find_interpreter(), *FLAGS, str(HERE / "jail" / "launch.py"), launch]

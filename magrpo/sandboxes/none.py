@@ -22,7 +22,6 @@ class _Nothing:
     level = ""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """Raises ConfigError if the reward asks for a program."""
         if executions:
             raise ConfigError("sandbox.kind = 'none' runs no programs, but the reward does; set sandbox.kind = 'pool'")
         return []

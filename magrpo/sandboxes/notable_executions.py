@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypedDict
 
 from magrpo.types import Case, Execution, ExecutionReport
 
@@ -14,30 +13,27 @@ STRANGENESS = {
     "exception": 1,
 }  # fmt: skip
 """Strangeness of a status: how unusual it is for an honest program. Other statuses are 0."""
+COPIED = ("level", "tests_passed", "tests_total", "duration_s", "cpu_s", "memory_bytes", "forgeable")
 
 
-class NotableExecution(TypedDict):
-    """One row. ``why``: ``slow`` or ``strange``; times in seconds, memory in bytes."""
+def list_notable_executions(
+    reports: Mapping[Execution, ExecutionReport], number: int = 10
+) -> list[dict[str, str | float]]:
+    """The ``number`` slowest executions, then the ``number`` strangest of positive strangeness.
 
-    why: str
-    status: str
-    level: str
-    tests_passed: int
-    tests_total: int
-    duration_s: float
-    cpu_s: float
-    memory_bytes: int
-    forgeable: bool
-    message: str
-    source: str
-
-
-def list_notable_executions(reports: Mapping[Execution, ExecutionReport], number: int = 10) -> list[NotableExecution]:
-    """The ``number`` slowest executions, then the ``number`` strangest of positive strangeness."""
-    slow = sorted(reports.items(), key=lambda item: -item[1].duration_s)[:number]
-    odd = [item for item in reports.items() if measure_strangeness(item[1])]
-    strange = sorted(odd, key=lambda item: -measure_strangeness(item[1]))[:number]
-    return [_row("slow", *item) for item in slow] + [_row("strange", *item) for item in strange]
+    Each has ``why`` (``slow`` or ``strange``), ``status`` and ``message`` of its strangest case, its ``source`` and the
+    fields :data:`COPIED` of its report.
+    """
+    by_why = {"slow": sorted(reports.items(), key=lambda item: -item[1].duration_s)}
+    strange = [item for item in reports.items() if _measure_strangeness(_find_strangest(item[1]))]
+    by_why["strange"] = sorted(strange, key=lambda item: -_measure_strangeness(_find_strangest(item[1])))
+    rows: list[dict[str, str | float]] = []
+    for why, executions in by_why.items():
+        for execution, report in executions[:number]:
+            case = _find_strangest(report)
+            row = {"why": why, "status": case.status} | {name: getattr(report, name) for name in COPIED}
+            rows.append(row | {"message": case.message, "source": execution.source})
+    return rows
 
 
 def write_notable_executions(path: Path, reports: Mapping[Execution, ExecutionReport]) -> None:
@@ -46,23 +42,9 @@ def write_notable_executions(path: Path, reports: Mapping[Execution, ExecutionRe
     path.write_text("[\n" + ",\n".join(rows) + "\n]\n", encoding="utf-8")
 
 
-def measure_strangeness(report: ExecutionReport) -> int:
-    """Strangeness of the strangest case; 0 for ordinary programs."""
-    return max((STRANGENESS.get(case.status, 0) for case in report.cases), default=0)
+def _measure_strangeness(case: Case) -> int:
+    return STRANGENESS.get(case.status, 0)
 
 
-def _row(why: str, execution: Execution, report: ExecutionReport) -> NotableExecution:
-    worst = max(report.cases, key=lambda case: STRANGENESS.get(case.status, 0), default=Case(report.status))
-    return NotableExecution(
-        why=why,
-        status=worst.status,
-        level=report.level,
-        tests_passed=report.tests_passed,
-        tests_total=report.tests_total,
-        duration_s=report.duration_s,
-        cpu_s=report.cpu_s,
-        memory_bytes=report.memory_bytes,
-        forgeable=report.forgeable,
-        message=worst.message,
-        source=execution.source,
-    )
+def _find_strangest(report: ExecutionReport) -> Case:
+    return max(report.cases, key=_measure_strangeness, default=Case(report.status))

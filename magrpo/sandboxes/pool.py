@@ -64,7 +64,6 @@ class PoolSandbox(Plugin):
     """Number of candidates after which a worker is replaced."""
 
     def make_limits(self) -> Limits:
-        """The limits of one candidate."""
         return Limits(
             test_s=self.test_s,
             total_s=self.total_s,
@@ -78,11 +77,7 @@ class PoolSandbox(Plugin):
         )
 
     def probe(self) -> Rung:
-        """The strongest accepted isolation level that works here, and why stronger ones do not.
-
-        Raises:
-            SandboxError: no isolation level that the configuration accepts is available.
-        """
+        """See :class:`magrpo.interfaces.ProbesIsolation`."""
         return choose_level(self._spec(""), self.level, self.min_level)
 
     def open(self) -> Pool:
@@ -186,18 +181,9 @@ class Pool:
         if "unusable" in result:
             return self._report_failure(result["unusable"])
         ran_out = [["timeout", "the test code ran out of time on what the program returned"]]
-        cases = tuple(Case(status, message) for status, message in result.get("cases", ran_out))
-        return ExecutionReport(
-            status=next((case.status for case in cases if case.status != "pass"), "pass"),
-            cases=cases,
-            level=self.level,
-            duration_s=result.get("duration_s", 0.0),
-            cpu_s=result.get("cpu_s", 0.0),
-            memory_bytes=result.get("memory_bytes", 0),
-            watched_calls=result.get("watched_calls", 0),
-            watched_used=result.get("watched_used", False),
-            forgeable=result.get("forgeable", False),
-        )
+        cases = tuple(Case(status, message) for status, message in result.pop("cases", ran_out))
+        status = next((case.status for case in cases if case.status != "pass"), "pass")
+        return ExecutionReport(status, cases, self.level, **result)
 
     def _report_failure(self, message: str) -> ExecutionReport:
         return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)

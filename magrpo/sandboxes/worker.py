@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -28,20 +29,10 @@ class WorkerDied(Exception):
 
 
 def make_job(execution: Execution) -> dict[str, Any]:
-    """The message that tells a tester what to run.
-
-    Raises:
-        SyntaxError: the test is not Python.
-    """
+    """The message that tells a tester what to run; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
-    return {
-        "source": execution.source,
-        "entry_point": execution.entry_point,
-        "watch": execution.watch,
-        "code": test.code,
-        "needs": test.needs,
-        "asserts": test.asserts,
-    }
+    program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
+    return program | dataclasses.asdict(test)
 
 
 class Worker:
@@ -74,23 +65,17 @@ class Worker:
                 raise
             finally:
                 os.close(info_write)
-        try:
-            with os.fdopen(info_read, "rb") as info:
-                self._wait_until_ready()
-                if spec.uses_bubblewrap:
-                    self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
-        except WorkerDied:
-            self.close()
-            raise
-
-    def _wait_until_ready(self) -> None:
-        readable, _, _ = select.select([self.control], [], [], START_S)
-        if not readable or self.control.recv(16) != b"ready":
-            assert self.process.stderr
-            self.process.kill()
-            error = self.process.stderr.read().decode(errors="replace").strip() or "no message"
-            log.debug("the jail did not start:\n%s", error)
-            raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
+        with os.fdopen(info_read, "rb") as info:
+            readable, _, _ = select.select([self.control], [], [], START_S)
+            if not readable or self.control.recv(16) != b"ready":
+                assert self.process.stderr
+                self.process.kill()
+                error = self.process.stderr.read().decode(errors="replace").strip() or "no message"
+                log.debug("the jail did not start:\n%s", error)
+                self.close()
+                raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
+            if spec.uses_bubblewrap:
+                self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
 
     def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The tester's report; empty if the test code itself ran out of its limits.
@@ -99,25 +84,22 @@ class Worker:
             WorkerDied: the worker died or went past ``timeout_s``; it must be closed.
         """
         self.jobs += 1
-        try:
-            return self._converse(job, timeout_s)
-        except (wire.WireError, OSError) as error:
-            raise WorkerDied(f"no report: {error}") from error
-
-    def _converse(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         deadline = time.monotonic() + timeout_s
         near, far = socket.socketpair()
-        with near:
-            with far:
-                socket.send_fds(self.control, [b"job"], [far.fileno()])
-            near.settimeout(timeout_s)
-            wire.send_message(near, job)
-            try:
-                report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
-            except wire.Closed:
-                report = {}  # the zygote reports how the tester ended
-        readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
-        message = self.control.recv(1 << 16) if readable else b""
+        try:
+            with near:
+                with far:
+                    socket.send_fds(self.control, [b"job"], [far.fileno()])
+                near.settimeout(timeout_s)
+                wire.send_message(near, job)
+                try:
+                    report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
+                except wire.Closed:
+                    report = {}  # the zygote reports how the tester ended
+            readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
+            message = self.control.recv(1 << 16) if readable else b""
+        except (wire.WireError, OSError) as error:
+            raise WorkerDied(f"no report: {error}") from error
         if not message:
             raise WorkerDied("the zygote died")
         if "broken" in report:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
 from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
 from magrpo.sandboxes import STRENGTH
-from magrpo.types import Execution, ExecutionReport, Observation
+from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
 
-Render = Callable[[str, Observation], tuple[int, ...]]
-"""Turns an agent's observation into token ids."""
-
+Splits = Mapping[Split, Sequence[Problem]]
 Cache = MutableMapping[Execution, ExecutionReport]
 """Reports of the run so far: identical programs are executed once."""
 
@@ -52,27 +50,37 @@ class ScoreStats:
 
     def metrics(self) -> dict[str, float]:
         """Sandbox metrics of the stage. A program counts once for each status among its cases."""
-        number = len(self.ran)
+        num_run = len(self.ran)
         statuses = [{report.status, *(case.status for case in report.cases)} for report in self.ran.values()]
         metrics = {
-            "sandbox/executions": float(number),
-            "sandbox/reused_frac": 1 - number / self.wanted if self.wanted else 0.0,
-            "sandbox/candidates_per_s": number / self.seconds if self.seconds else 0.0,
+            "sandbox/executions": float(num_run),
+            "sandbox/reused_frac": 1 - num_run / self.wanted if self.wanted else 0.0,
+            "sandbox/candidates_per_s": num_run / self.seconds if self.seconds else 0.0,
         }
         for status in ("timeout", "crash", "memory", "infra_error"):
-            metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(number, 1)
+            metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(num_run, 1)
         if self.ran:
             metrics["sandbox/level"] = float(min(STRENGTH[report.level] for report in self.ran.values()))
         return metrics
 
 
+@dataclass(slots=True)
+class SamplingStats:
+    """What sampling cost: seconds in the engine, tokens sampled."""
+
+    seconds: float = 0.0
+    num_tokens: int = 0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What stages run on. ``engine`` holds the weights; ``stats`` accumulates the cost of scoring."""
+    """What stages run on. ``engine`` holds the weights; ``stats`` and ``sampling`` accumulate costs."""
 
     engine: Engine
     sandbox: Sandbox
-    render: Render
+    render: Callable[[str, Observation], tuple[int, ...]]
+    """Turns the observation of a named agent into token ids."""
     cache: Cache = field(default_factory=dict)
     progress: Progress | None = None
     stats: ScoreStats = field(default_factory=ScoreStats)
+    sampling: SamplingStats = field(default_factory=SamplingStats)

@@ -10,30 +10,13 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
-from time import perf_counter
 
 from magrpo.config import BaselineRow, EvalConfig, RolloutConfig
-from magrpo.interfaces import Engine, Progress
-from magrpo.stages.backend import Backend, Team
-from magrpo.stages.evaluate import eval_rows, held_out_starts, summarise_rows
-from magrpo.stages.play import Start, Stopping, play_trajectories
+from magrpo.stages.backend import Backend, SamplingStats, Splits, Team
+from magrpo.stages.evaluate import Start, eval_rows, held_out_starts, play_trajectories, row_key, summarise_rows
 from magrpo.stages.rollout import Node, sampling_params
 from magrpo.stages.score import score_texts
-from magrpo.types import (
-    HEADLINE,
-    Action,
-    EvalReport,
-    EvalRow,
-    ExecutionReport,
-    Mode,
-    Problem,
-    Request,
-    SamplingParams,
-    Split,
-    TimedAnswer,
-    Trajectory,
-)
+from magrpo.types import HEADLINE, EvalReport, EvalRow, Mode, Problem, SamplingParams, Split, TimedAnswer
 
 Behaviour = Callable[[EvalRow], Hashable]
 """A key of what a row's program did, equal for programs that behave alike; None if it never returned a value."""
@@ -42,16 +25,15 @@ Behaviour = Callable[[EvalRow], Hashable]
 def baseline(
     row: BaselineRow,
     backend: Backend,
-    splits: Mapping[Split, Sequence[Problem]],
+    splits: Splits,
     config: EvalConfig,
     rollout_config: RolloutConfig,
     num_votes: int,
 ) -> EvalReport:
     """Evaluate the weights that the engine holds as ``row`` says.
 
-    Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). ``num_votes``
-    answers are drawn for one vote; rows that vote or try again have no greedy mode, in which all answers would be the
-    same.
+    Every trajectory takes all its turns, unless the row has an oracle that ends it (``stop_above``). A vote takes
+    ``num_votes`` answers. Rows that vote or try again have no greedy mode: all answers would be the same.
     """
     num_answers = num_votes if row.votes != "none" else 1
     sampled = _sampling(row, rollout_config)
@@ -59,7 +41,8 @@ def baseline(
     if row.votes == "none" and row.max_tries == 1:
         modes["greedy"] = (SamplingParams(temperature=0.0, max_new_tokens=row.max_new_tokens), 1)
     starts = held_out_starts(splits, config, modes)
-    rows = eval_rows(_play(row, backend, starts, rollout_config, config.seed), row.reward)
+    trajectories = play_trajectories(starts, Team.of(row), backend, config.seed, row.stop_above, row.max_tries)
+    rows = eval_rows(trajectories, row.reward)
     if row.votes != "none":
         behaviour = None if row.votes == "best" else read_behaviour(rows, row, splits, backend)
         rows = elect_rows(rows, num_votes, behaviour)
@@ -75,14 +58,14 @@ def time_answers(
     num_votes: int,
 ) -> list[TimedAnswer]:
     """The time of one answer to each of the ``test`` problems, asked one at a time after an untimed warm-up."""
-    clock = Clock(backend.engine)
     num_answers = num_votes if row.votes != "none" else 1
     timed = []
     for problem in [problems[0], *problems]:
-        clock.restart_clock()
+        cost = SamplingStats()
         start = Start("test", "sampled", Node(problem, (), (), _sampling(row, rollout_config), num_answers))
-        _play(row, replace(backend, engine=clock), [start], rollout_config, config.seed)
-        timed.append(TimedAnswer(problem.task_id, clock.seconds, clock.tokens))
+        timed_backend = replace(backend, sampling=cost)
+        play_trajectories([start], Team.of(row), timed_backend, config.seed, row.stop_above, row.max_tries)
+        timed.append(TimedAnswer(problem.task_id, cost.seconds, cost.num_tokens))
     return timed[1:]
 
 
@@ -90,47 +73,10 @@ def _sampling(row: BaselineRow, rollout_config: RolloutConfig) -> SamplingParams
     return replace(sampling_params(rollout_config), max_new_tokens=row.max_new_tokens, keep_support=False)
 
 
-def _play(
-    row: BaselineRow, backend: Backend, starts: Sequence[Start], rollout_config: RolloutConfig, seed: int
-) -> list[Trajectory]:
-    stopping = Stopping(row.stop_above, row.max_tries)
-    return play_trajectories(starts, Team.of(row), backend, rollout_config, seed, stopping)
-
-
-class Clock:
-    """An engine that measures another: seconds of sampling and tokens sampled since :meth:`restart_clock`."""
-
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
-        self.restart_clock()
-
-    def restart_clock(self) -> None:
-        self.seconds, self.tokens = 0.0, 0
-
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        started = perf_counter()
-        actions = self._engine.generate(requests, progress)
-        self.seconds += perf_counter() - started
-        self.tokens += sum(len(action.token_ids) for action in actions)
-        return actions
-
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        self._engine.load(policy_version, weights)
-
-    def sleep(self) -> None:
-        self._engine.sleep()
-
-    def wake(self) -> None:
-        self._engine.wake()
-
-    def close(self) -> None:
-        self._engine.close()
-
-
 def count_votes(reports: Mapping[str, EvalReport], voter: str) -> int:
-    """How many answers of ``voter`` cost as many tokens as one answer of the costliest row; at least one.
+    """How many answers of ``voter`` cost as much as one of the costliest row, at least one; ``reports`` are by row.
 
-    ``reports`` are by row. An answer costs the mean tokens generated in all turns on ``test``, sampled.
+    An answer costs the mean tokens generated in all turns on ``test``, sampled.
     """
     cost = {name: report.summary[HEADLINE]["generated_tokens"].mean for name, report in reports.items()}
     return max(1, round(max(cost.values()) / cost[voter]))
@@ -157,24 +103,15 @@ def elect_rows(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | N
     return elected
 
 
-def read_behaviour(
-    rows: Sequence[EvalRow], row: BaselineRow, splits: Mapping[Split, Sequence[Problem]], backend: Backend
-) -> Behaviour:
+def read_behaviour(rows: Sequence[EvalRow], row: BaselineRow, splits: Splits, backend: Backend) -> Behaviour:
     """The behaviour of the programs of ``rows``: verdict and returned value on each test's input, from the reports."""
     roles = Team.of(row).roles
     problems = {problem.task_id: problem for members in splits.values() for problem in members}
     items = [(problems[one.task_id], {roles[agent]: text for agent, text in one.texts.items()}) for one in rows]
     scored, _ = score_texts(items, reward=row.reward, sandbox=backend.sandbox, cache=backend.cache)
-    outcomes = {_row_key(one): _outcome(result.reports) for one, result in zip(rows, scored, strict=True)}
-    return lambda one: outcomes[_row_key(one)]
-
-
-def _row_key(row: EvalRow) -> tuple[Split, Mode, str, int]:
-    return row.split, row.mode, row.task_id, row.index
-
-
-def _outcome(reports: Mapping[str, ExecutionReport]) -> Hashable:
-    report = reports.get("program")
-    if report is None or not any(case.status in ("pass", "wrong") for case in report.cases):
-        return None
-    return report.cases
+    behaviours: dict[Hashable, Hashable] = {}
+    for one, result in zip(rows, scored, strict=True):
+        cases = result.reports["program"].cases if "program" in result.reports else ()
+        returned = any(case.status in ("pass", "wrong") for case in cases)
+        behaviours[row_key(one)] = cases if returned else None
+    return lambda one: behaviours[row_key(one)]

@@ -19,7 +19,7 @@ from magrpo.algo.returns import (
 )
 from magrpo.config import AlgoConfig, RolloutConfig
 from magrpo.stages.rollout import has_ended
-from magrpo.types import PENDING, Estimator, JointReward, RolloutGroup, Sample, ScoredTurn
+from magrpo.types import PENDING, Action, Estimator, JointReward, RolloutGroup, Sample, ScoredTurn
 
 _BIASED = {
     "maremax": "algo.estimator = 'maremax': the baseline, the best sibling's return, depends on the completion that it "
@@ -34,15 +34,16 @@ class _Node:
     """A node with its valid joint actions: neither masked nor with a future lost to the sandbox."""
 
     group: RolloutGroup[ScoredTurn]
-    turns: tuple[ScoredTurn, ...]
+    turns: list[ScoredTurn]
     returns: list[float]
     weight: float
     """Weight of each completion in the gradient: 1 at a root."""
+    absorbed: list[float]
+    """Rewards of the joint actions that ended their episode here, for each turn after this one."""
 
-    def returns_by_completion(self, agent: str) -> list[float | None]:
-        """The return of each completion of ``agent``; None: it is in no valid joint action."""
-        picks = [turn.picks[agent] for turn in self.turns]
-        return completion_returns(self.returns, picks, len(self.group.actions[agent]))
+
+_Completion = tuple[_Node, Action, float]
+"""A completion with its node and its return."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,15 @@ class _Siblings:
     nodes: list[_Node]
     ended_returns: list[float]
     """Returns of the problem's episodes that ended at an earlier turn, which have no completion in ``nodes``."""
+
+    def list_completions(self, agent: str) -> list[_Completion]:
+        """The completions of ``agent``, without those that are in no valid joint action."""
+        completions = []
+        for node in self.nodes:
+            actions, picks = node.group.actions[agent], [turn.picks[agent] for turn in node.turns]
+            values = completion_returns(node.returns, picks, len(actions))
+            completions += [(node, action, v) for action, v in zip(actions, values, strict=True) if v is not None]
+        return completions
 
 
 def credit(
@@ -78,8 +88,7 @@ def credit(
     for biased in sorted({algo.normalize, algo.estimator, *(estimators or {}).values()} & _BIASED.keys()):
         warnings.warn(_BIASED[biased], stacklevel=2)
     forest = _Forest(groups, algo, rollout, num_turns)
-    joint = forest.value_nodes("")
-    nodes = joint.nodes
+    nodes = forest.value_nodes("")
     metrics = _reward_metrics(groups)
     if any(group.path for group in groups):
         metrics["reward/return"] = _mean([value for node in nodes if not node.group.path for value in node.returns])
@@ -87,29 +96,21 @@ def credit(
     samples: dict[str, list[Sample]] = {}
     all_equal: list[bool] = []
     for agent in agents:
-        siblings = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else joint)
-        returns = [[node.returns_by_completion(agent) for node in group.nodes] for group in siblings]
-        completed = [[value for values in by_node for value in values if value is not None] for by_node in returns]
+        siblings = forest.group_siblings(agent, forest.value_nodes(agent) if has_local else nodes)
+        completions = [group.list_completions(agent) for group in siblings]
         compared = [
-            values + group.ended_returns if values else [] for values, group in zip(completed, siblings, strict=True)
+            [value for *_, value in members] + group.ended_returns if members else []
+            for members, group in zip(completions, siblings, strict=True)
         ]
         advantages = group_advantages(compared, (estimators or {}).get(agent, algo.estimator), algo.normalize)
-        samples[agent] = _build_samples(agent, siblings, returns, advantages)
+        samples[agent] = _build_samples(agent, completions, advantages)
         agent_equal = [max(values) == min(values) for values in compared if values]
         all_equal += agent_equal
         metrics[f"credit/{agent}/frac_groups_equal"] = _mean(agent_equal)
         metrics[f"credit/{agent}/advantage_std"] = pstdev([sample.advantage for sample in samples[agent]] or [0.0])
-        metrics |= _influence_metric(agent, [node for node in nodes if agent in node.group.actions])
+        metrics |= _influence_metric(agent, nodes)
     metrics["reward/frac_groups_equal"] = _mean(all_equal)
     return samples, metrics
-
-
-@dataclass(frozen=True, slots=True)
-class _Valuation:
-    """The nodes of a forest with one agent's returns, and the tree nodes that they were computed from."""
-
-    nodes: list[_Node]
-    tree: list[TreeNode]
 
 
 class _Forest:
@@ -124,46 +125,45 @@ class _Forest:
         self._index = {(group.problem.task_id, group.path): n for n, group in enumerate(self._groups)}
         assert len(self._index) == len(self._groups), "two nodes at one place of a tree"
 
-    def value_nodes(self, agent: str) -> _Valuation:
+    def value_nodes(self, agent: str) -> list[_Node]:
         """Every node with its weight and the returns of ``agent``; "": of the joint reward alone."""
         tree = [self._tree_node(n, agent) for n in range(len(self._groups))]
         returns = tree_returns(tree, self._algo.gamma, self._num_turns)
         weights = tree_weights(tree, returns, self._algo.gamma)
         nodes = []
-        for group, unmasked, values, weight in zip(self._groups, self._unmasked, returns, weights, strict=True):
-            valid = [(group.turns[j], value) for j, value in zip(unmasked, values, strict=True) if value is not None]
+        for n, (group, values) in enumerate(zip(self._groups, returns, strict=True)):
+            turns = [group.turns[j] for j, value in zip(self._unmasked[n], values, strict=True) if value is not None]
             size = max(map(len, group.actions.values()))
-            per_completion = weight * self._rollout.group_size / size if group.path else 1.0
-            nodes.append(_Node(group, tuple(t for t, _ in valid), [v for _, v in valid], per_completion))
-        return _Valuation(nodes, tree)
+            weight = weights[n] * self._rollout.group_size / size if group.path else 1.0
+            absorbed = [reward for reward in tree[n].absorbed if reward is not None]
+            nodes.append(_Node(group, turns, [value for value in values if value is not None], weight, absorbed))
+        return nodes
 
-    def group_siblings(self, agent: str, valuation: _Valuation) -> list[_Siblings]:
+    def group_siblings(self, agent: str, nodes: Sequence[_Node]) -> list[_Siblings]:
         """The groups that the advantages of ``agent`` are taken over."""
-        agent_nodes = [node for node in valuation.nodes if agent in node.group.actions]
+        agent_nodes = [node for node in nodes if agent in node.group.actions]
         if self._rollout.tree != "chains":
             return [_Siblings([node], []) for node in agent_nodes]
-        by_turn: dict[tuple[str, int], list[_Node]] = {}
+        by_turn: dict[tuple[str, int], _Siblings] = {}
         for node in agent_nodes:
-            by_turn.setdefault((node.group.problem.task_id, len(node.group.path)), []).append(node)
-        ended_returns: dict[tuple[str, int], list[float]] = {key: [] for key in by_turn}
-        for group, tree_node in zip(self._groups, valuation.tree, strict=True):
-            absorbed = [reward for reward in tree_node.absorbed if reward is not None]
-            for turn in range(len(group.path) + 1, self._num_turns):
-                if (group.problem.task_id, turn) in ended_returns:
+            key = node.group.problem.task_id, len(node.group.path)
+            by_turn.setdefault(key, _Siblings([], [])).nodes.append(node)
+        for node in nodes:
+            for turn in range(len(node.group.path) + 1, self._num_turns):
+                if siblings := by_turn.get((node.group.problem.task_id, turn)):
                     factor = discounted_turns(self._algo.gamma, self._num_turns - turn)
-                    ended_returns[group.problem.task_id, turn] += [reward * factor for reward in absorbed]
-        return [_Siblings(nodes, ended_returns[key]) for key, nodes in by_turn.items()]
+                    siblings.ended_returns.extend(reward * factor for reward in node.absorbed)
+        return list(by_turn.values())
 
     def _tree_node(self, n: int, agent: str) -> TreeNode:
-        """A node belongs to its parent's joint action at the end of its path."""
         group, turns = self._groups[n], [self._groups[n].turns[j] for j in self._unmasked[n]]
         opened_by = None
         if group.path:
             parent = self._index[group.problem.task_id, group.path[:-1]]
             opened_by = (parent, self._unmasked[parent].index(group.path[-1]))
-        rewards = [_agent_reward(turn.reward, agent) for turn in turns]
-        repeated = [0.0] * len(turns) if self._algo.keep_best else rewards
+        rewards = repeated = [_agent_reward(turn.reward, agent) for turn in turns]
         if self._algo.keep_best:
+            repeated = [0.0] * len(turns)
             earlier = [_agent_reward(past.reward, agent) for past in group.history if past.reward != PENDING]
             rewards = [
                 0.0 if turn.reward == PENDING else rewards_of_best([*earlier, reward])[-1]
@@ -182,42 +182,34 @@ def _agent_reward(reward: JointReward, agent: str) -> float:
 
 
 def _build_samples(
-    agent: str,
-    siblings: Sequence[_Siblings],
-    returns: Sequence[Sequence[Sequence[float | None]]],
-    advantages: Sequence[Sequence[float]],
+    agent: str, completions: Sequence[Sequence[_Completion]], advantages: Sequence[Sequence[float]]
 ) -> list[Sample]:
-    """``returns``: by group of siblings, node and completion; ``advantages``: of the completions that have a return."""
-    samples = []
-    for number, (group, by_node, group_advantage) in enumerate(zip(siblings, returns, advantages, strict=True)):
-        remaining = iter(group_advantage)
-        for node, values in zip(group.nodes, by_node, strict=True):
-            samples += [
-                Sample(
-                    prompt_ids=node.group.prompts[agent].token_ids,
-                    completion_ids=action.token_ids,
-                    sampling_logps=action.sampling_logps,
-                    returns=value,
-                    advantage=next(remaining),
-                    group=number,
-                    policy_version=action.policy_version,
-                    weight=node.weight,
-                    support=action.support,
-                )
-                for action, value in zip(node.group.actions[agent], values, strict=True)
-                if value is not None
-            ]
-    return samples
+    """``completions`` and ``advantages`` by group of siblings; the advantages of ended episodes, at the end, go."""
+    return [
+        Sample(
+            prompt_ids=node.group.prompts[agent].token_ids,
+            completion_ids=action.token_ids,
+            sampling_logps=action.sampling_logps,
+            returns=value,
+            advantage=advantage,
+            group=number,
+            policy_version=action.policy_version,
+            weight=node.weight,
+            support=action.support,
+        )
+        for number, (members, member_advantages) in enumerate(zip(completions, advantages, strict=True))
+        for (node, action, value), advantage in zip(members, member_advantages, strict=False)
+    ]
 
 
 def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, float]:
     """Means over unmasked, priced joint actions: of all turns together and, if there are several, of each turn."""
-    turns = [(len(group.path), turn) for group in groups for turn in group.turns]
-    unmasked = [(depth, turn.reward) for depth, turn in turns if not turn.masked]
+    num_turns = sum(len(group.turns) for group in groups)
+    unmasked = [(len(group.path), turn.reward) for group in groups for turn in group.turns if not turn.masked]
     priced = [(depth, reward) for depth, reward in unmasked if reward != PENDING]
     metrics = {
         "reward/joint": _mean([reward.total for _, reward in priced]),
-        "reward/masked_frac": 1 - len(unmasked) / len(turns) if turns else 0.0,
+        "reward/masked_frac": 1 - len(unmasked) / num_turns if num_turns else 0.0,
     }
     for part in dict.fromkeys(name for _, reward in priced for name in reward.parts):
         metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in priced])
@@ -232,9 +224,10 @@ def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]
     """The share of the joint return's variance that the agent's choice explains; defined for crossed pairs only."""
     shares = []
     for node in nodes:
-        picks = [turn.picks[agent] for turn in node.turns]
-        if len(picks) > len(set(picks)):
-            shares.append(influence_share(node.returns, picks, len(node.group.actions[agent])))
+        if agent in node.group.actions:
+            picks = [turn.picks[agent] for turn in node.turns]
+            if len(picks) > len(set(picks)):
+                shares.append(influence_share(node.returns, picks, len(node.group.actions[agent])))
     defined = [share for share in shares if share is not None]
     return {f"credit/{agent}/influence": fmean(defined)} if defined else {}
 

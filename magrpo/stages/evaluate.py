@@ -1,4 +1,4 @@
-"""Evaluate: the agents on held-out problems, sampled with a fixed seed and greedy.
+"""Evaluate: the agents on held-out problems, in whole trajectories, sampled with a fixed seed and greedy.
 
 A trajectory is judged by the joint action of its last turn. Quantities are fractions of their maximum, with bootstrap
 intervals over problems.
@@ -7,28 +7,36 @@ intervals over problems.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
-from magrpo.stages.backend import Backend, Team
-from magrpo.stages.play import Start, Stopping, play_trajectories
-from magrpo.stages.rollout import Node, sampling_params
+from magrpo.stages.backend import Backend, Splits, Team
+from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
+from magrpo.stages.score import score
 from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Trajectory, TrajectoryStep
 
 PASS_AT = (1, 3, 5, 10)
+_ALIGNED = RolloutConfig(joint_mode="aligned")
+row_key = attrgetter("split", "mode", "task_id", "index")
+"""What tells the rows of an evaluation apart, and sorts them."""
+
+
+class Start(NamedTuple):
+    """A node where ``node.group_size`` trajectories begin, or go on after ``steps``, with their split and mode."""
+
+    split: Split
+    mode: Mode
+    node: Node
+    steps: tuple[TrajectoryStep, ...] = ()
 
 
 def evaluate(
-    team: Team,
-    backend: Backend,
-    splits: Mapping[Split, Sequence[Problem]],
-    config: EvalConfig,
-    rollout_config: RolloutConfig,
-    policy_version: int,
+    team: Team, backend: Backend, splits: Splits, config: EvalConfig, rollout_config: RolloutConfig, policy_version: int
 ) -> tuple[EvalReport, list[Trajectory]]:
     """Evaluate the weights that the engine holds on every split but ``train``.
 
@@ -39,15 +47,14 @@ def evaluate(
     sampled = replace(sampling_params(rollout_config), keep_support=False)
     greedy = SamplingParams(temperature=0.0, max_new_tokens=rollout_config.max_new_tokens)
     starts = held_out_starts(splits, config, {"sampled": (sampled, config.num_samples), "greedy": (greedy, 1)})
-    stopping = Stopping(config.stop_above)
-    trajectories = play_trajectories(starts, team, backend, rollout_config, config.seed, stopping)
+    trajectories = play_trajectories(starts, team, backend, config.seed, config.stop_above)
     rows = eval_rows(trajectories, team.reward)
     report = EvalReport(policy_version, tuple(rows), summarise_rows(rows, team.reward, config.seed))
     return report, [trajectory for trajectory in trajectories if trajectory.path[0] == 0]
 
 
 def held_out_starts(
-    splits: Mapping[Split, Sequence[Problem]], config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
+    splits: Splits, config: EvalConfig, modes: Mapping[Mode, tuple[SamplingParams, int]]
 ) -> list[Start]:
     """A start for each mode and problem of every split but ``train``. ``modes``: how to sample, and how often."""
     return [
@@ -72,10 +79,59 @@ def spread_problems(problems: Sequence[Problem], number: int | None) -> list[Pro
     return [problems[i] for i in chosen]
 
 
+def play_trajectories(
+    starts: Sequence[Start], team: Team, backend: Backend, seed: int, stop_above: float | None, max_tries: int = 1
+) -> list[Trajectory]:
+    """Every trajectory from ``starts`` to its end, all of them in one engine batch a turn.
+
+    At each turn the acting agents answer once. A trajectory ends early where its reward exceeds ``stop_above``, in
+    reward units (None: never), or where the sandbox failed on it: then its last turn is masked. Of ``max_tries`` tries
+    each takes the turns of the environment, and starts at the problem again without history; the trajectory's steps are
+    the turns of all tries.
+    """
+    num_turns = team.env.num_turns
+    finished: list[Trajectory] = []
+    while starts:
+        groups = rollout([start.node for start in starts], team, backend, _ALIGNED, seed)
+        scored, stats = score(groups, team, backend.sandbox, backend.cache)
+        backend.stats.add(stats)
+        unfinished: list[Start] = []
+        for start, group in zip(starts, scored, strict=True):
+            for index, turn in enumerate(group.turns):
+                steps = (*start.steps, TrajectoryStep.of(group, index))
+                node = child_node(group, index, start.node.sampling, 1)
+                if turn.masked or has_ended(turn, stop_above) or len(steps) == max_tries * num_turns:
+                    finished.append(Trajectory(group.problem, start.split, start.mode, node.path, steps))
+                    continue
+                if len(steps) % num_turns == 0:
+                    node = replace(node, history=())
+                unfinished.append(start._replace(node=node, steps=steps))
+        starts = unfinished
+    return finished
+
+
 def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRow]:
     """The trajectories as rows, in a fixed order, without those on which the sandbox failed."""
-    rows = [_row(trajectory, reward) for trajectory in trajectories if not trajectory.steps[-1].turn.masked]
-    return sorted(rows, key=lambda row: (row.split, row.mode, row.task_id, row.index))
+    rows = []
+    for trajectory in trajectories:
+        turns = [step.turn for step in trajectory.steps]
+        tokens = [sum(len(action.token_ids) for action in step.actions.values()) for step in trajectory.steps]
+        if turns[-1].masked:
+            continue
+        row = EvalRow(
+            task_id=trajectory.problem.task_id,
+            split=trajectory.split,
+            mode=trajectory.mode,
+            index=trajectory.path[0],
+            returns=tuple(turn.reward.total for turn in turns),
+            parts=tuple(turn.reward.parts for turn in turns),
+            passed=tuple(reward.passed(turn.reports) for turn in turns),
+            texts=trajectory.texts,
+            response_tokens=tokens[-1],
+            generated_tokens=sum(tokens),
+        )
+        rows.append(row)
+    return sorted(rows, key=row_key)
 
 
 def summarise_rows(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
@@ -88,53 +144,25 @@ def summarise_rows(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[s
 
 def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict[str, dict[str, list[float]]]]:
     """The values that a summary averages: ``values["test/sampled"]["return"][task_id]``, in the same units."""
-    grouped: dict[str, dict[str, list[EvalRow]]] = defaultdict(lambda: defaultdict(list))
+    values: dict[str, dict[str, dict[str, list[float]]]] = {}
+    verdicts: dict[str, dict[str, list[bool | None]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
-        grouped[f"{row.split}/{row.mode}"][row.task_id].append(row)
-    values = {}
-    for name, problems in grouped.items():
+        name = f"{row.split}/{row.mode}"
+        verdicts[name][row.task_id].append(row.passed[-1])
         quantities = {
-            "return": _map_rows(lambda row: reward.fraction(row.returns[-1]), problems),
-            "response_tokens": _map_rows(lambda row: float(row.response_tokens), problems),
-            "generated_tokens": _map_rows(lambda row: float(row.generated_tokens), problems),
+            "return": reward.fraction(row.returns[-1]),
+            "response_tokens": float(row.response_tokens),
+            "generated_tokens": float(row.generated_tokens),
+            **{part: row.parts[-1].get(part, 0.0) / maximum for part, maximum in reward.maxima.items()},
         }
-        for part, maximum in reward.maxima.items():
-            quantities[part] = _map_rows(partial(_part_fraction, part, maximum), problems)
-        verdicts = {task_id: [row.passed[-1] for row in members] for task_id, members in problems.items()}
-        has_verdicts = all(None not in passed for passed in verdicts.values())
-        fewest_rows = min(map(len, verdicts.values()))
-        for k in PASS_AT:
-            if has_verdicts and k <= fewest_rows:
-                quantities[f"pass_at_{k}"] = {
-                    task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts.items()
-                }
-        values[name] = quantities
+        for quantity, value in quantities.items():
+            values.setdefault(name, {}).setdefault(quantity, {}).setdefault(row.task_id, []).append(value)
+    for name, verdicts_of in verdicts.items():
+        fewest_rows = min(map(len, verdicts_of.values()))
+        if any(None in passed for passed in verdicts_of.values()):
+            continue  # the task has no notion of solved
+        for k in (k for k in PASS_AT if k <= fewest_rows):
+            values[name][f"pass_at_{k}"] = {
+                task_id: [pass_at_k(len(passed), passed.count(True), k)] for task_id, passed in verdicts_of.items()
+            }
     return values
-
-
-def _map_rows(value: Callable[[EvalRow], float], problems: Mapping[str, list[EvalRow]]) -> dict[str, list[float]]:
-    return {task_id: [value(row) for row in members] for task_id, members in problems.items()}
-
-
-def _part_fraction(part: str, maximum: float, row: EvalRow) -> float:
-    return row.parts[-1].get(part, 0.0) / maximum
-
-
-def _count_tokens(step: TrajectoryStep) -> int:
-    return sum(len(action.token_ids) for action in step.actions.values())
-
-
-def _row(trajectory: Trajectory, reward: Reward) -> EvalRow:
-    steps = trajectory.steps
-    return EvalRow(
-        task_id=trajectory.problem.task_id,
-        split=trajectory.split,
-        mode=trajectory.mode,
-        index=trajectory.path[0],
-        returns=tuple(step.turn.reward.total for step in steps),
-        parts=tuple(step.turn.reward.parts for step in steps),
-        passed=tuple(reward.passed(step.turn.reports) for step in steps),
-        texts=trajectory.texts,
-        response_tokens=_count_tokens(steps[-1]),
-        generated_tokens=sum(map(_count_tokens, steps)),
-    )

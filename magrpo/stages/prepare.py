@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
-from magrpo.types import Problem, Split
+from magrpo.stages.backend import Splits
+from magrpo.types import Problem
 
 
-def prepare(problems: Problems, problems_per_iteration: int) -> Mapping[Split, Sequence[Problem]]:
-    """Load every split and check what the run relies on.
-
-    Raises:
-        ConfigError: a split is empty or too small, a ``task_id`` is used twice, or a problem is in two splits.
-    """
+def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
+    """Load every split. Raises ConfigError if one is empty or too small, or a ``task_id`` is used twice."""
     splits = problems.load()
     for split in ("train", "test"):
         if not splits.get(split):

@@ -13,21 +13,12 @@ import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from time import perf_counter
 
 from magrpo.config import RolloutConfig
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Backend, Render, Team
-from magrpo.types import (
-    PENDING,
-    PastTurn,
-    Problem,
-    Prompt,
-    Request,
-    RolloutGroup,
-    SamplingParams,
-    ScoredTurn,
-    Turn,
-)
+from magrpo.stages.backend import Backend, Team
+from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 
 _OBSERVER_THREADS = 16
 
@@ -43,11 +34,15 @@ class Node:
     group_size: int
 
 
-def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
-    """The first level: one node for each problem.
+def sampling_params(config: RolloutConfig) -> SamplingParams:
+    """The sampling parameters of training rollouts."""
+    return SamplingParams(
+        config.temperature, config.top_p, config.top_k, config.max_new_tokens, keep_support=config.keep_support
+    )
 
-    Warns that the gradient is biased if ``top_p`` or ``top_k`` truncate sampling and the support is not kept.
-    """
+
+def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]:
+    """The first level: one node for each problem. Warns if truncated sampling without support biases the gradient."""
     sampling = sampling_params(config)
     if sampling.truncates and not sampling.keep_support:
         warnings.warn(
@@ -59,22 +54,25 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
 
 
 def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfig, seed: int) -> list[Node]:
-    """The next level: one node for each joint action that ``config.tree`` continues.
-
-    Masked joint actions and joint actions that ended their episode are not continued.
-    """
+    """The next level: one node for each joint action, neither masked nor ended, that ``config.tree`` continues."""
     nodes = []
     for group in groups:
-        open_indices = [
-            index
+        reward_by_index = {
+            index: turn.reward.total
             for index, turn in enumerate(group.turns)
             if not turn.masked and not has_ended(turn, config.termination_threshold)
-        ]
-        if not open_indices:
+        }
+        if not reward_by_index:
             continue
+        continued = list(reward_by_index)
         rng = random.Random(derive_seed(seed, "branch", group.problem.task_id, group.path))
+        if config.tree == "best":
+            continued = [max(continued, key=reward_by_index.__getitem__)]
+        elif config.tree == "random":
+            continued = [rng.choice(continued)]
+        elif config.branching is not None and config.branching < len(continued):
+            continued = sorted(rng.sample(continued, config.branching))
         size = 1 if config.tree == "chains" else config.group_size
-        continued = _choose_continued(group, open_indices, config, rng)
         nodes += [child_node(group, index, sampling_params(config), size) for index in continued]
     return nodes
 
@@ -82,19 +80,6 @@ def child_nodes(groups: Sequence[RolloutGroup[ScoredTurn]], config: RolloutConfi
 def has_ended(turn: ScoredTurn, threshold: float | None) -> bool:
     """Whether the reward of a joint action exceeds ``threshold``. A pending reward never does."""
     return threshold is not None and turn.reward != PENDING and turn.reward.total > threshold
-
-
-def _choose_continued(
-    group: RolloutGroup[ScoredTurn], open_indices: Sequence[int], config: RolloutConfig, rng: random.Random
-) -> Sequence[int]:
-    """The joint actions, of ``open_indices``, that open a node."""
-    if config.tree == "best":
-        return [max(open_indices, key=lambda index: group.turns[index].reward.total)]
-    if config.tree == "random":
-        return [rng.choice(open_indices)]
-    if config.branching is not None and config.branching < len(open_indices):
-        return sorted(rng.sample(open_indices, config.branching))
-    return open_indices
 
 
 def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingParams, group_size: int) -> Node:
@@ -107,34 +92,26 @@ def child_node(group: RolloutGroup[ScoredTurn], index: int, sampling: SamplingPa
 def rollout(
     nodes: Sequence[Node], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> list[RolloutGroup[Turn]]:
-    """Sample one tree level: all nodes, agents and siblings as one batch.
-
-    A completion's seed is derived from ``seed`` and its problem, path, agent and index, and from nothing else.
-    """
-    prompts = _build_prompts(nodes, team, backend.render)
+    """Sample one tree level as one batch. A completion's seed depends on ``seed`` and its own place only: its problem,
+    path, agent and index."""
+    prompts = _build_prompts(nodes, team, backend)
     requests = [
-        Request(
-            agent=name,
-            prompt_ids=prompt.token_ids,
-            sampling=node.sampling,
-            seed=derive_seed(seed, node.problem.task_id, node.path, name, index),
-        )
+        Request(name, prompt.token_ids, node.sampling, derive_seed(seed, node.problem.task_id, node.path, name, index))
         for node, node_prompts in zip(nodes, prompts, strict=True)
         for name, prompt in node_prompts.items()
         for index in range(node.group_size)
     ]
-    completions = iter(backend.engine.generate(requests, backend.progress))
+    started = perf_counter()
+    sampled = backend.engine.generate(requests, backend.progress)
+    backend.sampling.seconds += perf_counter() - started
+    backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
+    completions = iter(sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
         actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}
-        picks = joint_actions(
-            len(node_prompts),
-            node.group_size,
-            config.joint_mode,
-            config.crossed_pairs,
-            derive_seed(seed, "pairs", node.problem.task_id, node.path),
-        )
-        turns = tuple(Turn(dict(zip(node_prompts, pick, strict=True))) for pick in picks)
+        pairs_seed = derive_seed(seed, "pairs", node.problem.task_id, node.path)
+        picks = joint_actions(len(actions), node.group_size, config.joint_mode, config.crossed_pairs, pairs_seed)
+        turns = tuple(Turn(dict(zip(actions, pick, strict=True))) for pick in picks)
         groups.append(RolloutGroup(node.problem, node.path, node.history, node_prompts, actions, turns))
     return groups
 
@@ -150,33 +127,27 @@ def joint_actions(num_agents: int, group_size: int, mode: str, pairs: int | None
         return [(index,) * num_agents for index in range(group_size)]
     if pairs is None or pairs >= group_size**num_agents:
         return list(itertools.product(range(group_size), repeat=num_agents))
-    rng = random.Random(seed)
-    rounds = rng.sample(range(group_size ** (num_agents - 1)), pairs // group_size)
-    shifts = [[r // group_size**a % group_size for a in range(num_agents - 1)] for r in rounds]
+    rounds = random.Random(seed).sample(range(group_size ** (num_agents - 1)), pairs // group_size)
+    shifts_by_round = [[drawn // group_size**agent % group_size for agent in range(num_agents - 1)] for drawn in rounds]
     return sorted(
-        (index, *((index + shift) % group_size for shift in shift_of))
-        for shift_of in shifts
+        (index, *((index + shift) % group_size for shift in shifts))
+        for shifts in shifts_by_round
         for index in range(group_size)
     )
 
 
-def sampling_params(config: RolloutConfig) -> SamplingParams:
-    """The sampling parameters of training rollouts."""
-    return SamplingParams(
-        config.temperature, config.top_p, config.top_k, config.max_new_tokens, keep_support=config.keep_support
-    )
-
-
-def _build_prompts(nodes: Sequence[Node], team: Team, render: Render) -> list[dict[str, Prompt]]:
+def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[dict[str, Prompt]]:
     """The prompts of the acting agents, by node. Observations run in threads: an environment may wait for I/O."""
     env = team.env
-    actors = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
+    acting = [[agent for agent in team.agents if agent.role in env.acting(len(node.history))] for node in nodes]
     calls = [
         (node.problem, agent.role, node.history, agent.name)
-        for node, acting in zip(nodes, actors, strict=True)
-        for agent in acting
+        for node, agents in zip(nodes, acting, strict=True)
+        for agent in agents
     ]
     with ThreadPoolExecutor(_OBSERVER_THREADS) as pool:
         observations = pool.map(lambda call: env.observe(*call), calls)
-        prompts = iter([Prompt(seen, render(name, seen)) for seen, (*_, name) in zip(observations, calls, strict=True)])
-    return [{agent.name: next(prompts) for agent in acting} for acting in actors]
+        prompts = iter(
+            [Prompt(seen, backend.render(call[-1], seen)) for seen, call in zip(observations, calls, strict=True)]
+        )
+    return [{agent.name: next(prompts) for agent in agents} for agents in acting]

@@ -5,13 +5,17 @@ Execution is data. A failure of the sandbox itself (``infra_error``) masks a joi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import compress
 from time import perf_counter
 
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.stages.backend import Cache, ScoreStats, Team
-from magrpo.types import PENDING, Execution, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+from magrpo.types import PENDING, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+
+JointTexts = tuple[Problem, Mapping[str, str]]
+"""A joint action: its problem, and the text of each role."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +27,6 @@ class Scored:
     masked: bool
 
 
-_PENDING = Scored(PENDING, {}, masked=False)
-
-
 def score(
     groups: Sequence[RolloutGroup[Turn]], team: Team, sandbox: Sandbox, cache: Cache, progress: Progress | None = None
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
@@ -35,85 +36,59 @@ def score(
     reward of a joint action is :data:`~magrpo.types.PENDING`.
     """
     roles = team.roles
-    latest_texts = [(group.problem, group.latest(turn)) for group in groups for turn in group.turns]
-    complete = [texts.keys() == roles.keys() for _, texts in latest_texts]
     items = [
-        (problem, {roles[agent]: text for agent, text in texts.items()})
-        for (problem, texts), is_complete in zip(latest_texts, complete, strict=True)
-        if is_complete
-    ]
-    priced, stats = score_texts(items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress)
-    prices = iter(priced)
-    results = iter([next(prices) if is_complete else _PENDING for is_complete in complete])
-    scored = [
-        RolloutGroup(
-            group.problem,
-            group.path,
-            group.history,
-            group.prompts,
-            group.actions,
-            tuple(_scored_turn(turn, next(results), roles) for turn in group.turns),
-        )
+        (group.problem, {roles[agent]: text for agent, text in group.latest(turn).items()})
         for group in groups
+        for turn in group.turns
     ]
+    complete = [len(texts) == len(roles) for _, texts in items]
+    priced, stats = score_texts(
+        list(compress(items, complete)), reward=team.reward, sandbox=sandbox, cache=cache, progress=progress
+    )
+    prices = iter(priced)
+    results = iter([next(prices) if is_complete else Scored(PENDING, {}, masked=False) for is_complete in complete])
+    scored = []
+    for group in groups:
+        turns = tuple(_scored_turn(turn, next(results), roles) for turn in group.turns)
+        scored.append(RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns))
     return scored, stats
 
 
 def score_texts(
-    items: Sequence[tuple[Problem, Mapping[str, str]]],
-    *,
-    reward: Reward,
-    sandbox: Sandbox,
-    cache: Cache,
-    progress: Progress | None = None,
+    items: Sequence[JointTexts], *, reward: Reward, sandbox: Sandbox, cache: Cache, progress: Progress | None = None
 ) -> tuple[list[Scored], ScoreStats]:
-    """Price joint actions given as (problem, text by role), in order.
-
-    The reward is asked for executions until it requests none; each round runs as one sandbox batch.
-    """
+    """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch."""
     stats = ScoreStats()
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
     while open_items:
-        wanted = {i: dict(reward.executions(*items[i], reports[i])) for i in open_items}
-        wanted = {i: executions for i, executions in wanted.items() if executions}
-        _run_new(
-            {e: None for executions in wanted.values() for e in executions.values()}, sandbox, cache, stats, progress
-        )
-        for i, executions in wanted.items():
+        requested = {i: dict(reward.executions(*items[i], reports[i])) for i in open_items}
+        distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
+        new = [execution for execution in distinct if execution not in cache or _sandbox_failed([cache[execution]])]
+        if new:
+            started = perf_counter()
+            ran = dict(zip(new, sandbox.run(new, progress), strict=True))
+            stats.seconds += perf_counter() - started
+            stats.ran |= ran
+            cache.update(ran)
+        for i, executions in requested.items():
             stats.wanted += len(executions)
             reports[i] |= {name: cache[execution] for name, execution in executions.items()}
-        open_items = [i for i in wanted if not _any_infra_error(reports[i])]
+        open_items = [i for i in open_items if requested[i] and not _sandbox_failed(reports[i].values())]
     results = []
     for (problem, texts), item_reports in zip(items, reports, strict=True):
-        masked = _any_infra_error(item_reports)
+        masked = _sandbox_failed(item_reports.values())
         price = JointReward(0.0, {}) if masked else reward.price(problem, texts, item_reports)
         results.append(Scored(price, item_reports, masked))
     return results, stats
 
 
-def _run_new(
-    wanted: Mapping[Execution, None], sandbox: Sandbox, cache: Cache, stats: ScoreStats, progress: Progress | None
-) -> None:
-    new = [execution for execution in wanted if execution not in cache or _has_infra_error(cache[execution])]
-    if not new:
-        return
-    started = perf_counter()
-    for execution, report in zip(new, sandbox.run(new, progress), strict=True):
-        cache[execution] = report
-        stats.ran[execution] = report
-    stats.seconds += perf_counter() - started
-
-
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
+    """The joint action with its price, whose local rewards are keyed by agent instead of role."""
     local_by_role = scored.reward.local
     local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
     return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
 
 
-def _has_infra_error(report: ExecutionReport) -> bool:
-    return report.status == "infra_error" or any(case.status == "infra_error" for case in report.cases)
-
-
-def _any_infra_error(reports: Mapping[str, ExecutionReport]) -> bool:
-    return any(_has_infra_error(report) for report in reports.values())
+def _sandbox_failed(reports: Iterable[ExecutionReport]) -> bool:
+    return any("infra_error" in (report.status, *(case.status for case in report.cases)) for report in reports)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from magrpo.algo.loss import DIVISORS, LossOf, SampledTokens, importance_weights, policy_loss
+from magrpo.algo.loss import DIVISORS, LossOf, importance_weights, policy_loss
 from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
@@ -35,46 +36,45 @@ from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden, po
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
+_ModelContext = AbstractContextManager[PreTrainedModel]
+_Constants = dict[str, dict[int, Tensor]]
+"""Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
 
 
 class NonFiniteLoss(RuntimeError):
     """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
+@dataclass(eq=False)
 class Updater:
-    """The policies' optimizers. ``dump`` is the folder for batches with a non-finite loss."""
+    """The policies' optimizers: one for each trained agent; agents that share an adapter have one together."""
 
-    def __init__(
-        self,
-        policy: Policy,
-        algo: AlgoConfig,
-        optim: OptimConfig,
-        rollout: RolloutConfig,
-        num_iterations: int,
-        dump: Path,
-    ) -> None:
-        """Create an optimizer for each trained agent; agents that share an adapter have one together."""
-        self.policy = policy
-        self.algo = algo
-        self.optim = optim
-        self.rollout = rollout
-        self.num_iterations = num_iterations
-        self.dump = dump
-        self.micro_batch_tokens = optim.micro_batch_tokens  # lowered when memory runs out
+    policy: Policy
+    algo: AlgoConfig
+    optim: OptimConfig
+    rollout: RolloutConfig
+    num_iterations: int
+    dump: Path
+    """The folder for batches with a non-finite loss."""
+
+    def __post_init__(self) -> None:
+        self.micro_batch_tokens = self.optim.micro_batch_tokens  # lowered when memory runs out
+        self._loss_options = LossOptions(self.rollout.temperature, impl=self.algo.kernel)
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._optims: dict[str, OptimConfig] = {}
         self._shares_prompts: dict[str, bool] = {}
         self._has_linear_head: dict[str, bool] = {}
-        for agent in policy.agents:
-            if not policy.config(agent).trained or policy.holder(agent) != agent:
+        for agent in self.policy.agents:
+            config = self.policy.config(agent)
+            if not config.trained or self.policy.holder(agent) != agent:
                 continue
-            agent_lr = policy.config(agent).lr
-            self._optims[agent] = optim if agent_lr is None else optim.model_copy(update={"lr": agent_lr})
-            parameters = policy.parameters(agent).values()
+            optim = self.optim if config.lr is None else self.optim.model_copy(update={"lr": config.lr})
+            parameters = self.policy.parameters(agent).values()
+            self._optims[agent] = optim
             self._optimizers[agent] = torch.optim.AdamW(
-                parameters, lr=self._optims[agent].lr, weight_decay=optim.weight_decay, fused=True
+                parameters, lr=optim.lr, weight_decay=optim.weight_decay, fused=True
             )
-            with policy.active(agent) as model:
+            with self.policy.active(agent) as model:
                 self._has_linear_head[agent] = has_linear_head(model)
                 self._shares_prompts[agent] = can_share_prompts(model)
 
@@ -89,15 +89,13 @@ class Updater:
         ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
         samples of all of them, whose metrics have the name of the first. ``progress`` counts completions.
 
-        Raises:
-            NonFiniteLoss: the step that would have used the loss or gradient was not taken.
-            torch.cuda.OutOfMemoryError: a single completion does not fit; the step was not taken.
+        Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit: the step was not taken.
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
-        samples_by_holder: dict[str, list[Sample]] = {}
+        samples_by_holder: dict[str, list[Sample]] = defaultdict(list)
         for name, agent_samples in samples.items():
-            samples_by_holder.setdefault(self.policy.holder(name), []).extend(agent_samples)
+            samples_by_holder[self.policy.holder(name)] += agent_samples
         for agent, holder_samples in samples_by_holder.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
             if self.policy.config(agent).lr is not None:
@@ -114,17 +112,12 @@ class Updater:
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
-        """The gradient of the loss at the current weights, by parameter, before clipping; changes nothing.
-
-        Parameters that no sample reaches have zeros. Raises as :meth:`update` does.
-        """
+        """The gradient of the loss by parameter, before clipping; changes nothing. Raises as :meth:`update` does."""
         agent = self.policy.holder(agent)
         work = self._plan_work(agent, samples)
         if work.samples:
             work, constants = self._fit_memory(work, self._compute_constants)
-            self._fit_memory(
-                work, partial(self._compute_gradient, constants=constants, progress=_RestartableProgress(None))
-            )
+            self._fit_memory(work, partial(self._compute_gradient, constants, _RestartableProgress(None)))
         gradients = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for name, parameter in self.policy.parameters(agent).items()
@@ -153,12 +146,9 @@ class Updater:
         totals: dict[str, float] = {}
         if work.samples:
             work, constants = self._fit_memory(work, self._compute_constants)
-            for epoch in range(self.algo.update_epochs):
-                is_last = epoch == self.algo.update_epochs - 1
-                counter = _RestartableProgress(progress if is_last else None)
-                work, sums = self._fit_memory(
-                    work, partial(self._compute_gradient, constants=constants, progress=counter)
-                )
+            for epoch in range(1, self.algo.update_epochs + 1):
+                counter = _RestartableProgress(progress if epoch == self.algo.update_epochs else None)
+                work, sums = self._fit_memory(work, partial(self._compute_gradient, constants, counter))
                 totals = self._step(work, sums)
         return _agent_metrics(totals, samples)
 
@@ -167,19 +157,11 @@ class Updater:
         kept = [sample for sample in samples if sample.weight and (sample.advantage or self.algo.beta)]
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
-        return _Work(
-            agent=agent,
-            samples=kept,
-            batches=plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]),
-            divisor=DIVISORS[self.algo.loss_norm](num_sequences, num_tokens, self.rollout.max_new_tokens),
-        )
+        divisor = DIVISORS[self.algo.loss_norm](num_sequences, num_tokens, self.rollout.max_new_tokens)
+        return _Work(agent, kept, plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]), divisor)
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
-        """The result of ``compute``, which is repeated with smaller micro-batches while GPU memory runs out.
-
-        Raises:
-            torch.cuda.OutOfMemoryError: a single completion at a time does not fit either.
-        """
+        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory runs out."""
         while True:
             try:
                 return work, compute(work)
@@ -194,17 +176,14 @@ class Updater:
                 self.micro_batch_tokens = max(self.micro_batch_tokens // 2, 1)
                 batches = plan_batches(work.samples, self.micro_batch_tokens, self._shares_prompts[work.agent])
             log.warning(
-                "update %d, agent %r: out of GPU memory; continuing with micro-batches of %d tokens. "
-                "Set optim.micro_batch_tokens = %d to start with them",
-                self.policy.version + 1,
-                work.agent,
-                self.micro_batch_tokens,
-                self.micro_batch_tokens,
+                f"update {self.policy.version + 1}, agent {work.agent!r}: out of GPU memory; continuing with "
+                f"micro-batches of {self.micro_batch_tokens} tokens. "
+                f"Set optim.micro_batch_tokens = {self.micro_batch_tokens} to start with them"
             )
             work = replace(work, batches=batches)
 
     def _compute_gradient(
-        self, work: _Work, constants: _Constants, progress: _RestartableProgress
+        self, constants: _Constants, progress: _RestartableProgress, work: _Work
     ) -> list[dict[str, Tensor]]:
         """Accumulate the gradient of all micro-batches in the parameters; returns the loss and metric sums of each."""
         self._optimizers[work.agent].zero_grad(set_to_none=True)
@@ -217,6 +196,18 @@ class Updater:
             num_done += len(batch.samples)
             progress.report_done(num_done)
         return sums
+
+    def _compute_loss(self, work: _Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
+        loss_of = self._run_model(work.agent, self.policy.active(work.agent), batch)
+        joined: dict[str, Any] = {
+            name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
+        }
+        tokens, options = replace(batch.tokens, **joined), self._loss_options
+        if self.algo.update_epochs == 1:  # strictly on-policy
+            tokens = replace(tokens, old_logps=None)
+        else:
+            options = replace(options, clip_low=self.algo.clip_low, clip_high=self.algo.clip_high)
+        return policy_loss(loss_of, tokens, options, work.divisor, self.algo.beta)
 
     def _step(self, work: _Work, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
@@ -232,55 +223,43 @@ class Updater:
         totals = {name: float(torch.stack([part[name] for part in sums]).sum()) for name in sums[0]}
         return {**totals, "grad_norm": float(norm)}
 
-    def _compute_loss(self, work: _Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
-        with self.policy.active(work.agent) as model:
-            loss_of = self._run_model(work.agent, model, batch)
-        tokens = constants.add_to_tokens(batch)
-        if self.algo.update_epochs == 1:  # strictly on-policy
-            tokens, options = replace(tokens, old_logps=None), self._options()
-        else:
-            options = replace(self._options(), clip_low=self.algo.clip_low, clip_high=self.algo.clip_high)
-        return policy_loss(loss_of, tokens, options, work.divisor, self.algo.beta)
-
-    def _options(self) -> LossOptions:
-        return LossOptions(self.rollout.temperature, impl=self.algo.kernel)
-
     def _compute_constants(self, work: _Work) -> _Constants:
         """The tensors that are computed once, before the first step, as far as the algorithm needs them."""
-        constants = _Constants()
+        constants: _Constants = defaultdict(dict)
         for batch in self._collate_batches(work):
-            lengths = [len(work.samples[index].completion_ids) for index in batch.samples]
+            computed: dict[str, Tensor] = {}
             if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
                 old_logps = self._compute_logps(work.agent, self.policy.active(work.agent), batch)
-                constants.add("old_logps", batch, lengths, old_logps)
+                computed["old_logps"] = old_logps
                 if self.algo.importance_cap is not None:
                     weights = importance_weights(old_logps, batch.tokens.sampling_logps, self.algo.importance_cap)
-                    constants.add("importance_weights", batch, lengths, weights)
+                    computed["importance_weights"] = weights
             if self.algo.beta > 0:
-                ref_logps = self._compute_logps(work.agent, self.policy.reference(work.agent), batch)
-                constants.add("ref_logps", batch, lengths, ref_logps)
+                computed["ref_logps"] = self._compute_logps(work.agent, self.policy.reference(work.agent), batch)
+            lengths = [len(work.samples[index].completion_ids) for index in batch.samples]
+            for name, values in computed.items():
+                constants[name].update(zip(batch.samples, torch.split(values, lengths), strict=True))
         return constants
 
     @torch.no_grad()
-    def _compute_logps(self, agent: str, context: AbstractContextManager[PreTrainedModel], batch: Batch) -> Tensor:
-        with context as model:
-            loss_of = self._run_model(agent, model, batch)
-        tokens = batch.tokens
+    def _compute_logps(self, agent: str, context: _ModelContext, batch: Batch) -> Tensor:
+        loss_of, tokens = self._run_model(agent, context, batch), batch.tokens
         every_token = torch.ones_like(tokens.sampling_logps)
-        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._options()).logps
+        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._loss_options).logps
 
-    def _run_model(self, agent: str, model: PreTrainedModel, batch: Batch) -> LossOf:
+    def _run_model(self, agent: str, context: _ModelContext, batch: Batch) -> LossOf:
         """Run the model; returns the loss as a function of the tokens' inputs.
 
-        It starts from hidden states (N, D), in the dtype of matrix products, if the head is a linear layer; else from
-        the model's own logits.
+        If the head is a linear layer, it starts from hidden states (N, D) in the dtype of matrix products.
         """
-        if not self._has_linear_head[agent]:
-            return partial(policy_loss_from_logits, token_logits(model, batch))
-        weight, bias = head_weights(model)
-        dtype = self.policy.dtype
-        hidden = hidden_states(model, batch).to(dtype)
-        return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=None if bias is None else bias.to(dtype))
+        with context as model:
+            if not self._has_linear_head[agent]:
+                return partial(policy_loss_from_logits, token_logits(model, batch))
+            weight, bias = head_weights(model)
+            dtype = self.policy.dtype
+            hidden = hidden_states(model, batch).to(dtype)
+            bias = None if bias is None else bias.to(dtype)
+            return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=bias)
 
     def _collate_batches(self, work: _Work) -> Iterator[Batch]:
         return (collate(work.samples, rows).to(self.policy.device) for rows in work.batches)
@@ -310,33 +289,17 @@ class _Work:
     divisor: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Constants:
-    """Tensors without gradient, by field of :class:`SampledTokens` and completion, so that micro-batches may change."""
-
-    values: dict[str, dict[int, Tensor]] = field(default_factory=dict)
-
-    def add(self, name: str, batch: Batch, lengths: Sequence[int], tokens: Tensor) -> None:
-        parts = torch.split(tokens, list(lengths))
-        self.values.setdefault(name, {}).update(zip(batch.samples, parts, strict=True))
-
-    def add_to_tokens(self, batch: Batch) -> SampledTokens:
-        joined: dict[str, Any] = {
-            name: torch.cat([parts[i] for i in batch.samples]) for name, parts in self.values.items()
-        }
-        return replace(batch.tokens, **joined)
-
-
+@dataclass
 class _RestartableProgress:
     """Reports each completion once, even if the work starts over."""
 
-    def __init__(self, progress: Progress | None) -> None:
-        self._progress, self._num_reported = progress, 0
+    progress: Progress | None
+    num_reported: int = 0
 
     def report_done(self, num_done: int) -> None:
-        if self._progress and num_done > self._num_reported:
-            self._progress(num_done - self._num_reported)
-            self._num_reported = num_done
+        if self.progress and num_done > self.num_reported:
+            self.progress(num_done - self.num_reported)
+            self.num_reported = num_done
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:
@@ -353,18 +316,15 @@ def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float
 def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, float]:
     """Means over trained tokens. ``entropy`` is estimated from the sampled tokens: minus their mean log-probability."""
     tokens = totals.get("tokens", 0.0)
+    num_sampled = sum(len(sample.completion_ids) for sample in samples)
     metrics = {
         "loss": totals.get("loss", 0.0),
         "grad_norm": totals.get("grad_norm", 0.0),
         "tokens": tokens,
         "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
-        "entropy": -math.fsum(logp for s in samples for logp in s.sampling_logps) / max(_num_tokens(samples), 1),
+        "entropy": -math.fsum(logp for sample in samples for logp in sample.sampling_logps) / max(num_sampled, 1),
     }
     for total, mean in (("clipped", "clip_frac"), ("kl", "kl")):
         if total in totals:
             metrics[mean] = totals[total] / max(tokens, 1.0)
     return metrics
-
-
-def _num_tokens(samples: Sequence[Sample]) -> int:
-    return sum(len(sample.completion_ids) for sample in samples)

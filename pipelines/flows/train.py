@@ -31,9 +31,9 @@ from magrpo.store import Pointer
 from pipelines.flows.progress_page import ProgressPage
 from pipelines.progress.notify import Notices
 from pipelines.progress.state import Observer
-from pipelines.training.description import FLOW_RUN_URL
 from pipelines.training.execute import Result, execute
 from pipelines.training.loop import RunStep
+from pipelines.training.recorder import FLOW_RUN_URL
 
 log = logging.getLogger(__name__)
 

@@ -1,7 +1,4 @@
-"""The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own.
-
-Imports no prefect.
-"""
+"""The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own."""
 
 from __future__ import annotations
 
@@ -28,11 +25,8 @@ def start_from_champion(store: RunStore) -> str:
     """Give a new run the champion's weights if it asks for them; returns a sentence saying so, or an empty text.
 
     After this the run does not depend on the registry: the weights are in its directory, its configuration names them,
-    and ``start.json`` names the version.
-
-    Raises:
-        ConfigError: an agent has weights to start from already, or the champion has no such agents.
-        RegistryError: MLflow does not answer.
+    and ``start.json`` names the version. Raises ConfigError if an agent has weights to start from already, or the
+    champion has no such agents; RegistryError if MLflow does not answer.
     """
     if not (store.path / START).exists():
         config = store.config()
@@ -45,10 +39,10 @@ def start_from_champion(store: RunStore) -> str:
 def describe_start(store: RunStore) -> str:
     """The weights a run started from, in words."""
     path = store.path / START
-    facts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-    if facts is None:
-        own = [agent for agent in store.config().agents if agent.start_from is not None]
-        return "; ".join(f"{agent.name}: {agent.start_from}" for agent in own) or "nothing: untrained weights"
+    if not path.exists():
+        given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
+        return "; ".join(given) or "nothing: untrained weights"
+    facts = json.loads(path.read_bytes())
     if facts["version"] is None:
         return f"untrained weights: {facts['model']} had no champion"
     return f"version {facts['version']} of {facts['model']}, then the champion"
@@ -62,20 +56,22 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     try:
         champion = registry.find_champion()
-        folder = None if champion is None else fetch_version(store, registry, champion)
+        if champion is None:
+            _note_start(store, registry.model, None)
+            return
+        folder = fetch_version(store, registry, champion)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
-    if champion is not None and folder is not None:
-        there = sorted(path.name for path in folder.iterdir() if path.is_dir())
-        wanted = sorted(agent.name for agent in config.agents)
-        if there != wanted:
-            raise ConfigError(
-                f"registry.continue_from_champion: version {champion.number} of {registry.model} has agents "
-                f"{', '.join(there)}, this run {', '.join(wanted)}; use another registry.model"
-            )
-        agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
-        store.replace_config(config.model_copy(update={"agents": agents}))
-    _note_start(store, registry.model, None if champion is None else champion.number)
+    there = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    wanted = sorted(agent.name for agent in config.agents)
+    if there != wanted:
+        raise ConfigError(
+            f"registry.continue_from_champion: version {champion.number} of {registry.model} has agents "
+            f"{', '.join(there)}, this run {', '.join(wanted)}; use another registry.model"
+        )
+    agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
+    store.replace_config(config.model_copy(update={"agents": agents}))
+    _note_start(store, registry.model, champion.number)
 
 
 def _note_start(store: RunStore, model: str, version: int | None) -> None:
@@ -94,19 +90,14 @@ def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int
     """A run that evaluates version ``number`` as ``config`` evaluates: made, or found. ``suffix`` goes to its name.
 
     ``team`` is the folder of the version, with a folder for each agent; or one of a checkpoint of ``config``'s own run,
-    which has no ``config.json``.
-
-    Raises:
-        ConfigError: its agents do not fit the environment of ``config``.
+    which has no ``config.json``. Raises ConfigError if its agents do not fit the environment of ``config``.
     """
-    name = f"{store.run_id}-{suffix}"
-    root = store.path.parent
+    name, root = f"{store.run_id}-{suffix}", store.path.parent
     if (root / name / CONFIG).exists():
         return RunStore.open(root, name)
     tree: dict[str, Any] = json.loads(config.resolved())
-    described = team / CONFIG
-    if described.exists():
-        theirs = json.loads(described.read_text(encoding="utf-8"))
+    if (team / CONFIG).exists():
+        theirs = json.loads((team / CONFIG).read_bytes())
         tree |= {"agents": theirs["agents"], "lora": theirs["lora"]}
     start_from(tree, team)
     evaluation = RunStore.create(derive_config(tree, root, [], f"version {number}"), name)

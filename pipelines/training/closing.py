@@ -19,47 +19,40 @@ from pipelines.training.execute import Result
 
 def print_closing(result: Result, console: Console) -> None:
     """Print what was learned, where the artifacts are, and what to type next."""
-    config = result.store.config()
+    store, timing, config = result.store, result.timing, result.store.config()
     console.print()
     if makes_tables(config):
-        _print_baselines(result, console)
+        if not console.is_terminal:
+            console.width = 160  # a file or a pipe has no width; the table is wide
+        rows = read_baselines(config, baseline_folders(store, config))
+        print_tables([BaselineTable(config, rows).summary_table()], console)
+        for name, reason in config.baselines.left_out.items():
+            console.print(f"left out: {name}: {reason}")
     else:
         _print_learned(result, console)
-    shares = {
-        **result.timing.stages,
-        "orchestration": result.timing.orchestration + result.timing.loop,
-        "tracking": result.timing.tracking,
+    seconds_by_part = timing.stages | {
+        "orchestration": timing.orchestration + timing.loop,
+        "tracking": timing.tracking,
     }
-    wall = result.timing.wall
-    shown = ", ".join(f"{name} {seconds / wall:.0%}" for name, seconds in shares.items() if seconds > 0)
-    console.print(f"time:    {wall:.0f} s ({shown})")
+    shares = [f"{part} {seconds / timing.wall:.0%}" for part, seconds in seconds_by_part.items() if seconds > 0]
+    console.print(f"time:    {timing.wall:.0f} s ({', '.join(shares)})")
     for line in _describe_artifacts(result):
         console.print(line)
 
 
-def _print_baselines(result: Result, console: Console) -> None:
-    store, config = result.store, result.store.config()
-    if not console.is_terminal:
-        console.width = 160  # a file or a pipe has no width; the table is wide
-    rows = read_baselines(config, baseline_folders(store, config))
-    print_tables([BaselineTable(config, rows).summary_table()], console)
-    for name, reason in config.baselines.left_out.items():
-        console.print(f"left out: {name}: {reason}")
-
-
 def _print_learned(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
-    evaluations = result.outcome.evaluations
-    reports = [read_evaluation(store.folder(evaluations[iteration])) for iteration in sorted(evaluations)]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in result.outcome.evaluations.values()]
     console.print(closing_table(reports, config.reward.maxima, start_title(config)))
-    first, last = (report.summary[HEADLINE]["return"] for report in (reports[0], reports[-1]))
+    ends = reports[0], reports[-1]
+    first, last = (report.summary[HEADLINE]["return"] for report in ends)
     if len(reports) == 1:
         console.print(
             f"measured: the joint return on held-out problems is {last.mean:.1%} [{last.low:.1%}, {last.high:.1%}] "
             "of the maximum"
         )
     else:
-        before, after = (mean_returns(report, HEADLINE, config.reward) for report in (reports[0], reports[-1]))
+        before, after = (mean_returns(report, HEADLINE, config.reward) for report in ends)
         gain = paired_gain(before, after, config.eval.seed)
         console.print(
             f"result:  {judge_gain(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
@@ -72,8 +65,7 @@ def _print_learned(result: Result, console: Console) -> None:
 
 
 def _describe_artifacts(result: Result) -> Iterator[str]:
-    store, outcome = result.store, result.outcome
-    config = store.config()
+    store, outcome, config = result.store, result.outcome, result.store.config()
     page = "baselines.html" if makes_tables(config) else "report.html"
     yield f"report:  {shorten_path(store.folder(outcome.report) / page)}; pictures and tables beside it"
     if not makes_tables(config):

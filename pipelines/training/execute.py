@@ -1,8 +1,4 @@
-"""One attempt at a run: opens what the run needs, runs its steps, and registers its team.
-
-The same function serves the Prefect flow and ``--local``; they differ in the wrapper around each step only. Imports no
-prefect.
-"""
+"""One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
 
 from __future__ import annotations
 
@@ -19,10 +15,9 @@ from magrpo.tracking import MlflowTracker, collect_provenance
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
-from pipelines.training.description import FLOW_RUN_URL, describe_run
 from pipelines.training.loop import Outcome, RunStep, run_steps
 from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
-from pipelines.training.recorder import RunRecorder
+from pipelines.training.recorder import FLOW_RUN_URL, RunRecorder, describe_run
 from pipelines.training.stages import StageRunner
 
 WrapStep = Callable[[RunStep], RunStep]
@@ -31,16 +26,15 @@ WrapStep = Callable[[RunStep], RunStep]
 
 @dataclass(slots=True)
 class Timing:
-    """How a run spent its wall time, in seconds.
-
-    ``stages`` is measured inside the wrapper of the steps, ``wrapped`` outside, so their difference is the
-    orchestrator's time. ``tracking`` is the time the loop spent in calls of the tracker.
-    """
+    """How a run spent its wall time, in seconds."""
 
     wall: float = 0.0
     stages: dict[str, float] = field(default_factory=dict)
+    """Measured inside the wrapper of the steps."""
     wrapped: dict[str, float] = field(default_factory=dict)
+    """Measured outside it."""
     tracking: float = 0.0
+    """Spent by the loop in calls of the tracker."""
 
     @property
     def orchestration(self) -> float:
@@ -79,34 +73,29 @@ def execute(
 ) -> Result:
     """Run the steps of a run from the first uncommitted one on, and register its team.
 
-    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias.
-
-    Raises:
-        ConfigError: there is no such run, another process works on it, or its configuration is unusable here.
-        RegistryError: the run is to start from the champion, and MLflow does not answer.
+    ``tags`` are added to the MLflow run; ``undo`` guards the move of the champion's alias. Raises ConfigError if there
+    is no such run, another process works on it, or its configuration is unusable here; RegistryError if it is to start
+    from the champion, and MLflow does not answer.
     """
     store = RunStore.open(root, run_id)
     config = store.config()
     attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
-
-    def evaluate(name: str) -> Outcome:
-        return execute(root, name, wrap, tags).outcome
-
     with hold_run(store), observe_attempt(attempt, observers):
-        result = _run_loop(attempt, start_from_champion(store), wrap, tags, observers)
-        promotion = register_team(store, result.outcome, result.mlflow_run_id, evaluate, undo)
+        result = _run_loop(attempt, wrap, tags, observers)
+        promotion = register_team(
+            store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
+        )
         if promotion is not None and promotion.promoted and promotion.fresh:
             for observer in observers:
                 observer.team_promoted(str(promotion))
         return replace(result, promotion=promotion)
 
 
-def _run_loop(
-    attempt: Attempt, start: str, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]
-) -> Result:
-    """Run the steps with everything they need open; ``start`` says which weights the agents start from, if any."""
+def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
+    """Run the steps with everything they need open."""
     store, timing = attempt.store, Timing()
-    config = store.config()
+    start = start_from_champion(store)
+    config = store.config()  # now with the weights of the champion, if asked for
     with RunConsole(attempt.state) as console:
         if start:
             console.say(start)
@@ -116,15 +105,15 @@ def _run_loop(
         def describe(status: str) -> None:
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
-        with record_status(tracker, describe, timing):
+        with _record_status(tracker, describe, timing):
             tracker.params(flatten_config(config))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
             with watched, StageRunner(config, store, console, tracker.tags) as stages:
-                run_step = wrap(time_steps(stages.run_step, timing.stages))
-                run_step = time_steps(notify_steps(run_step, observers), timing.wrapped)
+                run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
+                run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder)
                 timing.wall = perf_counter() - started
@@ -132,8 +121,8 @@ def _run_loop(
 
 
 @contextmanager
-def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
-    """Record that the run is under way, and at the end how it ended; ``describe`` takes the status, too."""
+def _record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
+    """Record that the run is under way, and how it ended; ``describe`` takes the status, too."""
     status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
     try:
         tracker.record_start()
@@ -148,27 +137,18 @@ def record_status(tracker: MlflowTracker, describe: Callable[[str], None], timin
         tracker.close(status)
 
 
-def time_steps(run_step: RunStep, seconds: dict[str, float]) -> RunStep:
-    """``run_step``, adding up in ``seconds`` how long each stage takes."""
+def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:
+    """Add up in ``seconds`` how long each stage takes, and notify ``observers`` after each step."""
 
-    def timed(step: Step, inputs: Sequence[Pointer]) -> Pointer:
+    def watched(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         started = perf_counter()
         try:
-            return run_step(step, inputs)
+            pointer = run_step(step, inputs)
+            for observer in observers:
+                observer.step_finished()
+            return pointer
         finally:
             stage = step.title.partition(".")[0]
             seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
 
-    return timed
-
-
-def notify_steps(run_step: RunStep, observers: Sequence[Observer]) -> RunStep:
-    """``run_step``, notifying ``observers`` after each step."""
-
-    def notifying(step: Step, inputs: Sequence[Pointer]) -> Pointer:
-        pointer = run_step(step, inputs)
-        for observer in observers:
-            observer.step_finished()
-        return pointer
-
-    return notifying
+    return watched

@@ -9,27 +9,22 @@ and must pass a stricter comparison of those alone.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval
 from magrpo.reports.figures import format_difference
+from magrpo.reports.problem_means import subtract_means
 from magrpo.types import Interval
 
 _SEED = 0
 """Seed of the resampling, as in ``magrpo compare``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bar:
+class Bar(NamedTuple):
     """A difference passes if its interval, which leaves out ``tail`` percent at each end, lies above 0."""
 
     tail: float
     num_resamples: int
-
-    @property
-    def coverage(self) -> str:
-        """Coverage of the interval: ``95 %``."""
-        return f"{100 - 2 * self.tail:g} %"
 
 
 FIRST = Bar(tail=2.5, num_resamples=1000)
@@ -38,8 +33,7 @@ FRESH_SAMPLES = 4
 """Samples of the confirmation for each of ``eval.num_samples``: what the stricter bar asks for in precision."""
 
 
-@dataclass(frozen=True, slots=True)
-class Lead:
+class Lead(NamedTuple):
     """By how much a team is better than another, a fraction of the maximum, paired by problem."""
 
     difference: Interval
@@ -52,21 +46,16 @@ class Lead:
         return self.difference.low > 0
 
     def __str__(self) -> str:
-        lies = "above" if self.passes else "not above"
-        interval = "an interval" if self.bar == FIRST else f"a {self.bar.coverage} interval"
+        interval = "an interval" if self.bar == FIRST else f"a {100 - 2 * self.bar.tail:g} % interval"
         return (
             f"by {format_difference(self.difference)} percentage points on {self.num_problems} held-out problems, "
-            f"{interval} {lies} 0"
+            f"{interval} {'above' if self.passes else 'not above'} 0"
         )
 
 
 def lead_over(ours: Mapping[str, float], theirs: Mapping[str, float], bar: Bar) -> Lead | None:
-    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common.
-
-    A problem on which the sandbox failed is in neither.
-    """
-    same = [task_id for task_id in ours if task_id in theirs]
-    if not same:
+    """The lead of ``ours`` over ``theirs``, mean returns by problem; None if they have no problem in common."""
+    differences = [[difference] for difference in subtract_means(ours, theirs).values()]
+    if not differences:
         return None
-    paired = [[ours[task_id] - theirs[task_id]] for task_id in same]
-    return Lead(bootstrap_interval(paired, _SEED, bar.num_resamples, bar.tail), len(same), bar)
+    return Lead(bootstrap_interval(differences, _SEED, bar.num_resamples, bar.tail), len(differences), bar)

@@ -16,14 +16,12 @@ RunStep = Callable[[Step, Sequence[Pointer]], Pointer]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What a finished run leaves: problems, last checkpoint, evaluations by iteration, and the report.
-
-    A run of baselines has no evaluations: its rows are in the report.
-    """
+    """What a finished run leaves."""
 
     problems: Pointer
     checkpoint: Pointer
     evaluations: dict[int, Pointer]
+    """By iteration, ascending; a run of baselines has none: its rows are in the report."""
     report: Pointer
 
 

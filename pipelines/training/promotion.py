@@ -1,12 +1,9 @@
 """After a run: its team becomes a version of a registered model, and the champion if it passes the gate.
 
-The gate compares the run's last evaluation with the champion's on the same held-out problems, sampled alike; if the
-team is better, both are evaluated again on fresh samples (:mod:`pipelines.training.gate`). A team is promoted if it is
-better both times, or if there is no champion. Every part can be repeated safely: a version is registered once for a
-run's weights, evaluations for the gate are runs of their own, and the decision is committed in the run directory like
-the output of a stage.
-
-Imports no prefect.
+A team is promoted if there is no champion, or if it is better twice (:mod:`pipelines.training.gate`): by the run's last
+evaluation on the champion's held-out problems, sampled alike, and on fresh samples. Every part can be repeated safely:
+a version is registered once for a run's weights, evaluations for the gate are runs of their own, and the decision is
+committed in the run directory like the output of a stage.
 """
 
 from __future__ import annotations
@@ -15,7 +12,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config import RunConfig
@@ -35,7 +32,6 @@ log = logging.getLogger(__name__)
 
 EVALUATION = "evaluation.json"
 """The file of a version with what the gate compares."""
-_SAMPLING = ("temperature", "top_p", "top_k", "max_new_tokens")
 
 Undo = Callable[[Callable[[], None]], AbstractContextManager[None]]
 """Makes a context that calls a function if its block fails."""
@@ -84,83 +80,77 @@ def register_team(
     try:
         if not mlflow_run_id:
             raise Unavailable("MLflow was not reached")
-        registered = _register(store, config, outcome, registry, mlflow_run_id)
-        return _Gate(store, config, registry, outcome, registered, evaluate).decide_promotion(undo)
+        candidate = _Candidate(store, config, registry, outcome, evaluate)
+        return candidate.decide_promotion(candidate.register(mlflow_run_id), undo)
     except Unavailable as error:
         log.warning("registry: %s; to continue: magrpo train --resume %s", error, store.run_id)
         return None
 
 
-# ------------------------------------------------------------------------------------------------------- registration
-def _register(
-    store: RunStore, config: RunConfig, outcome: Outcome, registry: ModelRegistry, mlflow_run_id: str
-) -> Pointer:
-    """The committed record of the version: the files that describe it, and ``version.json``."""
-    last = config.train.num_iterations
-    checkpoint, evaluation = outcome.checkpoint, outcome.evaluations[last]
-
-    def write(folder: Path) -> Mapping[str, float]:
-        from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
-
-        version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
-        reports = [
-            read_evaluation(store.folder(outcome.evaluations[iteration])) for iteration in sorted(outcome.evaluations)
-        ]
-        returns = mean_returns(reports[-1], HEADLINE, config.reward)
-        parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
-        shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-        card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
-        described = folder / "described"
-        described.mkdir()
-        (described / "README.md").write_text(card, encoding="utf-8")
-        (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
-        facts = {"protocol": _protocol(store, config, outcome.problems), "returns": returns}
-        (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
-        # The list of versions shows the first line of this, so no heading.
-        text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
-        tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
-        registry.describe_version(version, described, text, tags)
-        (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
-        return {}
-
-    name = f"{last:05d}/register"
-    key = digest("register", registry.model, checkpoint["sha"], evaluation["sha"])
-    return store.find(name, key) or store.commit(name, key, write)
-
-
-def _protocol(store: RunStore, config: RunConfig, problems: Pointer) -> str:
-    """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
-    sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
-    tree = json.loads(config.model_dump_json(include=sections))
-    del tree["eval"]["every"]
-    tree["rollout"] = {key: tree["rollout"][key] for key in _SAMPLING}
-    return digest(tree, store.file_digest(problems, split_file("test")))
-
-
-# --------------------------------------------------------------------------------------------------------------- gate
 @dataclass(frozen=True, slots=True)
-class _Gate:
+class _Candidate:
+    """The team of a finished run. ``evaluate`` executes a run of no iterations."""
+
     store: RunStore
     config: RunConfig
     registry: ModelRegistry
     outcome: Outcome
-    registered: Pointer
     evaluate: Callable[[str], Outcome]
 
-    def decide_promotion(self, undo: Undo) -> Promotion:
+    def register(self, mlflow_run_id: str) -> Pointer:
+        """The committed record of the version: the files that describe it, and ``version.json``."""
+        store, config, registry, outcome = self.store, self.config, self.registry, self.outcome
+        last, checkpoint = config.train.num_iterations, outcome.checkpoint
+
+        def write(folder: Path) -> Mapping[str, float]:
+            from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
+
+            version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
+            reports = [read_evaluation(store.folder(pointer)) for pointer in outcome.evaluations.values()]
+            parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
+            shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
+            card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
+            returns = mean_returns(reports[-1], HEADLINE, config.reward)
+            described = folder / "described"
+            described.mkdir()
+            (described / "README.md").write_text(card, encoding="utf-8")
+            (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
+            facts = {"protocol": self._protocol(), "returns": returns}
+            (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
+            # The list of versions shows the first line of this, so no heading.
+            text = f"Return on held-out problems: {shown} of the maximum.\n{strip_heading(card)}"
+            tags = {"magrpo.run_id": store.run_id, "continued_from": parent, "return": shown}
+            registry.describe_version(version, described, text, tags)
+            (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
+            return {}
+
+        name = f"{last:05d}/register"
+        key = digest("register", registry.model, checkpoint["sha"], outcome.evaluations[last]["sha"])
+        return store.find(name, key) or store.commit(name, key, write)
+
+    def _protocol(self) -> str:
+        """A digest of everything an evaluation depends on except the agents; equal ones compare problem by problem."""
+        sections = {"eval", "env", "reward", "sandbox", "engine", "model", "rollout"}
+        tree = json.loads(self.config.model_dump_json(include=sections))
+        del tree["eval"]["every"]
+        tree["rollout"] = {key: tree["rollout"][key] for key in ("temperature", "top_p", "top_k", "max_new_tokens")}
+        return digest(tree, self.store.file_digest(self.outcome.problems, split_file("test")))
+
+    def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""
         name = f"{self.config.train.num_iterations:05d}/promote"
-        key = digest("promote", self.registered["sha"], self.config.registry.promote)
+        key = digest("promote", registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
         if committed is not None:
-            facts = json.loads((self.store.folder(committed) / "promotion.json").read_text(encoding="utf-8"))
-            return Promotion(**{**facts, "fresh": False})
-        version, registry = self._version(), self.registry
-        champion = registry.find_champion()
-        promotion = self._judge(version, champion)
-        while registry.find_champion() != champion:  # another run promoted its team while this one was judged
+            facts = json.loads((self.store.folder(committed) / "promotion.json").read_bytes())
+            return Promotion(**facts | {"fresh": False})
+        registry = self.registry
+        version = TeamVersion(**json.loads((self.store.folder(registered) / "version.json").read_bytes()))
+        while True:
             champion = registry.find_champion()
             promotion = self._judge(version, champion)
+            if registry.find_champion() == champion:
+                break  # no other run promoted its team while this one was judged
 
         def write(folder: Path) -> Mapping[str, float]:
             (folder / "promotion.json").write_text(json.dumps(asdict(promotion), indent=1), encoding="utf-8")
@@ -172,39 +162,38 @@ class _Gate:
                 registry.set_champion(promotion.champion)
             registry.tag_version(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
 
+        verdict = "promoted" if promotion.promoted else "not promoted"
+        before = "none" if promotion.champion is None else str(promotion.champion)
+        tags = {"verdict": verdict, "reason": promotion.reason, "champion_before": before}
         with undo(put_back):
-            registry.tag_version(version, _verdict(promotion))
+            registry.tag_version(version, tags)
             if promotion.promoted:
                 registry.set_champion(version.number)
             self.store.commit(name, key, write)
         return promotion
 
-    def _version(self) -> TeamVersion:
-        path = self.store.folder(self.registered) / "version.json"
-        return TeamVersion(**json.loads(path.read_text(encoding="utf-8")))
-
     def _judge(self, version: TeamVersion, champion: TeamVersion | None) -> Promotion:
-        def verdict(promoted: bool, reason: str) -> Promotion:
-            before = None if champion is None else champion.number
-            return Promotion(self.registry.model, version.number, promoted, reason, before)
-
+        before = None if champion is None else champion.number
         if not self.config.registry.promote:
-            return verdict(False, "registry.promote is off")
-        if champion is None:
-            return verdict(True, "there was none before")
-        if champion.number == version.number:  # a process of this run was killed just after the alias moved
-            before = champion.tags["champion_before"]
-            again = verdict(True, champion.tags["reason"])
-            return replace(again, champion=None if before == "none" else int(before))
-        try:
-            return verdict(*self._compare(version, champion))
-        except ConfigError as error:
-            return verdict(False, f"the champion, version {champion.number}, cannot be evaluated here: {error}")
+            promoted, reason = False, "registry.promote is off"
+        elif champion is None:
+            promoted, reason = True, "there was none before"
+        elif champion.number == version.number:  # a process of this run was killed just after the alias moved
+            promoted, reason, noted = True, champion.tags["reason"], champion.tags["champion_before"]
+            before = None if noted == "none" else int(noted)
+        else:
+            try:
+                promoted, reason = self._compare(version, champion)
+            except ConfigError as error:
+                promoted = False
+                reason = f"the champion, version {champion.number}, cannot be evaluated here: {error}"
+        return Promotion(self.registry.model, version.number, promoted, reason, before)
 
     def _compare(self, version: TeamVersion, champion: TeamVersion) -> tuple[bool, str]:
         """Whether the team is better than the champion, twice, and a sentence with the figures."""
         theirs, how = self._returns_of(champion)
-        lead = lead_over(self._own_returns(), theirs, FIRST)
+        own_evaluation = self.outcome.evaluations[self.config.train.num_iterations]
+        lead = lead_over(self._read_returns(self.store, own_evaluation), theirs, FIRST)
         if lead is None:
             return False, f"version {champion.number} has no evaluated problem in common with it{how}"
         reason = f"the return differs from that of version {champion.number} {lead}{how}"
@@ -213,46 +202,33 @@ class _Gate:
         fresh, how = self._lead_on_fresh_samples(version, champion)
         return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'of no problem'}{how}"
 
-    def _own_returns(self) -> dict[str, float]:
-        report = read_evaluation(self.store.folder(self.outcome.evaluations[self.config.train.num_iterations]))
-        return mean_returns(report, HEADLINE, self.config.reward)
-
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
         facts = json.loads(self.registry.read_file(champion, EVALUATION))
-        if facts["protocol"] == _protocol(self.store, self.config, self.outcome.problems):
+        if facts["protocol"] == self._protocol():
             return facts["returns"], ""
         folder = fetch_version(self.store, self.registry, champion)
         evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
-        return self._evaluated(evaluation), how
+        return self._evaluate_again(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:
-        """The team's lead over the champion with a seed no evaluation has used, and where it was measured.
-
-        Each is evaluated in a run of its own; a run begun by an earlier process is resumed.
-        """
-        asked = self.config.eval
-        seed = derive_seed("confirm", self.store.run_id, version.number, champion.number)
-        fresh = asked.model_copy(update={"seed": seed, "num_samples": FRESH_SAMPLES * asked.num_samples})
-        config = self.config.model_copy(update={"eval": fresh})
+        """The lead over the champion with a seed no evaluation has used, each in a run of its own, made or resumed."""
         ours, theirs = version.number, champion.number
+        seed = derive_seed("confirm", self.store.run_id, ours, theirs)
+        num_samples = FRESH_SAMPLES * self.config.eval.num_samples
+        fresh = self.config.eval.model_copy(update={"seed": seed, "num_samples": num_samples})
+        config = self.config.model_copy(update={"eval": fresh})
         weights = self.store.folder(self.outcome.checkpoint) / WEIGHTS
         team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
         folder = fetch_version(self.store, self.registry, champion)
         other = create_challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
-        lead = lead_over(self._evaluated(team), self._evaluated(other), CONFIRMATION)
+        lead = lead_over(self._evaluate_again(team), self._evaluate_again(other), CONFIRMATION)
         return lead, f", in runs {team.run_id} and {other.run_id}"
 
-    def _evaluated(self, run: RunStore) -> dict[str, float]:
+    def _evaluate_again(self, run: RunStore) -> dict[str, float]:
         """The return on each problem in a run of no iterations, which is executed unless it is finished."""
-        report = read_evaluation(run.folder(self.evaluate(run.run_id).evaluations[0]))
-        return mean_returns(report, HEADLINE, self.config.reward)
+        return self._read_returns(run, self.evaluate(run.run_id).evaluations[0])
 
-
-def _verdict(promotion: Promotion) -> dict[str, str]:
-    return {
-        "verdict": "promoted" if promotion.promoted else "not promoted",
-        "reason": promotion.reason,
-        "champion_before": "none" if promotion.champion is None else str(promotion.champion),
-    }
+    def _read_returns(self, run: RunStore, evaluation: Pointer) -> dict[str, float]:
+        return mean_returns(read_evaluation(run.folder(evaluation)), HEADLINE, self.config.reward)

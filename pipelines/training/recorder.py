@@ -1,18 +1,64 @@
-"""What a run records of its steps with the tracker: metrics, artifacts, datasets and traces."""
+"""What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import socket
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from magrpo import layout
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
-from magrpo.layout import TRAJECTORIES, WEIGHTS, Step, evaluates_after, read_scored, split_files
+from magrpo.layout import Step
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
-from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
+from magrpo.types import HEADLINE, RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
 
+NOTE = "mlflow.note.content"
+"""The tag that MLflow shows as a run's description, in Markdown."""
+FLOW_RUN_URL = "prefect.flow_run_url"
+"""The tag that leads from a run in MLflow to its flow run."""
+_STATES = {"RUNNING": "Under way", "FINISHED": "Finished", "FAILED": "Stopped by an error", "KILLED": "Interrupted"}
 ItemT = TypeVar("ItemT")
-TreeLevel = Sequence[RolloutGroup[ScoredTurn]]
+
+
+def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
+    """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
+    config, tags = store.config(), {}
+    agents = ", ".join(
+        f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
+    )
+    summary = (
+        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {config.train.num_iterations} iterations, "
+        f"seed {config.train.seed}. {_STATES[status]}. {_describe_returns(store, config)}"
+    )
+    lines = [summary.strip(), "", f"- on `{socket.gethostname()}` in `{store.path}`"]
+    if status != "FINISHED":
+        lines.append(f"- to resume it: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
+    if flow_run_url:
+        lines.append(f"- [flow run in Prefect]({flow_run_url})")
+        tags[FLOW_RUN_URL] = flow_run_url
+    first_repeated = min((int(path.name) for path in store.path.glob("set-aside/*/*")), default=None)
+    if first_repeated is not None:
+        tags["magrpo.rewound"] = f"from iteration {first_repeated} on"
+        lines.append(
+            f"- computed again from iteration {first_repeated} on: of two values for a step the later one counts"
+        )
+    return tags | {NOTE: "\n".join(lines)}
+
+
+def _describe_returns(store: RunStore, config: RunConfig) -> str:
+    """The held-out return at the first evaluation and the last; empty if there is none, or one is damaged."""
+    iterations = layout.committed_iterations(store, "evaluate")
+    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[-1:])]
+    reports = [layout.read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
+    if len(reports) < 2:
+        return ""
+    first, last = (report.summary[HEADLINE]["return"] for report in reports)
+    text = (
+        f"Return on held-out problems, of the maximum: **{last.mean:.1%}** [{last.low:.1%}, {last.high:.1%}] "
+        f"after iteration {reports[-1].policy_version} of {config.train.num_iterations}"
+    )
+    return text + (f" (untrained: {first.mean:.1%})" if len(iterations) > 1 else "")
 
 
 class RunRecorder:
@@ -34,7 +80,11 @@ class RunRecorder:
         store, tracker = self._store, self._tracker
         folder = store.folder(pointer)
         if step.stage == "prepare":
-            self._record_datasets(pointer)
+            for split, path in layout.split_files(folder).items():
+                context = "training" if split == "train" else "evaluation"
+                sha = store.file_digest(pointer, path.name)
+                tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
+            tracker.artifact(folder, "problems")
         elif step.stage == "start":
             self._checkpoint = pointer
         elif step.stage in ("report", "tables"):
@@ -50,50 +100,40 @@ class RunRecorder:
             else:
                 tracker.artifact(folder, pointer["dir"])
         if step.stage == "evaluate":
-            self._record_evaluation(step.iteration, pointer)
-        if step.stage == "evaluate" or (step.stage == "update" and not evaluates_after(self._config, step.iteration)):
+            assert self._checkpoint is not None
+            tracker.artifact(store.folder(self._checkpoint) / layout.WEIGHTS, f"checkpoints/{step.iteration:05d}")
+            self._trace_evaluation(step.iteration, pointer)
+            self._on_evaluation()
+        if step.stage == "evaluate" or (
+            step.stage == "update" and not layout.evaluates_after(self._config, step.iteration)
+        ):
             self._finish_iteration(step.iteration)
         elif step.stage == "baseline":
             self._finish_iteration([row.name for row in self._config.baselines.rows].index(step.part))
 
-    def _record_datasets(self, problems: Pointer) -> None:
-        for split, path in split_files(self._store.folder(problems)).items():
-            sha = self._store.file_digest(problems, path.name)
-            context = "training" if split == "train" else "evaluation"
-            self._tracker.dataset(f"{self._config.problems.kind} {split}", path, sha, context)
-        self._tracker.artifact(self._store.folder(problems), "problems")
-
     def _finish_iteration(self, number: int) -> None:
         self._tracker.metrics(self._metrics, number)
         self._metrics, self._outputs = {}, {}
-
-    def _record_evaluation(self, iteration: int, evaluation: Pointer) -> None:
-        assert self._checkpoint is not None
-        weights = self._store.folder(self._checkpoint) / WEIGHTS
-        self._tracker.artifact(weights, f"checkpoints/{iteration:05d}")
-        self._trace_evaluation(iteration, evaluation)
-        self._on_evaluation()
 
     def _trace_training(self, iteration: int) -> None:
         """Record the first trajectory of some of the iteration's problems."""
         tracking, store = self._config.tracking, self._store
         if not tracking.traces or iteration % tracking.trace_every:
             return
-        rollouts, scores = (
-            [pointer for name, pointer in self._outputs.items() if name.startswith(f"{stage}.")]
-            for stage in ("rollout", "score")
-        )
-        levels = [read_scored(store.folder(pointer)) for pointer in scores]
-        times = [
-            TurnTimes(store.work_interval(r), store.work_interval(s)) for r, s in zip(rollouts, scores, strict=False)
+        turns = [
+            (self._outputs[f"rollout{name.removeprefix('score')}"], pointer)
+            for name, pointer in self._outputs.items()
+            if name.startswith("score.")
         ]
+        levels = [layout.read_scored(store.folder(scored)) for _, scored in turns]
+        times = [TurnTimes(store.work_interval(sampled), store.work_interval(scored)) for sampled, scored in turns]
         for root in spread_evenly(levels[0], tracking.traces):
             trajectory = first_trajectory(root, levels)
             self._tracker.trace(trajectory, iteration, times[: len(trajectory.steps)])
 
     def _trace_evaluation(self, iteration: int, evaluation: Pointer) -> None:
         """Record the first sampled trajectory of some held-out problems, the same at every evaluation of a run."""
-        path = self._store.folder(evaluation) / TRAJECTORIES
+        path = self._store.folder(evaluation) / layout.TRAJECTORIES
         if not self._config.tracking.traces or not path.exists():  # early versions kept no trajectories
             return
         sampled = [t for t in read_records(path, Trajectory) if (t.split, t.mode) == ("test", "sampled")]
@@ -107,21 +147,15 @@ def spread_evenly(items: Sequence[ItemT], count: int) -> Sequence[ItemT]:
     return items[:: max(1, len(items) // count)][:count]
 
 
-def first_trajectory(root: RolloutGroup[ScoredTurn], levels: Sequence[TreeLevel]) -> Trajectory:
+def first_trajectory(
+    root: RolloutGroup[ScoredTurn], levels: Sequence[Sequence[RolloutGroup[ScoredTurn]]]
+) -> Trajectory:
     """The trajectory from ``root`` along the first joint action that was continued, to its end."""
     nodes = [root]
     for level in levels[1:]:
-        child = next(_children(nodes[-1], level), None)
-        if child is None:
-            break
-        nodes.append(child)
+        place = root.problem.task_id, nodes[-1].path
+        children = [node for node in level if (node.problem.task_id, node.path[:-1]) == place]
+        nodes += children[:1]
     path = (*nodes[-1].path, 0)
     taken = tuple(TrajectoryStep.of(node, index) for node, index in zip(nodes, path, strict=True))
     return Trajectory(root.problem, "train", "sampled", path, taken)
-
-
-def _children(node: RolloutGroup[ScoredTurn], level: TreeLevel) -> Iterator[RolloutGroup[ScoredTurn]]:
-    """The nodes of the next turn that continue ``node``, in their order."""
-    for other in level:
-        if other.problem.task_id == node.problem.task_id and other.path[:-1] == node.path:
-            yield other

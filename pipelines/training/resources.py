@@ -1,12 +1,9 @@
-"""The heavy parts of a run, each opened when first needed: policy, updater, engine and sandbox.
-
-Also keeps track of the checkpoint that each of them holds. Imports no prefect.
-"""
+"""The heavy parts of a run, each opened when first needed, and the checkpoint that each of them holds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -24,17 +21,15 @@ class Resources:
     """Policy, updater, engine and sandbox of one run; ``on_sandbox`` takes the isolation level of an opened sandbox."""
 
     def __init__(self, config: RunConfig, store: RunStore, on_sandbox: Callable[[str], None]) -> None:
-        self._config = config
-        self._store = store
-        self._on_sandbox = on_sandbox
+        self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._open = ExitStack()
-        self._live: Pointer | None = None  # the checkpoint the updater holds
+        self.live: Pointer | None = None
+        """The checkpoint whose weights the updater holds."""
         self._served: Pointer | None = None  # the checkpoint the engine holds
         self._rows_served = 0  # rows of baselines served so far
 
     @cached_property
     def policy(self) -> Policy:
-        """The agents' models."""
         from magrpo.policy import Policy  # torch, transformers
 
         config = self._config
@@ -42,15 +37,13 @@ class Resources:
 
     @cached_property
     def updater(self) -> Updater:
-        """The optimizers of ``policy``."""
         from magrpo.stages.update import Updater  # torch
 
         return Updater.of(self.policy, self._config, self._store.path / "failed-batch")
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        """Where programs run."""
-        sandbox: Sandbox = self._config.sandbox.open()
+        sandbox = self._config.sandbox.open()
         self._open.callback(sandbox.close)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
@@ -58,9 +51,7 @@ class Resources:
 
     @cached_property
     def _engine(self) -> Engine:
-        engine: Engine = self._config.engine.open(self.policy)
-        self._open.callback(engine.close)
-        return engine
+        return self._open.enter_context(closing(self._config.engine.open(self.policy)))
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Engine:
         """The engine, awake, with the weights of ``checkpoint``."""
@@ -75,27 +66,20 @@ class Resources:
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Engine:
         """The engine with the weights named by ``row``, which match no checkpoint."""
-        untrained_weights = self._store.folder(untrained) / WEIGHTS
-        weights = {agent.name: agent.start_from or untrained_weights / agent.name for agent in row.agents}
-        self._live = self._served = None
+        folder = self._store.folder(untrained) / WEIGHTS
+        weights = {agent.name: agent.start_from or folder / agent.name for agent in row.agents}
+        self.live = self._served = None
         self._rows_served += 1  # a version of its own for each row, so that every engine loads the weights
         self._engine.load(self._rows_served, weights)
         return self._engine
 
     def prepare_update(self, checkpoint: Pointer) -> Updater:
-        """The updater with the weights of ``checkpoint``, for an update; the engine sleeps.
-
-        Until :meth:`mark_trained` is called, the weights match no checkpoint.
-        """
+        """The updater with the weights of ``checkpoint``; the engine sleeps. Set ``live`` to the new checkpoint."""
         self._resume(checkpoint)
         if self._served is not None:
             self._engine.sleep()
-        self._live = None
+        self.live = None
         return self.updater
-
-    def mark_trained(self, checkpoint: Pointer) -> None:
-        """The updater's weights are those of ``checkpoint``, just committed."""
-        self._live = checkpoint
 
     def discard_workers(self) -> None:
         """Close engine and sandbox after one of them died; the next use opens them again."""
@@ -110,6 +94,6 @@ class Resources:
 
     def _resume(self, checkpoint: Pointer) -> None:
         """Make the live weights and optimizers those of ``checkpoint``."""
-        if self._live != checkpoint:
+        if self.live != checkpoint:
             self.updater.load(self._store.folder(checkpoint))
-            self._live = checkpoint
+            self.live = checkpoint

@@ -1,128 +1,87 @@
 """The stages bound to one run: a step finds its output committed, or computes and commits it.
 
 Inputs and outputs are pointers to committed outputs. Policy, engine and sandbox open when a stage first needs them, so
-a run whose steps are all committed opens nothing. Imports no prefect.
+a run whose steps are all committed opens nothing.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 
 import msgspec
 
+from magrpo import layout
 from magrpo.config import RunConfig
 from magrpo.engines import EngineError
 from magrpo.interfaces import Engine, Progress
-from magrpo.layout import (
-    EVALUATION,
-    GROUPS,
-    NOTABLE_EXECUTIONS,
-    OPTIMIZER,
-    TIMED_ANSWERS,
-    TRAJECTORIES,
-    StageName,
-    Step,
-    evaluates_after,
-    read_evaluation,
-    read_held_out,
-    read_problems,
-    read_scored,
-    samples_file,
-    split_file,
-)
+from magrpo.layout import StageName, Step
 from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Backend, Team
+from magrpo.stages.backend import Backend, Cache, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
 from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import HEADLINE, EvalReport, Execution, ExecutionReport, Problem, RolloutGroup, Sample, Split, Turn
+from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Sample, Split, Turn
 from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
 Metrics = Mapping[str, float]
 
-_POLICY = ("agents", "model", "lora", "train")
-_SECTIONS: Mapping[StageName, Sequence[str]] = {
-    "prepare": ("problems", "rollout"),
-    "start": (*_POLICY, "optim", "algo"),
-    "rollout": (*_POLICY, "env", "engine", "rollout"),
-    "score": ("reward", "sandbox"),
-    "credit": ("algo", "agents", "env", "rollout"),
-    "update": (*_POLICY, "optim", "algo"),
-    "evaluate": ("eval", "env", "reward", "sandbox", "engine", "rollout"),
-    "baseline": ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout"),
-    "report": ("reward", "agents"),
-    "tables": ("baselines",),
-}
-"""The sections of the configuration that the output of a stage depends on, besides its inputs."""
 
-
-class StageRunner:
+class StageRunner(AbstractContextManager["StageRunner"]):
     """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
     def __init__(
         self, config: RunConfig, store: RunStore, progress: RunConsole, set_tags: Callable[[Mapping[str, str]], None]
     ) -> None:
-        self._config = config
-        self._store = store
-        self._progress = progress
-        self._set_tags = set_tags
+        self._config, self._store = config, store
+        self._progress, self._set_tags = progress, set_tags
         self._resources = Resources(config, store, self._announce_isolation)
-        self._reports: dict[Execution, ExecutionReport] = {}
+        self._reports: Cache = {}
         self._problems: dict[Split, list[Problem]] = {}
         self._advance: Progress | None = None
         """Reports progress within the step under way."""
 
-    def __enter__(self) -> StageRunner:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._resources.close()
 
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
         """The committed output of ``step``, computed if need be; a :data:`pipelines.training.loop.RunStep`."""
         key = self._key(step, inputs)
-        pointer = self._store.find(step.folder, key)
-        computed = pointer is None
-        if pointer is None:
-            pointer = self._compute(step, inputs, key)
+        found = self._store.find(step.folder, key)
+        pointer = found or self._compute(step, inputs, key)
         if step.stage == "update":
-            checkpoint = inputs[1]
-            if computed:
-                self._resources.mark_trained(pointer)
-            if not evaluates_after(self._config, step.iteration - 1):
-                self._store.prune(checkpoint, OPTIMIZER)
-        self._progress.finish_step(step, self._store.metrics(pointer), reused=not computed)
+            if not found:
+                self._resources.live = pointer
+            if not layout.evaluates_after(self._config, step.iteration - 1):
+                self._store.prune(inputs[1], layout.OPTIMIZER)
+        self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer
 
     def _key(self, step: Step, inputs: Sequence[Pointer]) -> str:
-        """Digest of everything the output depends on: sections of the configuration, and inputs.
-
-        The length of the run is left out unless a learning-rate schedule ends with it.
-        """
-        sections = json.loads(self._config.model_dump_json(include=set(_SECTIONS[step.stage])))
+        """Digest of everything the output depends on: sections of the configuration, and inputs."""
+        _, names = _STAGES[step.stage]
+        sections = json.loads(self._config.model_dump_json(include=set(names)))
         if "train" in sections and self._config.optim.schedule == "constant":
-            del sections["train"]["num_iterations"]
+            del sections["train"]["num_iterations"]  # else the learning rate depends on it
         return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
         self._advance = self._progress.start_step(step)
+        writer, _ = _STAGES[step.stage]
 
         def write(folder: Path) -> Metrics:
             started = perf_counter()
-            metrics = _WRITERS[step.stage](self, step, inputs, folder)
+            metrics = writer(self, step, inputs, folder)
             return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
 
         try:
@@ -135,7 +94,7 @@ class StageRunner:
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         splits = prepare(self._config.problems, self._config.rollout.problems_per_iteration)
         for split, problems in splits.items():
-            write_records(folder / split_file(split), problems)
+            write_records(folder / layout.split_file(split), problems)
         return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}
 
     def _start(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -149,7 +108,7 @@ class StageRunner:
         problems, checkpoint, *parents = inputs
         seed = derive_seed(config.train.seed, "rollout", iteration, int(step.part))
         if parents:
-            nodes = child_nodes(read_scored(self._store.folder(parents[0])), config.rollout, seed)
+            nodes = child_nodes(layout.read_scored(self._store.folder(parents[0])), config.rollout, seed)
         else:
             train = self._load_problems(problems)["train"]
             drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
@@ -158,17 +117,25 @@ class StageRunner:
         if nodes:
             backend = self._backend(self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
-        write_records(folder / GROUPS, groups)
-        return _rollout_metrics(groups)
+        write_records(folder / layout.GROUPS, groups)
+        actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
+        tokens = sum(len(action.token_ids) for action in actions)
+        cut_off = sum(action.finish_reason == "length" for action in actions)
+        return {
+            "rollout/groups": float(len(groups)),
+            "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
+            "rollout/tokens": float(tokens),
+            "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
+            "rollout/cut_off_frac": cut_off / len(actions) if actions else 0.0,
+        }
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and price every joint action."""
-        [groups] = inputs
-        unscored = read_records(self._store.folder(groups) / GROUPS, RolloutGroup[Turn])
+        groups = read_records(self._store.folder(inputs[0]) / layout.GROUPS, RolloutGroup[Turn])
         team, sandbox = Team.of(self._config), self._resources.sandbox
-        scored, stats = score(unscored, team, sandbox, self._reports, self._advance)
-        write_records(folder / GROUPS, scored)
-        write_notable_executions(folder / NOTABLE_EXECUTIONS, stats.ran)
+        scored, stats = score(groups, team, sandbox, self._reports, self._advance)
+        write_records(folder / layout.GROUPS, scored)
+        write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -177,22 +144,22 @@ class StageRunner:
 
         config = self._config
         samples, metrics = credit(
-            [group for pointer in inputs for group in read_scored(self._store.folder(pointer))],
+            [group for pointer in inputs for group in layout.read_scored(self._store.folder(pointer))],
             config.algo,
             [agent.name for agent in config.agents],
             {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None},
             rollout=config.rollout,
             num_turns=config.env.num_turns,
         )
-        for agent, samples_of_agent in samples.items():
-            write_records(folder / samples_file(agent), samples_of_agent)
+        for name, samples_of_agent in samples.items():
+            write_records(folder / layout.samples_file(name), samples_of_agent)
         return metrics
 
     def _update(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Update every trained agent; write its weights and the optimizer's state."""
         samples, checkpoint = inputs
         batch = {
-            agent.name: read_records(self._store.folder(samples) / samples_file(agent.name), Sample)
+            agent.name: read_records(self._store.folder(samples) / layout.samples_file(agent.name), Sample)
             for agent in self._config.agents
             if agent.trained
         }
@@ -208,14 +175,11 @@ class StageRunner:
         backend = self._backend(self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
-        _write_evaluation(folder, report, backend)
-        write_records(folder / TRAJECTORIES, trajectories)
-        metrics = {f"eval/{key}": interval.mean for key, interval in report.summary[HEADLINE].items()}
-        metrics["eval/sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
-        for name, summary in report.summary.items():
-            if name != HEADLINE:
-                metrics[f"eval/{name}/return"] = summary["return"].mean
-        return metrics
+        write_records(folder / layout.TRAJECTORIES, trajectories)
+        metrics = _write_evaluation(folder, report, backend)
+        others = {name: summary["return"] for name, summary in report.summary.items() if name != HEADLINE}
+        metrics |= {f"{name}/return": interval.mean for name, interval in others.items()}
+        return {f"eval/{key}": value for key, value in metrics.items()}
 
     def _baseline(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Evaluate one row of the table of baselines. A row that votes spends the tokens of the costliest other row."""
@@ -224,30 +188,27 @@ class StageRunner:
         row = next(row for row in config.baselines.rows if row.name == step.part)
         votes = 1
         if row.votes != "none":
-            others = {pointer["dir"].partition("baseline.")[2]: pointer for pointer in earlier}
-            reports = {name: read_evaluation(self._store.folder(pointer)) for name, pointer in others.items()}
-            votes = count_votes(reports, "single")
+            votes = count_votes(
+                {p["dir"].partition("baseline.")[2]: layout.read_evaluation(self._store.folder(p)) for p in earlier},
+                voter="single",
+            )
         backend = self._backend(self._resources.serve_row(row, untrained))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report = baseline(row, backend, splits, eval_config, config.rollout, votes)
         evaluated = spread_problems(splits["test"], eval_config.max_problems)
         to_time = spread_problems(evaluated, config.baselines.timed_problems)
         timed = time_answers(row, backend, to_time, eval_config, config.rollout, votes)
-        _write_evaluation(folder, report, backend)
-        write_records(folder / TIMED_ANSWERS, timed)
-        metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
-        metrics["sandbox/infra_error_frac"] = backend.stats.metrics()["sandbox/infra_error_frac"]
-        metrics["votes"] = float(votes)
+        write_records(folder / layout.TIMED_ANSWERS, timed)
+        metrics = _write_evaluation(folder, report, backend) | {"votes": float(votes)}
         return {f"baseline/{row.name}/{key}": value for key, value in metrics.items()}
 
     def _report(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Write the closing tables and pictures."""
         from magrpo.reports.run import RunReport  # matplotlib
 
-        reports = [read_evaluation(self._store.folder(pointer)) for pointer in inputs]
-        budgets = build_ledger(self._store.stage_metrics())
-        report = RunReport(self._config, reports, budgets, read_held_out(self._store))
-        report.write_files(folder, self._store.run_id)
+        reports = [layout.read_evaluation(self._store.folder(pointer)) for pointer in inputs]
+        budgets, held_out = build_ledger(self._store.stage_metrics()), layout.read_held_out(self._store)
+        RunReport(self._config, reports, budgets, held_out).write_files(folder, self._store.run_id)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
 
@@ -265,48 +226,36 @@ class StageRunner:
         self._set_tags({"sandbox.level": level})
 
     def _backend(self, engine: Engine) -> Backend:
-        return Backend(
-            engine=engine,
-            sandbox=self._resources.sandbox,
-            render=self._resources.policy.render,
-            cache=self._reports,
-            progress=self._advance,
-        )
+        sandbox, render = self._resources.sandbox, self._resources.policy.render
+        return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advance)
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
         if not self._problems:
-            self._problems = read_problems(self._store.folder(problems))
+            self._problems = layout.read_problems(self._store.folder(problems))
         return self._problems
 
 
-_WRITERS: Mapping[StageName, Callable[[StageRunner, Step, Sequence[Pointer], Path], Metrics]] = {
-    "prepare": StageRunner._prepare,
-    "start": StageRunner._start,
-    "rollout": StageRunner._rollout,
-    "score": StageRunner._score,
-    "credit": StageRunner._credit,
-    "update": StageRunner._update,
-    "evaluate": StageRunner._evaluate,
-    "baseline": StageRunner._baseline,
-    "report": StageRunner._report,
-    "tables": StageRunner._tables,
+_Writer = Callable[[StageRunner, Step, Sequence[Pointer], Path], Metrics]
+_POLICY = ("agents", "model", "lora", "train")
+_STAGES: Mapping[StageName, tuple[_Writer, Sequence[str]]] = {
+    "prepare": (StageRunner._prepare, ("problems", "rollout")),
+    "start": (StageRunner._start, (*_POLICY, "optim", "algo")),
+    "rollout": (StageRunner._rollout, (*_POLICY, "env", "engine", "rollout")),
+    "score": (StageRunner._score, ("reward", "sandbox")),
+    "credit": (StageRunner._credit, ("algo", "agents", "env", "rollout")),
+    "update": (StageRunner._update, (*_POLICY, "optim", "algo")),
+    "evaluate": (StageRunner._evaluate, ("eval", "env", "reward", "sandbox", "engine", "rollout")),
+    "baseline": (StageRunner._baseline, ("baselines", "eval", "sandbox", "engine", "model", "lora", "rollout")),
+    "report": (StageRunner._report, ("reward", "agents")),
+    "tables": (StageRunner._tables, ("baselines",)),
 }
-"""What writes the output of each stage into a folder, and returns its metrics."""
+"""What writes the output of each stage into a folder and returns its metrics, and the sections of the configuration
+that the output depends on, besides its inputs."""
 
 
-def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> None:
-    write_notable_executions(folder / NOTABLE_EXECUTIONS, backend.stats.ran)
-    (folder / EVALUATION).write_bytes(msgspec.json.encode(report))
-
-
-def _rollout_metrics(groups: Sequence[RolloutGroup[Turn]]) -> Metrics:
-    actions = [action for group in groups for actions in group.actions.values() for action in actions]
-    tokens = sum(len(action.token_ids) for action in actions)
-    cut_off = sum(action.finish_reason == "length" for action in actions)
-    return {
-        "rollout/groups": float(len(groups)),
-        "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
-        "rollout/tokens": float(tokens),
-        "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
-        "rollout/cut_off_frac": cut_off / len(actions) if actions else 0.0,
-    }
+def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
+    """Write the report and the notable executions; returns the metrics that every evaluation has."""
+    write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, backend.stats.ran)
+    (folder / layout.EVALUATION).write_bytes(msgspec.json.encode(report))
+    metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
+    return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}

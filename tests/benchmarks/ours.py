@@ -10,7 +10,7 @@ from magrpo.algo.advantages import group_advantages
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.policy import Policy
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import SoloReward
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.credit import credit

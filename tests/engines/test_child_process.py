@@ -12,7 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magrpo.engines.child_process import Child, ChildDied, last_words
+from magrpo.engines import EngineError
+from magrpo.engines.child_process import Child, last_words
 
 ECHO = """
 import sys
@@ -85,10 +86,10 @@ def test_messages_go_both_ways(tmp_path: Path) -> None:
 def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
     child = start(ECHO, tmp_path)
     child.send(b"fail")
-    with pytest.raises(ChildDied, match=r"ended with status 1 \(ValueError: asked to fail\); log: .*child.log"):
+    with pytest.raises(EngineError, match=r"ended with status 1 \(ValueError: asked to fail\); log: .*child.log"):
         child.receive()
     assert child.died
-    with pytest.raises(ChildDied):
+    with pytest.raises(EngineError):
         child.send(b"abc")
     child.kill()
 
@@ -96,7 +97,7 @@ def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
 def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchild = psutil.Process(int(child.receive()))
-    with pytest.raises(ChildDied, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
+    with pytest.raises(EngineError, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
         child.receive()
     assert_all_end([grandchild])
     child.kill()
@@ -122,7 +123,7 @@ def test_kill_ends_the_group(tmp_path: Path) -> None:
 def test_the_group_of_a_child_that_ended_is_killed(tmp_path: Path) -> None:
     child = start(FAMILY.replace("time.sleep(600)", ""), tmp_path)
     grandchild = int(child.receive())
-    with pytest.raises(ChildDied, match="ended with status 0"):
+    with pytest.raises(EngineError, match="ended with status 0"):
         child.receive()
     deadline = time.monotonic() + 60
     while psutil.pid_exists(grandchild) and not ended(psutil.Process(grandchild)):

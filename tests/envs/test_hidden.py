@@ -10,8 +10,7 @@ from magrpo.envs import expert
 from magrpo.envs.coding import CodingEnv
 from magrpo.envs.sequential import SequentialEnv
 from magrpo.envs.solo import SoloEnv
-from magrpo.rewards.coding import CodingReward
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts

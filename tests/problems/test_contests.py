@@ -20,8 +20,7 @@ from magrpo.problems.code_contests import CodeContests
 from magrpo.problems.contests import Contest
 from magrpo.problems.livecodebench import LiveCodeBench
 from magrpo.problems.rows import read_rows
-from magrpo.rewards.coding import MAXIMA, CodingReward
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import MAXIMA, CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Problem

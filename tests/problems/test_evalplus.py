@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from magrpo.problems.evalplus import HumanEvalPlus, MbppPlus
-from magrpo.rewards.solo import SoloReward
+from magrpo.rewards.coding import SoloReward
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem
 from tests.problems.test_files import jsonl, mbpp, row

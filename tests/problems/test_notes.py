@@ -8,8 +8,7 @@ import pytest
 from magrpo.embedded.voices import LENGTHS, MANNERS, Voices
 from magrpo.envs.writing import WritingEnv
 from magrpo.problems.notes import KINDS, Notes, format_sentence, parse_facts
-from magrpo.rewards.words import count_transition_categories
-from magrpo.rewards.writing import WritingReward
+from magrpo.rewards.writing import WritingReward, count_transition_categories
 from magrpo.types import Problem, Split
 
 VOICES = Voices()

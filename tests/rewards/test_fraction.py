@@ -10,10 +10,8 @@ from pydantic import ValidationError
 
 from magrpo.config import load_config
 from magrpo.plugins import ConfigError
-from magrpo.rewards.coding import CodingReward
+from magrpo.rewards.coding import CodingReward, SoloReward, TeamReward
 from magrpo.rewards.common import ScaledReward
-from magrpo.rewards.solo import SoloReward
-from magrpo.rewards.team import TeamReward
 from magrpo.rewards.writing import WritingReward
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"

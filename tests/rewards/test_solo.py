@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from magrpo.problems.coopcode import CoopCode
-from magrpo.rewards.solo import MAXIMA, SoloReward
+from magrpo.rewards.coding import SOLO_MAXIMA, SoloReward
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import score_texts
 from magrpo.types import Case, ExecutionReport, Problem
@@ -24,7 +24,7 @@ def parts(text: str, passed: int | None = None, forgeable: bool = False, reward:
         assert reward.passed(reports) == (passed == 4 and not (forgeable and reward.refuse_forgeable))
     price = reward.price(PROBLEM, {"solo": text}, reports)
     assert price.total == reward.scale * sum(price.parts.values()) + reward.shift
-    return [price.parts[name] for name in MAXIMA]
+    return [price.parts[name] for name in SOLO_MAXIMA]
 
 
 def test_each_part_by_hand() -> None:
@@ -73,4 +73,4 @@ def test_the_canonical_solution_gets_everything_in_the_sandbox() -> None:
         )
     finally:
         sandbox.close()
-    assert scored.reward.parts == MAXIMA
+    assert scored.reward.parts == SOLO_MAXIMA

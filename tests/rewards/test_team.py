@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from magrpo.plugins import ConfigError
-from magrpo.rewards.coding import MAXIMA, VARIANTS
-from magrpo.rewards.team import TeamReward
+from magrpo.rewards.coding import MAXIMA, VARIANTS, TeamReward
 from magrpo.types import ExecutionReport
 from tests.rewards.test_coding import AUX, MAIN, PROBLEM, report
 

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.rewards.words import TRANSITIONS, count_transition_categories
 from magrpo.rewards.writing import (
     FORMS,
     MAXIMA,
+    TRANSITIONS,
     Window,
     WritingReward,
+    count_transition_categories,
     score_length_ratio,
     score_structure,
     score_style,

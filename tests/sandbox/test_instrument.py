@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from magrpo.sandboxes.instrument import instrument_test
+from magrpo.sandboxes.instrument import instrument_test, pairs_as_test
 from magrpo.sandboxes.jail.candidate import Local
 from magrpo.sandboxes.jail.recorder import CandidateFailure, Unusable, run_test_code, same
-from magrpo.sandboxes.pairs import pairs_as_test
 
 
 def verdicts(test: str, function: Callable[..., Any], entry_point: str = "f") -> list[str]:

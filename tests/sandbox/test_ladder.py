@@ -164,17 +164,21 @@ def test_numbers_of_system_calls_are_those_of_the_kernel_headers(machine: str, h
     if not Path(header).exists():
         pytest.skip("the kernel's headers are not installed")
     lines = [line.replace("__NR3264_", "__NR_").split() for line in Path(header).read_text().splitlines()]
-    known = {line[1]: line[2] for line in lines if len(line) > 2 and line[0] == "#define" and line[2].isdigit()}
-    table = dict(entry.split("=") for entry in seccomp.NUMBERS[machine].split())
-    compared = {name: number for name, number in table.items() if f"__NR_{name}" in known}
+    known = {line[1]: int(line[2]) for line in lines if len(line) > 2 and line[0] == "#define" and line[2].isdigit()}
+    column = list(seccomp.ARCHITECTURES).index(machine)
+    table = {name: numbers[column] for group in seccomp.CALLS.values() for name, numbers in group.items()}
+    compared = {name: number for name, number in table.items() if number >= 0 and f"__NR_{name}" in known}
     assert len(compared) > 100
     assert {name: known[f"__NR_{name}"] for name in compared} == compared
 
 
 def test_every_system_call_that_is_named_has_a_number() -> None:
-    for names in (seccomp.NEVER, seccomp.FOREIGN, seccomp.ALONE):
-        missing = set(names.split()) - {entry.split("=")[0] for entry in seccomp.NUMBERS["x86_64"].split()}
-        assert not missing
+    assert list(seccomp.CALLS) == ["never", "foreign", "alone", "conditional"]
+    named = [(name, numbers) for group in seccomp.CALLS.values() for name, numbers in group.items()]
+    assert len(named) == len(dict(named)), "no system call is in two groups"
+    for _, numbers in named:
+        assert len(numbers) == len(seccomp.ARCHITECTURES)
+        assert numbers[0] >= 0
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

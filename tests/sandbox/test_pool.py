@@ -18,7 +18,7 @@ import pytest
 
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes import pool as pool_module
-from magrpo.sandboxes.pairs import pairs_as_test
+from magrpo.sandboxes.instrument import pairs_as_test
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution

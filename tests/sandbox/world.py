@@ -86,7 +86,7 @@ class World:
         return {
             "target": (target.read_text(), stat.st_mode, stat.st_mtime, stat.st_nlink, os.listxattr(target)),
             "files": sorted(path.name for path in self.folder.iterdir()),
-            "jail": sorted((path.name, path.stat().st_size) for path in jail.glob("*.py")),
+            "jail": sorted((path.name, path.stat().st_size) for path in jail.glob("*.[pt]*")),
             "stdlib": (stdlib / "mine.py").exists() or Path("/mine").exists(),
             "victim": (
                 self.victim.poll(),

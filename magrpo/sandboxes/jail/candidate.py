@@ -26,15 +26,12 @@ HELLO = "confined"
 class Watch:
     """Wraps the watched function: counts its outermost calls that return, and can hide their results.
 
-    A hidden result is an object on which every operation raises. The function itself still runs, so its side effects
-    remain.
+    The function itself still runs, so its side effects remain.
     """
 
     def __init__(self) -> None:
-        self.calls = 0
-        self.depth = 0
-        self.hide = False
-        self.running = False
+        self.calls = self.depth = 0
+        self.hide = self.running = False
 
     def __call__(self, function: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
@@ -73,23 +70,20 @@ for _name in OPERATIONS.split():
 
 
 class CandidateProgram:
-    """The candidate's module and its entry point.
-
-    Args:
-        source, entry_point, watch: as in ``Execution``.
-    """
+    """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``."""
 
     def __init__(self, source: str, entry_point: str, watch: str) -> None:
         self.entry_point, self.watch = entry_point, watch
         tree = ast.parse(source, "<program>")
-        bound = [i for i, node in enumerate(tree.body, start=1) if watch in names_bound(node)]
+        bound = [i for i, node in enumerate(tree.body, start=1) if watch in list_bound_names(node)]
         if bound:  # a function bound to the name later, by other means, is another one and is not watched
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
-        self.tracer = Watch()
-        self.function = self._load(self.tracer)
+        self.function, self.tracer = self._load()
 
-    def _load(self, tracer: Watch) -> Any:
+    def _load(self) -> tuple[Any, Watch]:
+        """Run the program from its beginning; return the entry point and the watch on the watched function."""
+        tracer = Watch()
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look up their module
         random.seed(0)
@@ -103,18 +97,13 @@ class CandidateProgram:
 
         module.__dict__["__watch__"] = begin
         exec(self.code, module.__dict__)  # the one purpose of this process
-        return module.__dict__[self.entry_point]
-
-    def call_function(self, args: Any, kwargs: Any) -> list[Any]:
-        """``[status, value, arguments if changed, calls of the watched function]``."""
-        return self._answer(self.function, self.tracer, args, kwargs)
+        return module.__dict__[self.entry_point], tracer
 
     def is_result_used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
         """Whether the answer to a call changes when results of the watched function are hidden."""
-        tracer = Watch()
-        function = self._load(tracer)
+        function, tracer = self._load()
         tracer.hide = True
-        again = self._answer(function, tracer, args, kwargs)
+        again = answer_call(function, tracer, args, kwargs)
         return tracer.calls > 0 and strip_addresses(again) != strip_addresses(answer)
 
     def run_test(self, code: str) -> list[Any]:
@@ -124,36 +113,37 @@ class CandidateProgram:
         return ["ok", [used, *cases], None, tracer.calls]
 
     def _judge(self, code: str, hide: bool) -> tuple[list[list[str]], Watch]:
-        tracer = Watch()
-        function = self._load(tracer)
+        function, tracer = self._load()
         tracer.hide, tracer.running = hide, True
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
 
-    @staticmethod
-    def _answer(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
-        arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
-        tracer.calls, tracer.running, tracer.depth = 0, True, 0
-        try:
-            value = wire.encode_value(function(*arguments, **keywords))
-        except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
-            return [*describe_error(error), None, tracer.calls]
-        finally:
-            tracer.running = False
-        after = wire.encode_value(arguments)
-        return ["ok", value, None if after == args else after, tracer.calls]
+
+def answer_call(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
+    """``[status, value, arguments if changed, calls of the watched function]``."""
+    arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
+    tracer.calls, tracer.running, tracer.depth = 0, True, 0
+    try:
+        value = wire.encode_value(function(*arguments, **keywords))
+    except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
+        return [*describe_error(error), None, tracer.calls]
+    finally:
+        tracer.running = False
+    after = wire.encode_value(arguments)
+    return ["ok", value, None if after == args else after, tracer.calls]
 
 
-def names_bound(statement: ast.stmt) -> set[str]:
+def list_bound_names(statement: ast.stmt) -> set[str]:
     """Names that a top-level statement defines, imports or assigns to."""
     names: set[str] = set()
     for node in ast.walk(statement):
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            names.add(node.name)
-        elif isinstance(node, ast.alias):
-            names.add((node.asname or node.name).partition(".")[0])
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+        match node:
+            case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                names.add(name)
+            case ast.alias(name=name, asname=alias):
+                names.add((alias or name).partition(".")[0])
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
     return names
 
 
@@ -163,14 +153,12 @@ def strip_addresses(answer: list[Any]) -> list[Any]:
     return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
 
 
-class Local:
+class Local(recorder.Callee):
     """The candidate, for a test that runs in the same process."""
 
     def __init__(self, function: Any) -> None:
+        super().__init__()
         self.function = function
-        self.values: list[Any] = []
-        self.raised: tuple[Exception, str, str] | None = None
-        self.failure: tuple[str, str] | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
@@ -213,7 +201,7 @@ def serve_calls(channel: socket) -> None:
             elif program is None:
                 return
             elif verb == "call":
-                reply = program.call_function(*rest)
+                reply = answer_call(program.function, program.tracer, *rest)
             elif verb == "beside":
                 reply = program.run_test(*rest)
             else:

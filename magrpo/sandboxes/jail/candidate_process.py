@@ -5,20 +5,17 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections import defaultdict
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(5)
 
 
 class CandidateProcess:
-    """A candidate process: the channel to it, and its use of time and memory.
-
-    Args:
-        channel: to the process. pid: its id in this namespace. proc: descriptor of a ``/proc`` that shows it.
-    """
+    """The ``channel`` to a process, its ``pid`` in this namespace, and the descriptor of a ``/proc`` that shows it."""
 
     def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
-        self.channel, self.pid = channel, pid
+        self.channel, self.pid, self.proc = channel, pid, proc
         self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -39,22 +36,22 @@ class CandidateProcess:
             return 0
         return int(rest.split()[0]) * 1024 if found else 0
 
-    def sum_family_memory(self, proc: int) -> int:
+    def sum_family_memory(self) -> int:
         """Resident bytes of the process and all its descendants; shared memory counts for each of them.
 
         The process is the first of its pid namespace and so adopts orphans: no descendant escapes.
         """
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=proc)
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
         try:
-            found = {int(name): _stat(folder, name) for name in os.listdir(folder) if name.isdigit()}  # noqa: PTH208
+            found = {int(name): _read_stat(folder, name) for name in os.listdir(folder) if name.isdigit()}  # noqa: PTH208
         finally:
             os.close(folder)
-        children: dict[int, list[int]] = {}
+        children = defaultdict(list)
         for pid, (parent, _) in found.items():
-            children.setdefault(parent, []).append(pid)
+            children[parent].append(pid)
         family = [self.pid]
         for pid in family:
-            family += children.get(pid, [])
+            family += children[pid]
         return sum(found[pid][1] for pid in family if pid in found)
 
     def close(self) -> None:
@@ -63,16 +60,11 @@ class CandidateProcess:
         os.close(self.status)
 
 
-def _stat(folder: int, name: str) -> tuple[int, int]:
+def _read_stat(folder: int, name: str) -> tuple[int, int]:
     """Parent and resident bytes; zeros if the process is gone."""
     try:
-        file = os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder)
-    except FileNotFoundError:
+        with os.fdopen(os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
         return 0, 0
-    try:
-        fields = os.read(file, 1000).rpartition(b")")[2].split()
-    except ProcessLookupError:
-        return 0, 0
-    finally:
-        os.close(file)
     return int(fields[PARENT]), int(fields[RESIDENT]) * PAGE

@@ -1,17 +1,36 @@
-"""Confinement of a freshly forked process by itself: namespaces, resource limits, no capabilities."""
+"""The isolation levels, as each process of the jail applies them to itself; the jail's command line does the rest.
+
+Landlock lets a process read listed files only, and denies the rest of the file system and TCP.
+"""
 
 from __future__ import annotations
 
 import ctypes
 import os
 import resource
+import struct
 from dataclasses import dataclass
 
+from .seccomp import build_base_filter, build_foreign_filter
+
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
+PR_SET_NO_NEW_PRIVS = 38
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
+VERSION = 1
+PATH_BENEATH = 1
+READ_FILE, READ_DIR = 1 << 2, 1 << 3
+FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
+"""Rights known to each version of the interface; the newest version not above the kernel's is used."""
+NET_SINCE, NET_RIGHTS = 4, 3
+SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
+
+OWN_PROCESSES = 6
+"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready, dying."""
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
-PR_SET_DUMPABLE, PR_SET_NO_NEW_PRIVS, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 38, 24, 47, 4
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 47, 4
 CAPABILITY_VERSION_3 = 0x20080522
 LAST_CAPABILITY = 40
+PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -42,34 +61,133 @@ def unshare_namespaces(flags: int) -> None:
     check_call(libc.unshare(flags), "unshare")
 
 
-def enter_pid_namespace(descriptor: int) -> None:
-    """Start the next children in the pid namespace behind ``descriptor``."""
-    check_call(libc.setns(descriptor, CLONE_NEWPID), "setns")
+def mount_path(source: str, target: str, kind: str, flags: int, options: str | None = None) -> None:
+    data = None if options is None else options.encode()
+    check_call(libc.mount(source.encode(), target.encode(), kind.encode(), flags, data), f"mount {source} on {target}")
 
 
-def mount_scratch(limits: Limits) -> None:
-    """Enter new mount and ipc namespaces with a small ``/tmp``."""
-    unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
-    options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700".encode()
-    check_call(libc.mount(b"tmpfs", b"/tmp", b"tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options), "mount /tmp")
-    os.chdir("/tmp")
+def become_user(uid: int) -> None:
+    """Become an ordinary user, permanently."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
 
 
-def hide_proc() -> None:
-    """Unmount ``/proc`` in this mount namespace and all made from it. Open descriptors keep working."""
-    check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
-
-
-def drop_bounding_set() -> None:
-    """Prevent this process and all it will fork from ever gaining another capability."""
-    for capability in range(LAST_CAPABILITY + 1):
-        libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)  # refused without CAP_SETPCAP, where there is none to lose
-
-
-def forbid_inspection() -> None:
-    """Prevent other processes of this user from inspecting this one, and prevent it from gaining privileges."""
+def forbid_privileges() -> None:
+    """Prevent this process and all it will fork or execute from gaining privileges."""
     check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "no_new_privs")
-    check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")
+
+
+def landlock_version() -> int:
+    """Version of the kernel's Landlock interface; 0: none."""
+    return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)))
+
+
+def create_ruleset(paths: list[str]) -> int:
+    """Descriptor of a Landlock rule set that allows reading ``paths``, files and folders. Missing paths are ignored.
+
+    Raises:
+        OSError: the kernel has no Landlock.
+    """
+    kernel = landlock_version()
+    if kernel == 0:
+        raise OSError("this kernel has no Landlock")
+    rights = FILE_RIGHTS[max(since for since in FILE_RIGHTS if since <= kernel)]
+    attributes = struct.pack("QQQ", rights, NET_RIGHTS, SCOPES)
+    size = 24 if kernel >= SCOPE_SINCE else 16 if kernel >= NET_SINCE else 8
+    ruleset = int(libc.syscall(CREATE_RULESET, attributes, ctypes.c_size_t(size), 0))
+    check_call(ruleset, "landlock_create_ruleset")
+    for path in paths:
+        try:
+            opened = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE  # noqa: PTH112
+        rule = struct.pack("=Qi", allowed, opened)
+        check_call(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+        os.close(opened)
+    return ruleset
+
+
+def install_filter(code: bytes) -> None:
+    """Install a filter on this process and all it will fork. Requires ``no_new_privs``."""
+    instructions = ctypes.create_string_buffer(code)
+    head = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(instructions))
+    check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")
+
+
+class Level:
+    """The restrictions that the zygote, each candidate and each tester put on themselves.
+
+    ``limits``: of every candidate; ``readable``: files and folders that Landlock lets a candidate read.
+
+    Raises:
+        OSError: the kernel does not offer what the level needs.
+    """
+
+    def __init__(self, name: str, limits: Limits, readable: list[str]) -> None:
+        self.limits = limits
+        self.namespaces = name == "namespaces"
+        self.confined = name != "none"
+        uses_landlock = name == "landlock" or (name == "namespaces-flat" and landlock_version() > 0)
+        self.candidate_files = create_ruleset(readable) if uses_landlock else None
+        self.tester_files = create_ruleset([*readable, "/proc"]) if uses_landlock else None
+        self.base_filter = build_base_filter()
+        self.candidate_filter = build_foreign_filter(alone=not self.namespaces)
+        self.tester_filter = build_foreign_filter(alone=True)
+        self.processes: int | None = None  # a level that refuses to fork needs no limit
+        if self.namespaces:  # twice: processes of the previous candidate may still be dying
+            self.processes = 2 * limits.processes + OWN_PROCESSES
+        elif not self.confined:
+            self.processes = count_own_tasks() + 2 * limits.processes + OWN_PROCESSES
+
+    def confine_zygote(self) -> None:
+        """Called once, before the first fork."""
+        forbid_privileges()
+        check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # not inspected by processes of this user
+        if self.namespaces:  # open descriptors of /proc keep working
+            check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+            for capability in range(LAST_CAPABILITY + 1):  # refused without CAP_SETPCAP, where there is none to lose
+                libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
+        if self.confined:
+            install_filter(self.base_filter)
+
+    def confine_candidate(self) -> None:
+        """Called when only the channel's descriptor is still needed, before any foreign code."""
+        limits = self.limits
+        if self.namespaces:
+            unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
+            options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700"
+            mount_path("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
+            os.chdir("/tmp")
+        cpu_s = int(limits.total_s) + 2
+        resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
+        for name, value in (
+            (resource.RLIMIT_AS, limits.memory_bytes),
+            (resource.RLIMIT_FSIZE, limits.file_bytes),
+            (resource.RLIMIT_NOFILE, limits.descriptors),
+            (resource.RLIMIT_CORE, 0),
+            (resource.RLIMIT_MEMLOCK, 0),
+            (resource.RLIMIT_MSGQUEUE, 0),
+            (resource.RLIMIT_NPROC, self.processes),
+        ):
+            if value is not None:
+                resource.setrlimit(name, (value, value))
+        self._drop_rights(self.candidate_files, self.candidate_filter)
+
+    def confine_tester(self) -> None:
+        """Called before the job is read."""
+        self._drop_rights(self.tester_files, self.tester_filter)
+
+    def _drop_rights(self, ruleset: int | None, system_calls: bytes) -> None:
+        """Drop every capability from every set, files outside ``ruleset``, and the calls that a filter denies."""
+        check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
+        header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
+        check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+        if ruleset is not None:
+            check_call(libc.syscall(RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
+        if self.confined:
+            install_filter(system_calls)
 
 
 def count_own_tasks() -> int:
@@ -82,34 +200,3 @@ def count_own_tasks() -> int:
         except (FileNotFoundError, PermissionError, ProcessLookupError):
             continue
     return task_count
-
-
-def become_user(uid: int) -> None:
-    """Become an ordinary user, permanently."""
-    os.setgroups([])
-    os.setresgid(uid, uid, uid)
-    os.setresuid(uid, uid, uid)
-
-
-def drop_capabilities() -> None:
-    """Drop every capability from every set, permanently."""
-    check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
-    header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
-    check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
-
-
-def set_limits(limits: Limits, processes: int | None) -> None:
-    """Set the resource limits of this process. ``processes`` None: unlimited."""
-    cpu = int(limits.total_s) + 2
-    resource.setrlimit(resource.RLIMIT_CPU, (cpu, cpu + 1))
-    for name, value in (
-        (resource.RLIMIT_AS, limits.memory_bytes),
-        (resource.RLIMIT_FSIZE, limits.file_bytes),
-        (resource.RLIMIT_NOFILE, limits.descriptors),
-        (resource.RLIMIT_CORE, 0),
-        (resource.RLIMIT_MEMLOCK, 0),
-        (resource.RLIMIT_MSGQUEUE, 0),
-    ):
-        resource.setrlimit(name, (value, value))
-    if processes is not None:
-        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))

@@ -6,31 +6,23 @@ Bubblewrap started as real root would not enforce RLIMIT_NPROC, and an ordinary 
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
 import stat
 import sys
 
-CLONE_NEWNS, MS_BIND, MS_REC, MS_PRIVATE = 0x00020000, 4096, 16384, 1 << 18
-PR_SET_NO_NEW_PRIVS = 38
+from . import confine
+
+MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 STAGE = "/tmp"
-
-
-def mount_path(source: str, target: str, kind: str, flags: int) -> None:
-    if ctypes.CDLL(None, use_errno=True).mount(source.encode(), target.encode(), kind.encode(), flags, None) == -1:
-        number = ctypes.get_errno()
-        raise OSError(number, f"mount {source} on {target}: {os.strerror(number)}")
 
 
 def stage_binds(binds: list[list[str]]) -> list[str]:
     """Bind each source below :data:`STAGE`; return the bubblewrap arguments that bind it to its destination."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.unshare(CLONE_NEWNS) == -1:
-        raise OSError(ctypes.get_errno(), "unshare")
-    mount_path("none", "/", "", MS_REC | MS_PRIVATE)
+    confine.unshare_namespaces(confine.CLONE_NEWNS)
+    confine.mount_path("none", "/", "", MS_REC | MS_PRIVATE)
     opened = [os.open(source, os.O_PATH) for source, _ in binds]  # before the stage hides any of them
-    mount_path("tmpfs", STAGE, "tmpfs", 0)
+    confine.mount_path("tmpfs", STAGE, "tmpfs", 0)
     os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
     arguments: list[str] = []
     for k, (descriptor, (_, destination)) in enumerate(zip(opened, binds, strict=True)):
@@ -39,7 +31,7 @@ def stage_binds(binds: list[list[str]]) -> list[str]:
             os.mkdir(target)  # noqa: PTH102
         else:
             os.close(os.open(target, os.O_CREAT))
-        mount_path(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
+        confine.mount_path(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
         os.close(descriptor)
         arguments += ["--ro-bind", target, destination]
     return arguments
@@ -49,14 +41,8 @@ def main() -> None:
     """``argv[1]``: JSON with uid, binds, and the command before and after the binds."""
     config = json.loads(sys.argv[1])
     binds = stage_binds(config["binds"])
-    os.setgroups([])
-    os.setresgid(config["uid"], config["uid"], config["uid"])
-    os.setresuid(config["uid"], config["uid"], config["uid"])
-    ctypes.CDLL(None).prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    confine.become_user(config["uid"])
+    confine.forbid_privileges()
     os.chdir("/")
     command = [*config["before"], *binds, *config["after"]]
     os.execv(command[0], command)
-
-
-if __name__ == "__main__":
-    main()

@@ -13,30 +13,25 @@ from typing import Any
 from . import candidate, wire
 from .candidate_process import CandidateProcess
 from .confine import Limits
-from .recorder import CandidateFailure
+from .recorder import Callee, CandidateFailure
 
-FINAL = frozenset({"protocol", "output_limit"})
 HUNG, GONE = b"h", b"g"
 MAX_REPLAYS = 8
 START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
-"""The same, counting all waiting: otherwise a program could wait for its own children."""
+"""The same multiple, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05
 """Seconds between two checks of the memory of a candidate that may have children."""
-REPLAYED = frozenset({"ok", "exception"})
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
-
-
-def _exceptions() -> dict[str, type[Exception]]:
-    """Builtin exceptions that can be constructed from a message alone."""
-    classes = [item for item in vars(builtins).values() if isinstance(item, type) and issubclass(item, Exception)]
-    special = (StopIteration, StopAsyncIteration, UnicodeError)
-    return {item.__name__: item for item in classes if not issubclass(item, (*special, BaseExceptionGroup))}
-
-
-EXCEPTIONS = _exceptions()
+SPECIAL = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
+EXCEPTIONS: dict[str, type[Exception]] = {
+    item.__name__: item
+    for item in vars(builtins).values()
+    if isinstance(item, type) and issubclass(item, Exception) and not issubclass(item, SPECIAL)
+}
+"""Builtin exceptions that can be constructed from a message alone."""
 
 
 class Inexpressible(BaseException):
@@ -51,47 +46,29 @@ class TooMuchMemory(wire.WireError):
     """The candidate's processes together exceed the memory limit."""
 
 
-class Proxy:
+class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
-    Args:
-        program: source, entry point and watched function.
-        requests: to the zygote.
-        process: a candidate process without a program.
-        proc: descriptor of a ``/proc`` that shows candidate processes.
-        limits: of the candidate. children: whether it may have any.
+    ``program``: source, entry point and watched function; ``requests``: channel to the zygote; ``process``: without a
+    program yet; ``limits``: of the candidate; ``children``: whether it may have any.
     """
 
     def __init__(
-        self,
-        program: list[str],
-        requests: socket.socket,
-        process: CandidateProcess,
-        proc: int,
-        limits: Limits,
-        children: bool,
+        self, program: list[str], requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
     ) -> None:
-        self.program, self.requests, self.proc, self.limits = program, requests, proc, limits
-        self.children, self.looked = children, time.monotonic()
+        super().__init__()
+        self.program, self.requests, self.limits, self.children = program, requests, limits, children
+        self.memory_checked = time.monotonic()
         self.spare: CandidateProcess | None = process
-        self.lives = 2
-        self.index = 0
-        self.spent_s = 0.0
+        self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = 0.0, 0
         self.output_left = limits.output_bytes
-        self.failure: tuple[str, str] | None = None  # once set, no further call is made
-        self.raised: tuple[Exception, str, str] | None = None
-        self.values: list[Any] = []
         self.watched_calls = 0
         self.replays: list[list[Any]] = []
         self._load()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the candidate. Its exception is raised here as its nearest builtin class.
-
-        Raises:
-            CandidateFailure: there is no answer.
-        """
+        """Call the candidate; CandidateFailure if there is no answer. Its exception is raised as a builtin class."""
         if self.failure:
             raise CandidateFailure(*self.failure)
         try:
@@ -104,10 +81,13 @@ class Proxy:
         answer = self._ask("call", [arguments, keywords])
         status, value, mutated, calls = answer
         self.watched_calls += calls
-        if calls and status in REPLAYED and len(self.replays) < MAX_REPLAYS:
+        if calls and status in ("ok", "exception") and len(self.replays) < MAX_REPLAYS:
             self.replays.append([arguments, keywords, answer])
         if status != "ok":
-            raise self._exception(status, value)
+            name, message = value
+            error = EXCEPTIONS.get(name, RuntimeError)(message)
+            self.raised = error, status, message
+            raise error
         try:
             result, after = wire.decode_value(value), wire.decode_value(mutated)
             if mutated is not None:
@@ -133,16 +113,11 @@ class Proxy:
             return failure.args[0] in {"timeout", "crash"}
 
     def replace_process(self) -> None:
-        """Replace the process by a new one."""
         self._replace_failed("not_run", "replaced", HUNG, "renew")
         self._load()
 
     def run_test(self, code: str) -> tuple[list[tuple[str, str]], int, bool]:
-        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used.
-
-        Raises:
-            CandidateFailure: there is no answer.
-        """
+        """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used."""
         status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
         if status != "ok":
             raise CandidateFailure(status, value[1])
@@ -153,11 +128,10 @@ class Proxy:
             raise self._replace_failed("protocol", "malformed cases", HUNG, "beside") from None
 
     def measure_usage(self) -> tuple[float, int]:
-        """CPU seconds and largest memory of all processes so far."""
+        """CPU seconds of all processes so far, and the largest memory of one in bytes."""
         return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
 
     def _load(self) -> None:
-        """Load the program into the spare process."""
         assert self.spare
         self.failure = None
         self.process, self.spare = self.spare, None
@@ -177,7 +151,7 @@ class Proxy:
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
         """One question, one answer, within the limits of one test or ``limit_s``."""
-        index, self.index = self.index, self.index + 1
+        self.index += 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
         began, (cpu, waited) = time.monotonic(), self.process.read_times()
 
@@ -192,14 +166,17 @@ class Proxy:
             if left <= 0:
                 return 0.0
             if self.children:
-                self._check_memory()
                 left = min(left, WATCH_S)
+                if time.monotonic() - self.memory_checked >= WATCH_S:
+                    self.memory_checked = time.monotonic()
+                    if self.process.sum_family_memory() > self.limits.memory_bytes:
+                        raise TooMuchMemory("together its processes hold more memory than the limit")
             return max(left, 0.001)
 
         try:
             self.process.channel.settimeout(10 * allowed + 1)
-            wire.send_message(self.process.channel, [index, verb, *rest])
-            answer = check_answer(self.reader.read_message(wait), index)
+            wire.send_message(self.process.channel, [self.index, verb, *rest])
+            answer = check_answer(self.reader.read_message(wait), self.index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
             raise self._replace_failed(*diagnose_failure(error, allowed), verb) from None
@@ -207,15 +184,6 @@ class Proxy:
         if self.spent_s >= self.limits.total_s:
             self.failure = "not_run", "out of time in all"
         return answer
-
-    def _check_memory(self) -> None:
-        """Check, every :data:`WATCH_S`, that all processes together stay within the limit of one."""
-        now = time.monotonic()
-        if now - self.looked < WATCH_S:
-            return
-        self.looked = now
-        if self.process.sum_family_memory(self.proc) > self.limits.memory_bytes:
-            raise TooMuchMemory("together its processes hold more memory than the limit")
 
     def _replace_failed(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
         """Have the failed process replaced, and load the program again if that is still allowed.
@@ -229,25 +197,18 @@ class Proxy:
         wait_status, cpu_s, memory, pid = json.loads(reply)
         self.past_cpu_s += cpu_s
         self.past_memory = max(self.past_memory, memory)
-        self.spare = CandidateProcess(socket.socket(fileno=descriptors[0]), pid, self.proc)
+        self.spare = CandidateProcess(socket.socket(fileno=descriptors[0]), pid, self.process.proc)
         if how == GONE and os.WIFSIGNALED(wait_status):
-            number = os.WTERMSIG(wait_status)
-            message = f"the process died of {signal.Signals(number).name}"
-            status = {signal.SIGKILL: "memory", signal.SIGXCPU: "timeout"}.get(signal.Signals(number), "crash")
-        failure = CandidateFailure(status, message)
-        if verb == "load" or status in FINAL:
+            cause = signal.Signals(os.WTERMSIG(wait_status))
+            message = f"the process died of {cause.name}"
+            status = {signal.SIGKILL: "memory", signal.SIGXCPU: "timeout"}.get(cause, "crash")
+        if verb == "load" or status in ("protocol", "output_limit"):
             self.failure = status, message
         elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
             self._load()
         else:
             self.failure = "not_run", "an earlier test ended the program"
-        return failure
-
-    def _exception(self, status: str, value: Any) -> Exception:
-        name, message = value
-        error = EXCEPTIONS.get(name, RuntimeError)(message)
-        self.raised = error, status, message
-        return error
+        return CandidateFailure(status, message)
 
 
 def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]:
@@ -265,11 +226,7 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
 
 
 def check_answer(answer: Any, index: int) -> list[Any]:
-    """Check an answer to question ``index``; return ``[status, value, arguments, calls]``.
-
-    Raises:
-        wire.WireError: the answer is malformed.
-    """
+    """``[status, value, arguments, calls]`` of an answer to question ``index``; WireError if it is malformed."""
     if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
         raise wire.WireError("not the answer to the question")
     _, status, value, _, calls = answer
@@ -281,11 +238,7 @@ def check_answer(answer: Any, index: int) -> list[Any]:
 
 
 def update_arguments(args: tuple[Any, ...], after: Any) -> None:
-    """Copy the candidate's changes into mutable arguments.
-
-    Raises:
-        wire.WireError: the shapes do not match.
-    """
+    """Copy the candidate's changes into mutable arguments; WireError if the numbers of arguments differ."""
     if not isinstance(after, list) or len(after) != len(args):
         raise wire.WireError("malformed arguments")
     for old, new in zip(args, after, strict=True):

@@ -10,7 +10,7 @@ import marshal
 import math
 import re
 import reprlib
-from typing import Any, Protocol
+from typing import Any
 
 HOOK = "__magrpo__"
 SAME = "__same__"
@@ -26,23 +26,22 @@ class Unusable(BaseException):
     """The test, not the candidate, is at fault. Passes through every handler of the test."""
 
 
-class Callee(Protocol):
-    """The candidate as the test code sees it."""
+class Callee:
+    """The candidate as the test code sees it: a callable that keeps a record."""
 
-    values: list[Any]
-    """Values returned so far."""
-    raised: tuple[Exception, str, str] | None
-    """The last exception it raised, with status and message."""
-    failure: tuple[str, str] | None
-    """Status and message once it can no longer be called."""
+    def __init__(self) -> None:
+        self.values: list[Any] = []  # returned so far
+        self.raised: tuple[Exception, str, str] | None = None  # the last exception it raised, with status and message
+        self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError
 
 
 def escape_text(text: str) -> str:
     """At most 500 characters, control and other unprintable characters escaped."""
-    text = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
-    return text[:MAX_MESSAGE]
+    escaped = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
+    return escaped[:MAX_MESSAGE]
 
 
 class Recorder:
@@ -84,8 +83,8 @@ class Recorder:
         if number == 0 and not names:
             self.add_case(status, message)
         missing = number - (len(self.cases) - mark)
-        for k in range(missing):
-            self.add_case(status if k == 0 else "not_run", message)
+        for i in range(missing):
+            self.add_case("not_run" if i else status, message)
 
     def classify_error(self, error: Exception) -> tuple[str, str]:
         """Status and message of an exception that reached the test."""
@@ -118,16 +117,14 @@ class Recorder:
 
 
 def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str, Any]) -> list[list[str]]:
-    """Run instrumented test code; return ``[status, message]`` for each case.
-
-    ``names`` are visible to the test in addition to its own.
+    """Run instrumented test code that also sees ``names``; return ``[status, message]`` for each case.
 
     Raises:
         Unusable: the test itself cannot be run.
     """
     recorder = Recorder(callee)
-    own = {"__name__": "test", "__builtins__": builtins, HOOK: recorder, SAME: same, "candidate": callee}
-    namespace = {**names, **own, entry_point: callee}
+    hooks = {HOOK: recorder, SAME: same, "candidate": callee, entry_point: callee}
+    namespace = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
     try:
         exec(marshal.loads(code), namespace)  # the test code, compiled by the parent
         check = namespace.get("check")
@@ -153,10 +150,11 @@ def same(claimed: Any, expected: Any, tolerance: float) -> bool:
         pairs = zip(claimed, expected, strict=False)
         return len(claimed) == len(expected) and all(same(a, b, tolerance) for a, b in pairs)
     if isinstance(expected, dict):
-        if len(claimed) != len(expected):
-            return False
-        keys = {(type(key), key): value for key, value in claimed.items()}
-        return all((type(k), k) in keys and same(keys[type(k), k], v, tolerance) for k, v in expected.items())
+        claims = {(type(key), key): value for key, value in claimed.items()}
+        return len(claimed) == len(expected) and all(
+            (type(key), key) in claims and same(claims[type(key), key], value, tolerance)
+            for key, value in expected.items()
+        )
     if isinstance(expected, (set, frozenset)):
         return {(type(item), item) for item in claimed} == {(type(item), item) for item in expected}
     return bool(claimed == expected)

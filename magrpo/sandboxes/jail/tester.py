@@ -23,12 +23,7 @@ CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
 def serve_job(
-    connection: socket.socket,
-    requests: socket.socket,
-    process: CandidateProcess,
-    proc: int,
-    limits: Limits,
-    children: bool,
+    connection: socket.socket, requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> None:
     """Read one job from the parent, run it and report. ``children``: whether the candidate may have any."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
@@ -37,7 +32,7 @@ def serve_job(
     job = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     began = time.monotonic()
     try:
-        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, proc, limits, children)
+        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
         report = judge_candidate(job, proxy)
         report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
@@ -49,31 +44,27 @@ def serve_job(
 
 
 def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
-    """Judge the candidate with the test code in this process if possible, else in the candidate's process.
-
-    Raises:
-        Unusable: the test cannot be run.
-    """
-    if job["needs"]:
-        return judge_inside_candidate(job, proxy)
-    try:
-        cases = recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], proxy, {})
-    except Inexpressible:
-        proxy.replace_process()
-        return judge_inside_candidate(job, proxy)
-    return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
+    """Judge the candidate with the test code in this process if possible, else in the candidate's process."""
+    if not job["needs"]:
+        try:
+            cases = recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], proxy, {})
+            return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
+        except Inexpressible:
+            proxy.replace_process()
+    return judge_inside_candidate(job, proxy)
 
 
 def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     """Run the test in the candidate's own process, which can lie: the report is marked forgeable."""
     report: dict[str, Any] = {"forgeable": True}
-    cases: list[list[str]] = []
     try:
         if proxy.failure:
             raise CandidateFailure(*proxy.failure)
         claimed, report["watched_calls"], report["watched_used"] = proxy.run_test(job["code"])
-        for status, message in claimed[: recorder.MAX_CASES]:
-            cases.append([status if status in CLAIMS else "protocol", escape_text(str(message))])
+        cases = [
+            [status if status in CLAIMS else "protocol", escape_text(message)]
+            for status, message in claimed[: recorder.MAX_CASES]
+        ]
     except CandidateFailure as failure:
         cases = [[failure.args[0], escape_text(failure.args[1])]]
     missing = max(job["asserts"], 1) - len(cases)

@@ -76,7 +76,6 @@ class Opaque:
         return f"<{self.type_name} object>"
 
 
-# ----------------------------------------------------------------------------------------------------------- encoding
 def encode_value(value: Any, *, plain: bool = False) -> Any:
     """Reduce ``value`` to tagged JSON, through the methods of the exact builtin types only.
 
@@ -99,9 +98,8 @@ def encode_value(value: Any, *, plain: bool = False) -> Any:
             return item
         if kind is int:
             return item if -SMALL < item < SMALL else ["i", hex(item)]
-        tag = _TAGS.get(kind)
-        if tag is None:
-            base = _builtin_base(kind)
+        if kind not in _TAGS:
+            base = next((base for base in _MRO(kind) if base in _TAGS or base in _EXACT), None)
             if base is None:
                 if plain and kind is Opaque:
                     raise Returned(f"{item!r} cannot be passed on")
@@ -110,12 +108,10 @@ def encode_value(value: Any, *, plain: bool = False) -> Any:
                 return ["o", _NAME(kind)[:100]]
             if base in _EXACT:
                 return reduce(_EXACT[base](item), depth)
-            kind, tag = base, _TAGS[base]
+            kind = base
+        tag = _TAGS[kind]
         if tag == "d":
-            flat = [tag]
-            for key, entry in dict.items(item):
-                flat += [reduce(key, depth + 1), reduce(entry, depth + 1)]
-            return flat
+            return [tag, *[reduce(part, depth + 1) for pair in dict.items(item) for part in pair]]
         if tag in "lt":
             return [tag, *[reduce(entry, depth + 1) for entry in kind.__iter__(item)]]
         if tag in "sf":  # sorted, so that equal sets have equal encodings
@@ -124,7 +120,7 @@ def encode_value(value: Any, *, plain: bool = False) -> Any:
             return [tag, kind.hex(item)]
         if tag == "c":
             return [tag, item.real, item.imag]
-        return [tag, *[reduce(entry, depth + 1) for entry in (item.start, item.stop, item.step)]]
+        return [tag, *[reduce(part, depth + 1) for part in (item.start, item.stop, item.step)]]
 
     return reduce(value, 0)
 
@@ -134,25 +130,14 @@ _TAGS = {
     bytes: "b", bytearray: "B", complex: "c", range: "r",
 }  # fmt: skip
 _EXACT: dict[type, Callable[[Any], Any]] = {
-    int: int.__pos__,
-    float: float.__pos__,
-    str: str.__str__,
-    complex: complex.__pos__,
-}
+    int: int.__pos__, float: float.__pos__, str: str.__str__, complex: complex.__pos__,
+}  # fmt: skip
 _MRO = type.__dict__["__mro__"].__get__
 _NAME = type.__dict__["__name__"].__get__
 
 
-def _builtin_base(kind: type) -> type | None:
-    return next((base for base in _MRO(kind) if base in _TAGS or base in _EXACT), None)
-
-
 def decode_value(data: Any) -> Any:
-    """Rebuild a value from tagged JSON. The caller bounds the size.
-
-    Raises:
-        WireError: the data are not output of :func:`encode_value`.
-    """
+    """Rebuild a value from tagged JSON of bounded size; WireError if :func:`encode_value` did not make it."""
     try:
         return _build(data, 0)
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
@@ -162,72 +147,58 @@ def decode_value(data: Any) -> Any:
 def _build(data: Any, depth: int) -> Any:
     if depth > MAX_DEPTH:
         raise WireError("the value is too deeply nested")
-    if data is None or isinstance(data, (bool, str, float, int)):
-        return data
-    if not (isinstance(data, list) and data and isinstance(data[0], str)):
-        raise WireError("malformed value")
-    tag, items = data[0], data[1:]
-    if tag in _SEQUENCES:
-        return _SEQUENCES[tag](_build(item, depth + 1) for item in items)
-    if tag == "d":
-        parts = [_build(item, depth + 1) for item in items]
-        return dict(zip(parts[::2], parts[1::2], strict=True))
-    if tag == "r":
-        start, stop, step = (_build(item, depth + 1) for item in items)
-        return range(start, stop, step)
-    if tag == "c" and len(items) == 2 and all(isinstance(item, float) for item in items):
-        return complex(*items)
-    if len(items) == 1 and isinstance(items[0], str) and tag in _SCALARS:
-        return _SCALARS[tag](items[0])
+    match data:
+        case None | bool() | str() | float() | int():
+            return data
+        case ["l" | "t" | "s" | "f" as tag, *items]:
+            return _SEQUENCES[tag](_build(item, depth + 1) for item in items)
+        case ["d", *items]:
+            parts = [_build(item, depth + 1) for item in items]
+            return dict(zip(parts[::2], parts[1::2], strict=True))
+        case ["r", *items]:
+            start, stop, step = (_build(item, depth + 1) for item in items)
+            return range(start, stop, step)
+        case ["c", float(real), float(imaginary)]:
+            return complex(real, imaginary)
+        case ["i", str(text)]:
+            return int(text, 16)
+        case ["b", str(text)]:
+            return bytes.fromhex(text)
+        case ["B", str(text)]:
+            return bytearray.fromhex(text)
+        case ["o", str(name)]:
+            return Opaque(name[:100])
     raise WireError("malformed value")
 
 
 _SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset}
-_SCALARS: dict[str, Callable[[str], Any]] = {
-    "i": lambda text: int(text, 16),
-    "b": bytes.fromhex,
-    "B": bytearray.fromhex,
-    "o": lambda text: Opaque(text[:100]),
-}
 
 
-# ------------------------------------------------------------------------------------------------------------- frames
 def frame_message(message: Any) -> bytes:
-    """A message as a frame."""
     body = json.dumps(message, separators=(",", ":")).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
 def parse_frame(body: bytes) -> Any:
-    """The message of a frame's body.
+    """The message of a frame's body; WireError if it is no JSON, too deep, or has a large integer not in hex."""
 
-    Raises:
-        WireError: the body is not JSON, is nested too deeply, or holds a large integer that is not in hex.
-    """
+    def parse_small_int(digits: str) -> int:
+        if len(digits) > 17:
+            raise ValueError("integer out of range")
+        return int(digits)
+
     try:
-        return json.loads(body.decode("ascii"), parse_int=_small_int)
+        return json.loads(body.decode("ascii"), parse_int=parse_small_int)
     except (ValueError, RecursionError) as error:
         raise WireError(f"malformed frame: {type(error).__name__}") from None
 
 
-def _small_int(digits: str) -> int:
-    if len(digits) > 17:
-        raise ValueError("integer out of range")
-    return int(digits)
-
-
 def send_message(channel: socket, message: Any) -> None:
-    """Send one message; blocks until it is written."""
     channel.sendall(frame_message(message))
 
 
 class FrameReader:
-    """Reads frames from a socket, at most ``cap`` bytes in total; excessive lengths are rejected before buffering.
-
-    Args:
-        channel: a stream socket.
-        cap: maximum number of bytes in total.
-    """
+    """Reads frames from a stream socket, at most ``cap`` bytes in all; longer frames are rejected before buffering."""
 
     def __init__(self, channel: socket, cap: int) -> None:
         self.channel = channel
@@ -241,13 +212,13 @@ class FrameReader:
         Raises:
             Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.
         """
-        (size,) = HEADER.unpack(self._exactly(HEADER.size, wait))
+        (size,) = HEADER.unpack(self._receive(HEADER.size, wait))
         if size + HEADER.size > self.left:
             raise TooLarge("more output than the limit allows")
         self.left -= size + HEADER.size
-        return parse_frame(self._exactly(size, wait))
+        return parse_frame(self._receive(size, wait))
 
-    def _exactly(self, size: int, wait: Callable[[], float | None]) -> bytes:
+    def _receive(self, size: int, wait: Callable[[], float | None]) -> bytes:
         data = bytearray()
         while len(data) < size:
             seconds = wait()

@@ -15,19 +15,17 @@ import select
 import signal
 import socket
 import sys
-from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple
 
 from . import candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
-from .level import Level
+from .confine import Level
 
 CHANNEL_FD = 3
 DYING_S = 0.2
 
 
-@dataclass(frozen=True, slots=True)
-class LiveCandidate:
+class LiveCandidate(NamedTuple):
     """A candidate process that waits for its program, and the tester's end of its channel."""
 
     pid: int
@@ -35,12 +33,7 @@ class LiveCandidate:
 
 
 class Zygote:
-    """Forks candidates and testers on demand, and keeps one candidate ready in advance.
-
-    Args:
-        control: the connection to the parent.
-        level: the isolation of candidates.
-    """
+    """Forks candidates and testers on demand, and keeps one candidate ready. ``control``: connection to the parent."""
 
     def __init__(self, control: socket.socket, level: Level) -> None:
         self.control, self.level = control, level
@@ -70,10 +63,7 @@ class Zygote:
             self.control.send(json.dumps({"tester": status}).encode())
 
     def attend_tester(self, testing: int, requests: socket.socket, pid: int) -> int | None:
-        """Replace the candidate whenever the tester asks, until the tester ends; return its exit status.
-
-        None: the parent hung up.
-        """
+        """Replace the candidate when the tester asks; return the tester's exit status, None if the parent hung up."""
         ended = os.pidfd_open(testing)
         poll = select.poll()
         for source in (requests, ended, self.control):
@@ -113,21 +103,18 @@ class Zygote:
             confine.unshare_namespaces(confine.CLONE_NEWPID)
         pid = os.fork()
         if pid == 0:
-            self.become_candidate(far)
-        if self.level.namespaces:
-            confine.enter_pid_namespace(self.own_pids)
+            try:
+                os.setsid()
+                self.level.confine_candidate()
+                os.dup2(far.detach(), CHANNEL_FD)
+                os.closerange(CHANNEL_FD + 1, 1 << 16)
+                candidate.serve_calls(socket.socket(fileno=CHANNEL_FD))
+            finally:
+                os._exit(0)
+        if self.level.namespaces:  # the next children start in the zygote's own pid namespace again
+            confine.check_call(confine.libc.setns(self.own_pids, confine.CLONE_NEWPID), "setns")
         far.close()
         return LiveCandidate(pid, near)
-
-    def become_candidate(self, channel: socket.socket) -> NoReturn:
-        try:
-            os.setsid()
-            self.level.confine_candidate()
-            os.dup2(channel.detach(), CHANNEL_FD)
-            os.closerange(CHANNEL_FD + 1, 1 << 16)
-            candidate.serve_calls(socket.socket(fileno=CHANNEL_FD))
-        finally:
-            os._exit(0)
 
     def fork_tester(self, connection: socket.socket, requests: socket.socket, life: LiveCandidate) -> int:
         pid = os.fork()
@@ -135,8 +122,8 @@ class Zygote:
             try:
                 self.control.close()
                 self.level.confine_tester()
-                seen = CandidateProcess(life.channel, life.pid, self.proc)
-                tester.serve_job(connection, requests, seen, self.proc, self.level.limits, self.level.namespaces)
+                process = CandidateProcess(life.channel, life.pid, self.proc)
+                tester.serve_job(connection, requests, process, self.level.limits, self.level.namespaces)
             finally:
                 os._exit(0)
         return pid
@@ -166,18 +153,13 @@ def kill_candidate(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
-def import_modules(modules: list[str]) -> None:
-    """Import modules that programs usually need, so that candidates start faster."""
-    for name in modules:
-        __import__(name)
-
-
 def main() -> None:
     """``argv[1]`` is the configuration as JSON; standard input is the control socket, standard output a null device."""
     config = json.loads(sys.argv[1])
     control = socket.socket(fileno=os.dup(0))
     os.dup2(1, 0)
-    import_modules(config["preload"])
+    for name in config["preload"]:  # candidates start faster with the modules that programs usually need
+        __import__(name)
     if config["uid"]:
         confine.become_user(config["uid"])
     level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
