@@ -7,7 +7,6 @@ does not depend on what else is in the batch.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -16,15 +15,6 @@ from torch import Tensor
 from magrpo.types import Request
 
 _BLOCK = 128
-
-
-class Draw(NamedTuple):
-    """The next tokens of the ``n`` requests that go on: ids (n,) and natural log-probabilities (n,), float32."""
-
-    tokens: Tensor
-    logps: Tensor
-    support: dict[int, list[int]]
-    """By index in the batch, for requests that record it: the ids that truncation kept, ascending."""
 
 
 class Sampler:
@@ -49,11 +39,12 @@ class Sampler:
         self._has_greedy = any(p.temperature == 0 for p in params)
         self._only_greedy = all(p.temperature == 0 for p in params)
 
-    def __call__(self, logits: Tensor, live: Tensor, step: int) -> Draw:
+    def __call__(self, logits: Tensor, live: Tensor, step: int) -> tuple[Tensor, Tensor, dict[int, list[int]]]:
         """Draw token ``step`` of each completion. Row ``i`` of ``logits`` (n, V) belongs to request ``live[i]``.
 
-        Log-probabilities are at the sampling temperature (1 for greedy requests): before truncation, or over the
-        support for requests that record it. One is nan if the logits are not finite.
+        Returns ids (n,), natural log-probabilities (n,) in float32, and the support: the ids that truncation kept,
+        ascending, by index in the batch, of requests that record it. Log-probabilities are at the sampling temperature
+        (1 for greedy requests): before truncation, or over a recorded support. They are nan if logits are not finite.
         """
         scaled = logits.float()
         if self._scales:
@@ -79,7 +70,7 @@ class Sampler:
             token = _invert(weights, sums, self._uniforms[live, step])
             if self._has_greedy:
                 token = torch.where(self._greedy[live], scaled.argmax(-1), token)
-        return Draw(token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support)
+        return token, scaled.gather(-1, token[:, None]).squeeze(-1) - log_normaliser, support
 
 
 def kept_tokens(weights: Tensor, top_p: Tensor, top_k: Tensor) -> Tensor:
