@@ -161,7 +161,7 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     [run] = flows.seen("once")
     assert run.state_name == "Completed"
     assert run.parameters == {"root": str(flows.root), "run_id": "once"}
-    tasks = flows.train(run)
+    tasks = flows.tasks(run)
     assert list(tasks) == STAGES
     assert {name: task.run_count for name, task in tasks.items()} == dict.fromkeys(STAGES, 1) | {"00001/score.0": 2}
     assert {task.state_name for task in tasks.values()} == {"Completed"}
@@ -189,7 +189,7 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
         assert flows.train("broken", partial(fail, "update", 3, OSError)) != 0
         [failed] = flows.seen("broken")
         assert failed.state_name == "Failed"
-        task = flows.train(failed)["00001/update"]
+        task = flows.tasks(failed)["00001/update"]
         assert (task.state_name, task.run_count) == ("Failed", 3)
         assert flows.tracked("broken")[0] == "FAILED"
         said = flows.log("broken").read_text()
@@ -225,7 +225,7 @@ def test_prefects_own_retry_goes_on_at_the_failed_stage(flows: Flows) -> None:
     assert flows.retry("retried", before) != 0
     [failed] = flows.seen("retried")
     assert (failed.state_name, flows.tracked("retried")[0]) == ("Failed", "FAILED")
-    assert flows.train(failed)["00001/rollout.0"].state_name == "Failed"
+    assert flows.tasks(failed)["00001/rollout.0"].state_name == "Failed"
 
     assert flows.retry("retried") == 0
     said = flows.log("retried").read_text()
@@ -241,7 +241,7 @@ def test_prefects_own_retry_goes_on_at_the_failed_stage(flows: Flows) -> None:
 def test_a_mistake_is_not_tried_again(flows: Flows) -> None:
     assert flows.train("mistaken", partial(fail, "rollout", 1, ConfigError)) == 2
     [run] = flows.seen("mistaken")
-    assert flows.train(run)["00001/rollout.0"].run_count == 1
+    assert flows.tasks(run)["00001/rollout.0"].run_count == 1
     assert flows.log("mistaken").read_text().splitlines()[-1] == "magrpo: rollout is made to fail"
     assert "Traceback" not in flows.log("mistaken").read_text()
 
