@@ -1,15 +1,15 @@
 """Collating ragged samples into tensors: each row is one prompt followed by its completions.
 
 Siblings answer the same prompt, so a row holds the prompt once and its completions one after another; each completion
-attends to the prompt and itself (attention mask) and starts at the position after the prompt (position ids). This is
-the same computation as one row for each completion, with the prompt processed once. The loss sees only the positions
-that predict a sampled token.
+attends to the prompt and itself (attention mask) and starts at the position after the prompt (position ids), as if it
+had a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from jaxtyping import Bool, Int
@@ -24,8 +24,6 @@ Row = tuple[int, ...]
 
 ROW_TOKENS = 4096
 """A row of several completions is at most this long: attention costs the square of it."""
-
-_PAD = -1
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +41,6 @@ class Batch:
     """Flat index (row * L + column) of the position whose hidden state predicts the token."""
     tokens: SampledTokens
 
-    def to(self, device: torch.device) -> Batch:
-        """The same batch on ``device``."""
-        return Batch(
-            self.samples,
-            self.input_ids.to(device),
-            None if self.position_ids is None else self.position_ids.to(device),
-            None if self.attention is None else self.attention.to(device),
-            self.predictors.to(device),
-            self.tokens.to(device),
-        )
-
 
 def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_prompts: bool) -> list[list[Row]]:
     """Split samples into micro-batches of rows of like length, at most ``micro_batch_tokens`` padded tokens each.
@@ -61,10 +48,10 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
     A longer row is a micro-batch of its own. The longest rows come first, so that running out of memory shows at once.
     """
     row_limit = min(ROW_TOKENS, micro_batch_tokens) if share_prompts else 0
-    rows: list[tuple[int, Row]] = []  # length and members
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for index, sample in enumerate(samples):
         by_prompt.setdefault(sample.prompt_ids, []).append(index)
+    rows: list[tuple[int, Row]] = []  # length and members
     for prompt_ids, members in by_prompt.items():
         length, packed = len(prompt_ids), list[int]()
         for index in members:
@@ -86,7 +73,7 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
     return batches
 
 
-def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
+def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
     """The tensors of one micro-batch. The last token of a completion predicts nothing and is no input."""
     inputs: list[list[int]] = []
     positions: list[list[int]] = []
@@ -109,42 +96,43 @@ def collate(samples: Sequence[Sample], rows: Sequence[Row]) -> Batch:
             inputs[r] += sample.completion_ids[:-1]
             positions[r] += range(start, start + extra)
             segments[r] += [number] * extra
+    tensor = partial(torch.tensor, device=device)
     width = max(len(row_ids) for row_ids in inputs)
-    chosen = [samples[index] for row in rows for index in row]
-    lengths = torch.tensor([len(sample.completion_ids) for sample in chosen])
+
+    def pad(values: Sequence[Sequence[int]], filler: int) -> Int[Tensor, "R L"]:
+        return tensor([[*row_values, *[filler] * (width - len(row_values))] for row_values in values])
+
+    order = tuple(index for row in rows for index in row)
+    chosen = [samples[index] for index in order]
     packed = any(len(row) > 1 for row in rows)
     return Batch(
-        samples=tuple(index for row in rows for index in row),
-        input_ids=_pad_rows(inputs, width, 0),
-        position_ids=_pad_rows(positions, width, 0) if packed else None,
-        attention=_attention_mask(_pad_rows(segments, width, _PAD)) if packed else None,
-        predictors=torch.tensor([r * width + column for r, column in predictors]),
+        samples=order,
+        input_ids=pad(inputs, 0),
+        position_ids=pad(positions, 0) if packed else None,
+        attention=_attention_mask(pad(segments, -1)) if packed else None,
+        predictors=tensor([r * width + column for r, column in predictors]),
         tokens=SampledTokens(
-            token_ids=torch.tensor([token for sample in chosen for token in sample.completion_ids]),
-            advantages=torch.tensor([sample.advantage for sample in chosen]).repeat_interleave(lengths),
-            sampling_logps=torch.tensor([logp for sample in chosen for logp in sample.sampling_logps]),
-            sample_weights=torch.tensor([sample.weight for sample in chosen]).repeat_interleave(lengths),
-            support=_collate_support(chosen),
+            token_ids=tensor([token for sample in chosen for token in sample.completion_ids]),
+            advantages=tensor([sample.advantage for sample in chosen for _ in sample.completion_ids]),
+            sampling_logps=tensor([logp for sample in chosen for logp in sample.sampling_logps]),
+            sample_weights=tensor([sample.weight for sample in chosen for _ in sample.completion_ids]),
+            support=_collate_support(chosen, device),
         ),
     )
 
 
-def _collate_support(samples: Sequence[Sample]) -> Support | None:
-    if not any(sample.support for sample in samples):
-        return None
+def _collate_support(samples: Sequence[Sample], device: torch.device | None) -> Support | None:
     rows = [ids for sample in samples for ids in sample.support]
+    if not rows:
+        return None
     assert len(rows) == sum(len(sample.completion_ids) for sample in samples), "all tokens have a support, or none"
-    bounds = torch.tensor([0, *map(len, rows)]).cumsum(0)
-    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32), bounds)
+    bounds = torch.tensor([0, *map(len, rows)], device=device).cumsum(0)
+    return Support(torch.tensor([i for ids in rows for i in ids], dtype=torch.int32, device=device), bounds)
 
 
 def _attention_mask(segments: Int[Tensor, "R L"]) -> Bool[Tensor, "R 1 L L"]:
     """Tokens attend to the prompt and their own completion, to their left. Padding attends to itself: no empty row."""
     length = segments.shape[1]
-    left = torch.ones(length, length, dtype=torch.bool).tril()
+    left = torch.ones(length, length, dtype=torch.bool, device=segments.device).tril()
     query, key = segments[:, :, None], segments[:, None, :]  # (R, L, 1), (R, 1, L)
     return (left & ((key == 0) | (key == query)))[:, None]
-
-
-def _pad_rows(rows: Sequence[Sequence[int]], width: int, value: int) -> Int[Tensor, "R L"]:
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows])

@@ -1,7 +1,6 @@
 """The configuration of a run: one frozen tree, TOML in, resolved JSON out.
 
-Imports no torch, vllm, mlflow or prefect. A plug-in's class, and so its library, is imported only when a
-configuration names it.
+Imports no heavy library: a plug-in's class is imported only when a configuration names it.
 """
 
 from __future__ import annotations
@@ -13,28 +12,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
-from pydantic import (
-    Field,
-    SecretStr,
-    SerializationInfo,
-    field_serializer,
-    field_validator,
-    model_validator,
-)
+from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.seeds import derive_seed
-from magrpo.types import Estimator
+from magrpo.types import Estimator, LossNorm, Normalize
 
 if TYPE_CHECKING:
-    from magrpo.interfaces import EnginePlugin as EngineField
-    from magrpo.interfaces import EnvPlugin as EnvField
-    from magrpo.interfaces import ProblemsPlugin as ProblemsField
-    from magrpo.interfaces import RewardPlugin as RewardField
-    from magrpo.interfaces import SandboxPlugin as SandboxField
+    from magrpo.interfaces import EnginePlugin, EnvPlugin, ProblemsPlugin, RewardPlugin, SandboxPlugin
 else:
-    ProblemsField, EnvField, RewardField = plugin_field("problems"), plugin_field("env"), plugin_field("reward")
-    SandboxField, EngineField = plugin_field("sandbox"), plugin_field("engine")
+    ProblemsPlugin, EnvPlugin, RewardPlugin = plugin_field("problems"), plugin_field("env"), plugin_field("reward")
+    SandboxPlugin, EnginePlugin = plugin_field("sandbox"), plugin_field("engine")
 
 SECRETS = ("notify.webhook", "notify.urls")
 """Keys whose values are shown as ``HIDDEN``."""
@@ -49,8 +37,7 @@ class AgentConfig(Section):
     role: str
     """Its role in the environment, such as ``helper`` or ``main``."""
     model: str
-    """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``). Agents on the same
-    base share its memory."""
+    """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``)."""
     weights: Literal["lora", "shared", "full"] = "lora"
     """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all ``shared`` agents of the base
     (parameter sharing); ``full``: a copy of the base, all of it trained."""
@@ -107,9 +94,9 @@ class RolloutConfig(Section):
     crossed_pairs: int | None = Field(None, ge=1)
     """In crossed mode: number of joint actions scored at a node, a balanced random subset. None: all."""
     tree: Literal["chains", "full", "best", "random"] = "chains"
-    """How a joint action is continued in later turns. ``chains``: by one joint action, so that a problem costs K G
-    completions of an agent; ``full``: by G joint actions, G^K completions; ``best`` and ``random``: only one joint
-    action of a node is continued, by G; biased, since advantages then ignore the future."""
+    """How a joint action is continued in later turns. ``chains``: by one, so that a problem costs K G completions of an
+    agent; ``full``: by G, at G^K completions; ``best`` and ``random``: by G, but only one joint action of a node;
+    biased, since advantages then ignore the future."""
     branching: int | None = Field(None, ge=1)
     """In a full tree: number of joint actions of a node that are continued, a random subset, at least 2. None: all."""
     termination_threshold: float | None = None
@@ -121,19 +108,14 @@ class RolloutConfig(Section):
     top_k: int = Field(0, ge=0)
     """Top-k sampling, 0 is off; above 0 it biases the gradient unless ``keep_support`` is on."""
     keep_support: bool = False
-    """Record the tokens that ``top_p`` and ``top_k`` left to sample from, and train the policy over these tokens. No
-    effect if both are off. Evaluation samples with the same ``top_p`` and ``top_k`` and records nothing."""
+    """Record the tokens that ``top_p`` and ``top_k`` left to sample from, and train the policy over these tokens."""
     max_new_tokens: int = Field(256, ge=1)
     """Length limit of a completion, in tokens."""
 
     @model_validator(mode="after")
-    def _pairs_are_balanced(self) -> RolloutConfig:
+    def _check_tree(self) -> RolloutConfig:
         if self.crossed_pairs is not None and self.crossed_pairs % self.group_size:
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
-        return self
-
-    @model_validator(mode="after")
-    def _only_full_trees_branch(self) -> RolloutConfig:
         if self.branching is not None and self.tree != "full":
             raise ValueError(f'branching is for tree = "full", not {self.tree!r}: leave it out, or set rollout.tree')
         return self
@@ -144,14 +126,14 @@ class AlgoConfig(Section):
 
     estimator: Estimator = "magrpo"
     """Estimator of the group-relative advantage. ``maremax`` is biased: its baseline depends on the sample."""
-    normalize: Literal["none", "std"] = "none"
+    normalize: Normalize = "none"
     """``std`` divides advantages by the standard deviation of their group."""
     gamma: float = Field(1.0, ge=0, le=1)
     """Discount between turns, of rewards and of the loss of later turns; with 0 only the first turn trains."""
     keep_best: bool = False
     """Value an episode by its best turn instead of the sum of its turns: a later turn earns its improvement over the
     best earlier turn. Biased if the last answer is used: it assumes that somebody knows which turn was best."""
-    loss_norm: Literal["sequence_sum", "token_mean", "dr_grpo"] = "sequence_sum"
+    loss_norm: LossNorm = "sequence_sum"
     """How token losses are averaged (docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
     """Passes over the samples of an iteration; above 1 the loss uses the clipped probability ratio."""
@@ -204,11 +186,10 @@ class EvalConfig(Section):
     max_problems: int | None = Field(None, ge=1)
     """Number of problems evaluated of each split, spread evenly over its levels or topics. None: all."""
     stop_above: float | None = None
-    """With several turns: end a trajectory as soon as its reward exceeds this, in reward units. An oracle: the reward
-    counts hidden tests, which are unknown in real use. None: every turn is taken."""
+    """End a trajectory as soon as its reward exceeds this, in reward units. An oracle: the reward counts hidden tests,
+    which are unknown in real use. None: every turn is taken."""
     seed: int = Field(1234, ge=0)
-    """Seed of the samples of evaluations, together with ``train.seed``: runs with the same ``train.seed`` draw the same
-    samples, and so do all evaluations of a run."""
+    """Seed of the samples of all evaluations of a run, together with ``train.seed``."""
 
 
 class TrackingConfig(Section):
@@ -251,9 +232,9 @@ class BaselineRow(Section):
     """Its name in files and metrics."""
     title: str
     """Its title in tables."""
-    env: EnvField
+    env: EnvPlugin
     """The environment: roles, prompts, turns and feedback."""
-    reward: RewardField
+    reward: RewardPlugin
     """The reward of its answers."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
     """Agents of the run, by name, with their role and weights here. Without ``start_from``: untrained."""
@@ -264,8 +245,7 @@ class BaselineRow(Section):
     stop_above: float | None = None
     """End a trajectory as soon as its reward exceeds this, in reward units: an oracle. None: every turn is taken."""
     max_tries: int = Field(1, ge=1)
-    """Number of tries: start the problem again, without feedback, until a reward exceeds ``stop_above``. The last try
-    counts, with the tokens of all tries."""
+    """Number of tries, without feedback, until a reward exceeds ``stop_above``; the last counts, with all tokens."""
 
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:
@@ -299,7 +279,7 @@ class NotifyConfig(Section):
 
     @field_validator("webhook")
     @classmethod
-    def _is_a_url(cls, value: SecretStr | None) -> SecretStr | None:
+    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
         if value is None or value.get_secret_value() == HIDDEN:
             return None
         check_webhook(value.get_secret_value())
@@ -307,7 +287,7 @@ class NotifyConfig(Section):
 
     @field_validator("urls")
     @classmethod
-    def _are_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+    def _check_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
         urls = tuple(value for value in values if value.get_secret_value() != HIDDEN)
         if urls:
             from apprise import Apprise  # loads a hundred services
@@ -316,13 +296,10 @@ class NotifyConfig(Section):
                 raise ValueError("must be URLs of apprise, such as mailto://user:password@example.org")
         return urls
 
-    @field_serializer("urls", when_used="json")
-    def _keep_urls(self, values: tuple[SecretStr, ...], info: SerializationInfo) -> list[str]:
-        shown = (info.context or {}).get("secrets")
-        return [value.get_secret_value() if shown else HIDDEN for value in values]
-
-    @field_serializer("webhook", when_used="json-unless-none")
-    def _kept(self, value: SecretStr, info: SerializationInfo) -> str:
+    @field_serializer("webhook", "urls", when_used="json-unless-none")
+    def _hide(self, value: SecretStr | tuple[SecretStr, ...], info: SerializationInfo) -> str | list[str]:
+        if isinstance(value, tuple):
+            return [str(self._hide(url, info)) for url in value]
         return value.get_secret_value() if (info.context or {}).get("secrets") else HIDDEN
 
 
@@ -337,15 +314,15 @@ class RunConfig(Section):
     """A whole training run."""
 
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    problems: ProblemsField
+    problems: ProblemsPlugin
     """The problem set."""
-    env: EnvField
+    env: EnvPlugin
     """The environment: roles, prompts, turns and feedback."""
-    reward: RewardField
+    reward: RewardPlugin
     """The reward of joint actions."""
-    sandbox: SandboxField
+    sandbox: SandboxPlugin
     """The sandbox that runs the agents' programs."""
-    engine: EngineField
+    engine: EnginePlugin
     """The engine that generates completions."""
     model: ModelConfig = ModelConfig()
     lora: LoraConfig = LoraConfig()
@@ -386,14 +363,13 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _groups_can_train(self) -> RunConfig:
-        if self.rollout.group_size == 1:
-            for agent in self.agents:
-                estimator = agent.estimator or self.algo.estimator
-                if agent.trained and estimator != "mareinforce":
-                    raise ValueError(
-                        f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
-                        'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce"'
-                    )
+        for agent in self.agents:
+            estimator = agent.estimator or self.algo.estimator
+            if self.rollout.group_size == 1 and agent.trained and estimator != "mareinforce":
+                raise ValueError(
+                    f"rollout: a group of 1 has no siblings, so agent {agent.name!r} with estimator {estimator!r} "
+                    'would never train; set group_size to 2 or more, or algo.estimator to "mareinforce"'
+                )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
                 "rollout: with branching = 1 no joint action learns of its future; set it to 2 or more, or take "
@@ -413,13 +389,8 @@ class RunConfig(Section):
         return self
 
     def seeded_eval(self) -> EvalConfig:
-        """``eval`` with the seed that this run's evaluations draw with, which follows from its own and ``train.seed``.
-
-        Runs with several seeds would else share the luck of the few samples of a problem, and no interval over their
-        means would hold it.
-        """
-        seed = derive_seed("evaluate", self.eval.seed, self.train.seed)
-        return self.eval.model_copy(update={"seed": seed})
+        """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""
+        return self.eval.model_copy(update={"seed": derive_seed("evaluate", self.eval.seed, self.train.seed)})
 
     def resolved(self, *, secrets: bool = False) -> str:
         """The whole tree as JSON, defaults included; :func:`load_resolved` reads it back if it has its ``secrets``."""
@@ -427,10 +398,9 @@ class RunConfig(Section):
 
 
 def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
-    """Read a TOML file and apply ``section.key=value`` overrides.
+    """Read a TOML file and apply ``section.key=value`` overrides, such as ``agents.0.model=...``.
 
-    ``value`` is TOML (``3``, ``true``, ``[1, 2]``, ``"text"``); anything that is not is taken as text. A list index
-    is a number: ``agents.0.model=...``.
+    ``value`` is TOML (``3``, ``true``, ``[1, 2]``, ``"text"``); anything else is taken as text.
 
     Raises:
         ConfigError: the file, a key or a value is unusable; the message names it and the remedy.

@@ -41,7 +41,7 @@ def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
 
 def has_linear_head(model: PreTrainedModel) -> bool:
     """Whether logits are a linear layer of the last hidden states and nothing more: no soft-capping, no scaling."""
-    probe = collate([_probe_sample(4)], [(0,)]).to(model.device)
+    probe = collate([_probe_sample(4)], [(0,)], model.device)
     with torch.inference_mode():
         weight, bias = head_weights(model)
         linear = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
@@ -52,19 +52,18 @@ def has_linear_head(model: PreTrainedModel) -> bool:
 def can_share_prompts(model: PreTrainedModel) -> bool:
     """Whether completions of one prompt may share a row: the model honours the batch's attention mask everywhere."""
     config = model.config.get_text_config().to_dict()
-    is_windowed = config.get("sliding_window") is not None
-    if is_windowed or any(kind != "full_attention" for kind in config.get("layer_types") or ()):
+    layer_types = config.get("layer_types") or ()
+    if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
         return False
     probes = [_probe_sample(4), _probe_sample(3)]
     with torch.inference_mode():
-        apart = torch.cat([hidden_states(model, collate(probes, [(i,)]).to(model.device)) for i in range(2)])
-        together = hidden_states(model, collate(probes, [(0, 1)]).to(model.device))
+        apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
+        together = hidden_states(model, collate(probes, [(0, 1)], model.device))
     return torch.allclose(apart, together, rtol=_tolerance(model), atol=_tolerance(model))
 
 
 def _probe_sample(length: int) -> Sample:
-    completion = tuple(range(length))
-    return Sample((2, 1, 3), completion, (0.0,) * length, 0.0, 0.0, 0, 0)
+    return Sample((2, 1, 3), tuple(range(length)), (0.0,) * length, 0.0, 0.0, 0, 0)
 
 
 def _tolerance(model: PreTrainedModel) -> float:

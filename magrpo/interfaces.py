@@ -38,12 +38,7 @@ class Problems(Protocol):
     """A problem set."""
 
     def load(self) -> Mapping[Split, Sequence[Problem]]:
-        """All splits, in a fixed order. No problem is in two splits; ``train`` and ``test`` are never empty.
-
-        Raises:
-            ValueError: a file, a line or an option is unusable; the message names it and the remedy.
-        """
-        ...
+        """All splits, in a fixed order, disjoint, ``train`` and ``test`` never empty; ValueError names a remedy."""
 
 
 class Env(Protocol):
@@ -52,25 +47,18 @@ class Env(Protocol):
     @property
     def num_turns(self) -> int:
         """Turns of one episode, at least 1."""
-        ...
 
     def roles(self) -> tuple[str, ...]:
         """The roles; each must be filled by exactly one agent."""
-        ...
 
     def acting(self, turn: int) -> tuple[str, ...]:
         """The roles that act at ``turn`` (from 0), at least one; the others wait. Usually all roles."""
-        ...
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         """The observation of the agent in ``role`` after ``history`` (empty at the first turn; texts keyed by agent).
 
-        Called from several threads at once.
-
-        Raises:
-            ConnectionError: a remote service does not answer; a retry may succeed.
+        Called from several threads at once. Raises ConnectionError if a remote service fails; a retry may succeed.
         """
-        ...
 
 
 class Reward(Protocol):
@@ -79,31 +67,20 @@ class Reward(Protocol):
     @property
     def maxima(self) -> Mapping[str, float]:
         """The largest value of every part, before ``scale`` and ``shift``."""
-        ...
 
     def fraction(self, total: float) -> float:
         """A joint reward, or a mean of joint rewards, as a fraction of the maximum (1: every part is full)."""
-        ...
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool | None:
         """Whether a joint action solved its problem, as counted by pass@k. None: the task has no notion of solved."""
-        ...
 
     def executions(
         self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
     ) -> Mapping[str, Execution]:
-        """The executions still needed, by report name, given the reports so far; called until it returns none.
-
-        ``texts`` are keyed by role.
-        """
-        ...
+        """The executions still needed, by name of report, until there are none; ``texts`` are keyed by role."""
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward. A pure function: equal arguments give equal rewards.
-
-        ``texts``: the latest completion of every role, from this turn or, if the role did not act, an earlier one.
-        """
-        ...
+        """The joint reward, a pure function; ``texts``: each role's latest completion, maybe of an earlier turn."""
 
 
 # -------------------------------------------------------------------------------------------------- sandbox and engine
@@ -114,47 +91,33 @@ class Sandbox(Protocol):
     """Isolation level: namespaces, namespaces-flat, landlock or none; empty if the sandbox runs nothing."""
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
-        """One report for each execution, in order. A failing program is data; only a dead sandbox raises.
-
-        Raises:
-            SandboxError: the sandbox itself failed repeatedly.
-        """
-        ...
+        """One report for each execution, in order. Raises SandboxError if the sandbox itself failed repeatedly."""
 
     def close(self) -> None:
         """Kill everything still running and free every resource. May be called twice."""
-        ...
 
 
 class Engine(Protocol):
     """Generates completions for all agents. Opened by :meth:`EnginePlugin.open`."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
-        """One completion for each request, in order, as one batch.
+        """One completion for each request, in order, with its ``support`` where the sampling records it.
 
-        Where ``request.sampling.records_support``, the action holds its ``support`` and log-probabilities over it.
-
-        Raises:
-            PromptTooLong: a prompt leaves no room for its completion; raised before anything is sampled.
-            EngineError: the engine died or exceeded its deadline.
+        Raises PromptTooLong, before anything is sampled, if a prompt leaves no room for its completion, and EngineError
+        if the engine died or exceeded its deadline.
         """
-        ...
 
     def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
         """Load the weights written by the update: one folder for each agent, in peft's or transformers' format."""
-        ...
 
     def sleep(self) -> None:
         """Release GPU memory for the update. No-op on CPU."""
-        ...
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
-        ...
 
     def close(self) -> None:
         """Stop every process and free every resource. May be called twice."""
-        ...
 
 
 # ------------------------------------------------------------------------------------------------------------ plug-ins
@@ -164,15 +127,12 @@ class PluginConfig(Protocol):
     @property
     def kind(self) -> str:
         """The name it is chosen by in a configuration."""
-        ...
 
     def model_dump(self) -> dict[str, Any]:
         """Its fields by name; ``kind`` included."""
-        ...
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self:
         """A copy with some fields replaced; the new values are not validated."""
-        ...
 
 
 class ProblemsPlugin(Problems, PluginConfig, Protocol):
@@ -191,12 +151,7 @@ class SandboxPlugin(PluginConfig, Protocol):
     """The configuration of a sandbox."""
 
     def open(self) -> Sandbox:
-        """Start the sandbox.
-
-        Raises:
-            SandboxError: it cannot be started here; the message names the remedy.
-        """
-        ...
+        """Start the sandbox. Raises SandboxError, with the remedy, if it cannot be started here."""
 
 
 class EnginePlugin(PluginConfig, Protocol):
@@ -205,36 +160,30 @@ class EnginePlugin(PluginConfig, Protocol):
     def open(self, policy: Policy) -> Engine:
         """Start the engine on the current weights of ``policy``.
 
-        Raises:
-            ConfigError: a library that the engine needs is not installed.
-            EngineError: the engine did not start; the message names its log.
+        Raises ConfigError if a library is not installed, and EngineError, with its log, if the engine did not start.
         """
-        ...
 
 
 # Optional members of plug-ins, for plans and reports. Test with isinstance: a plug-in may leave them out.
 @runtime_checkable
 class HasMaxExecutions(Protocol):
-    """A reward with ``max_executions``: the largest number of programs that run for one joint action."""
-
     @property
-    def max_executions(self) -> int: ...
+    def max_executions(self) -> int:
+        """The largest number of programs that a reward runs for one joint action."""
 
 
 @runtime_checkable
 class HasHiddenTests(Protocol):
-    """A problem set with ``hidden_tests``: whether each program runs twice, the second time on hidden tests."""
-
     @property
-    def hidden_tests(self) -> bool: ...
+    def hidden_tests(self) -> bool:
+        """Whether a problem set has each program run twice, the second time on hidden tests."""
 
 
 @runtime_checkable
 class HasMaxBatch(Protocol):
-    """An engine plug-in with ``max_batch``: the largest number of completions of one agent decoded at once."""
-
     @property
-    def max_batch(self) -> int: ...
+    def max_batch(self) -> int:
+        """The largest number of completions of one agent that an engine decodes at once."""
 
 
 @runtime_checkable
@@ -242,12 +191,7 @@ class ProbesIsolation(Protocol):
     """A sandbox plug-in that can find its isolation level without opening a sandbox."""
 
     def probe(self) -> Rung:
-        """The strongest isolation level that works here.
-
-        Raises:
-            SandboxError: no accepted level works here.
-        """
-        ...
+        """The strongest isolation level that works here. Raises SandboxError if no accepted level does."""
 
 
 # ------------------------------------------------------------------------------------------------ warm start, tracking
@@ -258,19 +202,15 @@ class Conventions(Protocol):
 
     def draw(self, rng: random.Random, role: str) -> str:
         """Draw the name of a convention."""
-        ...
 
     def all(self, role: str) -> Iterable[str]:
         """Conventions whose texts, over all problems, contain every word that any text can contain."""
-        ...
 
     def write(self, problem: Problem, role: str, convention: str) -> str:
         """The completion of the agent in ``role``: equal arguments give equal texts."""
-        ...
 
     def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
         """The completion of the agent in ``role``, with a mistake."""
-        ...
 
 
 class Tracker(Protocol):
@@ -278,26 +218,20 @@ class Tracker(Protocol):
 
     def params(self, params: Mapping[str, object]) -> None:
         """Record configuration values; logged once, compared when a run is reopened."""
-        ...
 
     def tags(self, tags: Mapping[str, str]) -> None: ...
 
     def dataset(self, name: str, path: Path, digest: str, context: str) -> None:
         """Record a dataset input by its committed file and digest."""
-        ...
 
     def metrics(self, metrics: Mapping[str, float], step: int) -> None:
         """Record metrics at an iteration. Keys are ``stage/quantity``."""
-        ...
 
     def artifact(self, path: Path, folder: str) -> None:
         """Store a file or a folder of a stage under ``folder``."""
-        ...
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
         """Record the observations, completions and rewards of a trajectory; ``times`` has an entry for each turn."""
-        ...
 
     def close(self, status: str) -> None:
         """Flush everything; ``status`` is FINISHED or FAILED."""
-        ...

@@ -14,7 +14,7 @@ from __future__ import annotations
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -44,9 +44,7 @@ LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
 
-_RECORDS = ".jsonl.gz"
 _FOLDER_NAMES = {"start": "update", "tables": "report"}
-_ONCE = ("prepare", "start", "report", "tables")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +61,7 @@ class Step:
     @property
     def name(self) -> str:
         """Name of its folder within the iteration: ``rollout.0``."""
-        name = _FOLDER_NAMES.get(self.stage, self.stage)
-        return f"{name}.{self.part}" if self.part else name
+        return _FOLDER_NAMES.get(self.stage, self.stage) + (f".{self.part}" if self.part else "")
 
     @property
     def folder(self) -> str:
@@ -79,7 +76,7 @@ class Step:
     @property
     def happens_once(self) -> bool:
         """Whether the stage belongs to no iteration."""
-        return self.stage in _ONCE
+        return self.stage in ("prepare", "start", "report", "tables")
 
     def __str__(self) -> str:
         return self.title if self.happens_once else f"{self.title}:{self.iteration}"
@@ -87,10 +84,7 @@ class Step:
 
 # --------------------------------------------------------------------------------------------------------------- steps
 def steps(config: RunConfig) -> list[Step]:
-    """The steps of a run in their order.
-
-    The loop leaves out later turns of an iteration in which every episode ended early.
-    """
+    """The steps of a run in order; the loop skips later turns of an iteration whose episodes have all ended."""
     return list(_baseline_steps(config) if config.baselines.rows else _training_steps(config))
 
 
@@ -123,18 +117,17 @@ def _training_steps(config: RunConfig) -> Iterator[Step]:
 
 def _baseline_steps(config: RunConfig) -> Iterator[Step]:
     """One step for each row; a row that votes takes the earlier rows that do not, to learn their cost."""
-    problems, untrained = Step("prepare", 0), Step("start", 0)
-    yield from (problems, untrained)
-    rows: list[str] = []
-    without_votes: list[str] = []
+    first = (Step("prepare", 0), Step("start", 0))
+    yield from first
+    rows: list[Step] = []
+    without_votes: list[Step] = []
     for row in config.baselines.rows:
         earlier = without_votes if row.votes != "none" else []
-        step = Step("baseline", 0, row.name, (problems.folder, untrained.folder, *earlier))
-        yield step
-        rows.append(step.folder)
+        rows.append(Step("baseline", 0, row.name, tuple(step.folder for step in (*first, *earlier))))
         if row.votes == "none":
-            without_votes.append(step.folder)
-    yield Step("tables", config.train.num_iterations, inputs=tuple(rows))
+            without_votes.append(rows[-1])
+    yield from rows
+    yield Step("tables", config.train.num_iterations, inputs=tuple(step.folder for step in rows))
 
 
 def makes_tables(config: RunConfig) -> bool:
@@ -151,15 +144,12 @@ def first_missing(config: RunConfig, store: RunStore) -> int:
 def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
     """The committed steps to compute again in order to resume from ``name``, ``STAGE[:ITERATION]``.
 
-    These are the named step and every later one. If the optimizer state before it was pruned, they start at the newest
-    update whose state is kept; where computation is deterministic, that repeats the steps between with equal results.
-    Without ``ITERATION`` the newest committed step of the stage is meant.
-
-    Raises:
-        ConfigError: no stage has this name, or the run has not reached it.
+    These are the named step (without ``ITERATION`` the newest committed one of the stage) and every later one. If the
+    optimizer state before it was pruned, they start at the newest update whose state is kept, with equal results where
+    computation is deterministic. Raises ConfigError if no stage has this name, or the run has not reached it.
     """
     every = steps(config)
-    position = _find_position(name, every, [store.is_committed(step.folder) for step in every])
+    position = _find_position(name, config, store)
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
     checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
     while checkpoints and OPTIMIZER in store.pruned_files(checkpoints[-1].folder):
@@ -167,42 +157,38 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     return repeated
 
 
-def _find_position(name: str, every: Sequence[Step], committed: Sequence[bool]) -> int:
-    """Position of ``name`` in ``every``: a committed step, or the one after the last committed one."""
+def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
+    """Position of ``name`` in :func:`steps`: a committed step, or the one after the last committed one."""
+    every, newest = steps(config), first_missing(config, store)
     title, colon, number = name.partition(":")
     title = f"{title}.0" if title in ("rollout", "score") else title
     known = list(dict.fromkeys(step.title for step in every))
     if title not in known:
         raise ConfigError(f"--from-stage {name}: no stage {title!r}; {list_choices(title, known)}")
-    last = max((i for i, done in enumerate(committed) if done), default=-1)
-    reached = [i for i, step in enumerate(every[: last + 2]) if step.title == title]
-    if not reached:
-        raise ConfigError(f"--from-stage {name}: the run has only reached {every[last + 1]}")
+    positions = {step.iteration: i for i, step in enumerate(every[: newest + 1]) if step.title == title}
+    if not positions:
+        raise ConfigError(f"--from-stage {name}: the run has only reached {every[newest]}")
     if not colon:
-        return max((i for i in reached if committed[i]), default=reached[0])
-    for i in reached:
-        if str(every[i].iteration) == number:
-            return i
-    listed = _format_ranges([every[i].iteration for i in reached])
+        committed = (i for i in reversed(positions.values()) if store.is_committed(every[i].folder))
+        return next(committed, min(positions.values()))
+    for iteration, position in positions.items():
+        if str(iteration) == number:
+            return position
+    first, last = min(positions), max(positions)
+    is_range = 1 < len(positions) == last - first + 1
+    listed = f"{first}-{last}" if is_range else ", ".join(map(str, positions))
     raise ConfigError(f"--from-stage {name}: no iteration {number!r} of {title} so far; possible: {listed}")
-
-
-def _format_ranges(numbers: Sequence[int]) -> str:
-    """``1-5`` for consecutive numbers, else ``0, 20, 40``."""
-    if len(numbers) > 1 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
-        return f"{numbers[0]}-{numbers[-1]}"
-    return ", ".join(map(str, numbers))
 
 
 # ---------------------------------------------------------------------------------------------------- files of a stage
 def split_file(split: Split) -> str:
     """File of ``prepare`` with the problems of a split."""
-    return f"{split}{_RECORDS}"
+    return f"{split}.jsonl.gz"
 
 
 def samples_file(agent: str) -> str:
     """File of ``credit`` with the samples of an agent."""
-    return f"{agent}{_RECORDS}"
+    return f"{agent}.jsonl.gz"
 
 
 def read_problems(folder: Path) -> dict[Split, list[Problem]]:
@@ -241,8 +227,8 @@ def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     """The undamaged committed evaluations by iteration, ascending."""
-    found = {i: store.find(Step("evaluate", i).folder) for i in committed_iterations(store, "evaluate")}
-    return {iteration: pointer for iteration, pointer in found.items() if pointer is not None}
+    iterations = committed_iterations(store, "evaluate")
+    return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
@@ -263,13 +249,10 @@ def is_finished(store: RunStore) -> bool:
 # ---------------------------------------------------------------------------------------------------------------- lock
 @contextmanager
 def hold_run(store: RunStore) -> Iterator[None]:
-    """Hold the lock of a run directory.
+    """Hold the lock of a run directory; ConfigError if another process holds it.
 
     A POSIX lock, not a lock file: the kernel releases it however the process ends, children do not inherit it, and
     :func:`is_held` can ask for it without taking it.
-
-    Raises:
-        ConfigError: another process holds it.
     """
     with (store.path / LOCK).open("a+") as file:
         try:

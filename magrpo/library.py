@@ -1,6 +1,7 @@
 """The library for notebooks and scripts: train and read runs, price joint actions, sample from an engine.
 
-``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them.
+``import magrpo`` offers everything here. Heavy libraries load with the first call that needs them, as do modules of
+``pipelines``, which lie above this package and are therefore imported by name.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from magrpo.config import RunConfig, load_config  # noqa: F401  # a name of the package, too
+from magrpo.config import RunConfig, load_config  # noqa: F401  # also a name of the package
 from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.sandboxes.none import NoSandbox
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
 
 
 def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> RunConfig:
-    """A configuration from nested dictionaries with the keys of a TOML file; ``overrides`` as in :func:`load_config`.
+    """A configuration from nested dictionaries with the keys of a TOML file; otherwise as :func:`load_config`.
 
     >>> model = "coopcode-base"
     >>> config = build_config({
@@ -42,9 +43,6 @@ def build_config(sections: Mapping[str, Any], overrides: Sequence[str] = ()) -> 
     ...     "env": {"kind": "coding", "prompt": "bare"},
     ...     "reward": {"kind": "coding"},
     ... }, ["train.num_iterations=2"])
-
-    Raises:
-        ConfigError: a key or a value is unusable; the message names it and the remedy.
     """
     return validate_config(RunConfig, dict(sections), overrides, "build_config")
 
@@ -55,13 +53,11 @@ def run_iteration(config: RunConfig) -> Iteration:
     >>> iteration = run_iteration(load_config("pipelines/configs/embedded.toml", ["rollout.problems_per_iteration=2"]))
     >>> iteration.metrics["reward/joint"]
     """
-    return _import_pipelines("examples.one_iteration").run_once(config)  # type: ignore[no-any-return]
+    return import_module("pipelines.examples.one_iteration").run_once(config)  # type: ignore[no-any-return]
 
 
 def train_run(config: RunConfig, name: str | None = None) -> Run:
-    """A whole run in this process, without Prefect, in ``config.root``.
-
-    A run that has the name already resumes: its committed stages are kept.
+    """A whole run in this process, without Prefect, in ``config.root``; a run that has the name already resumes.
 
     Raises:
         ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
@@ -71,19 +67,16 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
         store = RunStore.create(config, name)
     elif store.config() != config:
         raise ConfigError(f"run {store.run_id} has another configuration: choose another name")
-    _import_pipelines("environment").prepare_environment()
-    _import_pipelines("training.execute").execute(config.root, store.run_id, lambda run_step: run_step, {})
+    import_module("pipelines.environment").prepare_environment()
+    import_module("pipelines.training.execute").execute(config.root, store.run_id, lambda run_step: run_step, {})
     return Run(store)
 
 
 def open_run(folder: Path | str) -> Run:
-    """A run from its directory.
+    """A run from its directory; ConfigError if there is none in ``folder``.
 
     >>> run = open_run("runs/my-run")
     >>> run.read_metrics()["reward/joint"].plot()
-
-    Raises:
-        ConfigError: there is no run in ``folder``.
     """
     folder = Path(folder).resolve()
     return Run(RunStore.open(folder.parent, folder.name))
@@ -97,7 +90,6 @@ class Run:
 
     @property
     def config(self) -> RunConfig:
-        """The configuration of the run."""
         return self.store.config()
 
     def read_metrics(self) -> DataFrame:
@@ -110,10 +102,7 @@ class Run:
         return pandas.DataFrame.from_dict(rows, orient="index").rename_axis("iteration").sort_index()
 
     def read_evaluations(self) -> DataFrame:
-        """The summaries of all evaluations: iteration, split, mode, quantity, mean, low and high.
-
-        Quantities are fractions of their maximum, except tokens.
-        """
+        """The summaries of all evaluations, one row for each quantity: fractions of their maximum, except tokens."""
         import pandas  # half a second
 
         rows = [
@@ -125,11 +114,7 @@ class Run:
         return pandas.DataFrame(rows, columns=["iteration", "split", "mode", "quantity", "mean", "low", "high"])
 
     def read_answers(self, iteration: int | None = None) -> DataFrame:
-        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum.
-
-        Raises:
-            ConfigError: this iteration was not evaluated.
-        """
+        """The answers of an evaluation, the last one by default; ``return`` is a fraction of the maximum."""
         import pandas  # half a second
 
         evaluations = find_evaluations(self.store)
@@ -151,17 +136,13 @@ class Run:
         )
 
     def read_joint_actions(self, iteration: int) -> DataFrame:
-        """The joint actions sampled in an iteration, with their rewards and one column of texts for each agent.
-
-        Raises:
-            ConfigError: the iteration is not complete, or is evaluation only.
-        """
+        """The joint actions sampled in a trained iteration, with rewards and one column of texts for each agent."""
         import pandas  # half a second
 
         if iteration == 0 or iteration not in committed_iterations(self.store, "update"):
             raise ConfigError(f"run {self.store.run_id}: iteration {iteration} has not been trained")
-        pointers = [self.store.find(Step("score", iteration, str(turn)).folder) for turn in range(self._num_turns)]
-        groups = [group for pointer in pointers if pointer for group in read_scored(self.store.folder(pointer))]
+        scores = [Step("score", iteration, str(turn)).folder for turn in range(self.config.env.num_turns)]
+        pointers = filter(None, map(self.store.find, scores))
         return pandas.DataFrame(
             {
                 "task_id": group.problem.task_id,
@@ -171,30 +152,21 @@ class Run:
                 **{f"reward/{part}": value for part, value in turn.reward.parts.items()},
                 **group.texts(turn),
             }
-            for group in groups
+            for pointer in pointers
+            for group in read_scored(self.store.folder(pointer))
             for turn in group.turns
         )
 
     def find_weights(self, iteration: int | None = None) -> dict[str, Path]:
         """The folders of trained weights by agent after an iteration, the last one by default."""
-        last = max(committed_iterations(self.store, "update"), default=0)
-        folder = checkpoint_weights(self.store, last if iteration is None else iteration)
+        if iteration is None:
+            iteration = max(committed_iterations(self.store, "update"), default=0)
+        folder = checkpoint_weights(self.store, iteration)
         return {agent.name: folder / agent.name for agent in self.config.agents}
-
-    @property
-    def _num_turns(self) -> int:
-        return self.config.env.num_turns
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:
-    """The reward of one joint action; ``texts`` by role. Programs run in the sandbox of ``config``.
-
-    Example:
-        ``price_joint_action(config, problem, {"helper": "def aux(n): ...", "main": "def f(n): ..."}).reward.parts``
-
-    Raises:
-        ConfigError: the roles are not those of the environment.
-    """
+    """The reward of one joint action, given as texts by role; programs run in the sandbox of ``config``."""
     roles = config.env.roles()
     if sorted(texts) != sorted(roles):
         raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")
@@ -226,9 +198,6 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
 
     >>> with open_engine(run.config, run.find_weights()) as sampler:
     ...     sampler.sample_joint_actions(problem, number=4)
-
-    Raises:
-        ConfigError: a model or weights cannot be used.
     """
     from magrpo.policy import Policy  # torch and transformers
 
@@ -236,8 +205,3 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
     with TemporaryDirectory() as folder, closing(config.engine.open(policy)) as engine:
         engine.load(1, weights or policy.save(Path(folder)))
         yield Sampler(config, policy, engine)
-
-
-def _import_pipelines(module: str) -> Any:
-    """A module of ``pipelines``, which lies above this package: imported by name, as plug-ins are, when it is used."""
-    return import_module(f"pipelines.{module}")

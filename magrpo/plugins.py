@@ -1,8 +1,8 @@
 """Plug-ins: the one way to extend the project, the tables that name them, and reading a configuration.
 
-A plug-in is a frozen pydantic model that is its own configuration. A table maps a short name to a dotted path, so that
-a heavy library loads only when it is chosen. A configuration names its plug-in by ``kind``: a name from the table, or
-``"package.module:Class"`` for a class outside this project. Every other key is a field of the class.
+A plug-in is a frozen pydantic model that is its own configuration. A configuration names it by ``kind``: a name from
+the tables, whose dotted paths load a heavy library only when it is chosen, or ``"package.module:Class"`` for a class
+outside this project. Every other key is a field of the class.
 """
 
 from __future__ import annotations
@@ -16,28 +16,26 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
 
-Table = Mapping[str, str]
-
-TABLES: Mapping[str, Table] = {
+TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {
         "coopcode": "magrpo.problems.coopcode:CoopCode",
         "humaneval": "magrpo.problems.humaneval:HumanEval",
         "coophumaneval": "magrpo.problems.humaneval:CoopHumanEval",
-        "humanevalplus": "magrpo.problems.evalplus:HumanEvalPlus",
+        "humanevalplus": "magrpo.problems.humaneval:HumanEvalPlus",
         "mbpp": "magrpo.problems.mbpp:Mbpp",
-        "mbppplus": "magrpo.problems.evalplus:MbppPlus",
+        "mbppplus": "magrpo.problems.mbpp:MbppPlus",
         "livecodebench": "magrpo.problems.livecodebench:LiveCodeBench",
-        "apps": "magrpo.problems.apps:Apps",
-        "codecontests": "magrpo.problems.code_contests:CodeContests",
+        "apps": "magrpo.problems.contests:Apps",
+        "codecontests": "magrpo.problems.contests:CodeContests",
         "notes": "magrpo.problems.notes:Notes",
         "tldr": "magrpo.problems.writing:Tldr",
         "arxiv": "magrpo.problems.writing:Arxiv",
     },
     "env": {
         "coding": "magrpo.envs.coding:CodingEnv",
-        "solo": "magrpo.envs.solo:SoloEnv",
-        "sequential": "magrpo.envs.sequential:SequentialEnv",
-        "team": "magrpo.envs.team:TeamEnv",
+        "solo": "magrpo.envs.coding:SoloEnv",
+        "sequential": "magrpo.envs.coding:SequentialEnv",
+        "team": "magrpo.envs.coding:TeamEnv",
         "writing": "magrpo.envs.writing:WritingEnv",
     },
     "reward": {
@@ -86,12 +84,8 @@ def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     return f"{hint}choices: {', '.join(sorted(known))}"
 
 
-def import_plugin(table: Table, kind: str) -> type[Plugin]:
-    """Import the class named by ``kind``.
-
-    Raises:
-        ValueError: the name is unknown, or its module or class does not exist; the message lists the choices.
-    """
+def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
+    """Import the class named by ``kind``; ValueError, with the choices, if there is none."""
     path = table.get(kind, kind)
     module_name, _, class_name = path.partition(":")
     if not class_name:
@@ -105,7 +99,7 @@ def import_plugin(table: Table, kind: str) -> type[Plugin]:
     return cls
 
 
-def build_plugin(table: Table, value: Any) -> Any:
+def build_plugin(table: Mapping[str, str], value: Any) -> Any:
     """Build the plug-in described by ``{"kind": name, **fields}``; return anything else unchanged."""
     if not isinstance(value, Mapping):
         return value
@@ -120,11 +114,7 @@ def plugin_field(section: str) -> Any:
 
 
 def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
-    """Apply ``section.key=value`` overrides to ``tree`` in place, and validate it as ``model``.
-
-    Raises:
-        ConfigError: a key or a value is unusable; the message starts with ``source``.
-    """
+    """Apply overrides to ``tree`` in place and validate it; messages of ConfigErrors start with ``source``."""
     for override in overrides:
         _apply_override(tree, override)
     try:
@@ -159,7 +149,7 @@ def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Sec
             message = f"unknown key; {list_choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree, root))}"
         elif item["type"] == "missing":
             message = "is required"
-        elif item["type"] not in {"value_error"}:
+        elif item["type"] != "value_error":
             message = f"{message}, got {item['input']!r}"
         yield f"{where}: {message}" if where else message
 

@@ -1,10 +1,9 @@
 """The policies of all agents: models, adapters and tokenizers in one process, and their checkpoints.
 
 Agents with the same base share it in memory: one frozen model with one LoRA adapter each, or one for all of them with
-``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: adapters
-stay float32 on a bfloat16 base, and a full copy keeps float32 masters and runs its matrix products in the configured
-dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
-distribution that the engine sampled from.
+``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: those of
+a full copy are masters, whose matrix products run in the configured dtype through autocast. Models stay in eval mode
+(no dropout), so that the trainer computes the log-probabilities of the distribution that the engine sampled from.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ import gc
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,7 +30,6 @@ from magrpo.seeds import derive_seed
 from magrpo.types import Observation
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-ADAPTER_CONFIG = "adapter_config.json"
 
 
 @dataclass(frozen=True)
@@ -43,8 +41,6 @@ class _Agent:
     holder: str
     """The agent whose adapter this one acts with: itself, unless they share one."""
     tokenizer: PreTrainedTokenizerBase
-    bos: tuple[int, ...]
-    """The ids that the tokenizer itself puts before a text."""
 
 
 @dataclass
@@ -61,33 +57,27 @@ class Policy:
 
     @classmethod
     def open(cls, agents: Sequence[AgentConfig], model: ModelConfig, lora: LoraConfig, seed: int) -> Policy:
-        """Load every distinct base once, and give each agent its seeded adapter (B = 0) or its full copy.
+        """Load every base once; give each agent its seeded adapter (B = 0) or full copy, and load its ``start_from``.
 
-        Agents with ``start_from`` then load these weights.
-
-        Raises:
-            ConfigError: a base, its tokenizer, trained weights, the device or a target module cannot be used.
+        Raises ConfigError if a base, its tokenizer, trained weights, the device or a target module cannot be used.
         """
         device = device_of(model)
-        dtype = dtype_of(model, device)
-        policy = cls(device, dtype, model.chat_template)
-        shared: dict[str, PeftModel] = {}
-        holder_of = weight_holders(agents)
-        for named in agents:
+        policy = cls(device, dtype_of(model, device), model.chat_template)
+        bases: dict[str, PreTrainedModel] = {}
+        adapted: dict[str, PeftModel] = {}
+        for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             if config.weights == "full":
                 causal = _load_model(config, torch.float32, device)
-                adapters = None
             else:
-                adapters = shared.get(config.model)
-                if holder_of[config.name] == config.name:
-                    adapters = shared[config.model] = _add_adapter(adapters, config, policy, lora, seed)
-                assert adapters is not None
-                causal = _causal(adapters)
-            bos = tuple(tokenizer("").input_ids) if tokenizer.bos_token_id is not None else ()
-            bos = bos[:1] if bos[:1] == (tokenizer.bos_token_id,) else ()
-            policy._agents[config.name] = _Agent(config, causal, adapters, holder_of[config.name], tokenizer, bos)
+                if config.model not in bases:
+                    bases[config.model] = _load_model(config, policy.dtype, device)
+                causal = bases[config.model]
+                if holder == config.name:
+                    adapted[config.model] = _add_adapter(causal, adapted.get(config.model), config, lora, seed)
+            peft = None if config.weights == "full" else adapted[config.model]
+            policy._agents[config.name] = _Agent(config, causal, peft, holder, tokenizer)
         policy.load(0, {agent.name: agent.start_from for agent in agents if agent.start_from is not None})
         return policy
 
@@ -119,18 +109,19 @@ class Policy:
         """Token ids of an observation: through the chat template, or as plain text ended by a newline."""
         tokenizer = self._agents[agent].tokenizer
         if self.chat_template == "auto" and tokenizer.chat_template:
-            messages = [{"role": message.role, "content": message.content} for message in observation.messages]
-            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-            return tuple(ids)
+            messages = [asdict(message) for message in observation.messages]
+            return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
         text = "".join(f"{message.content}\n" for message in observation.messages)
-        return self._agents[agent].bos + tuple(tokenizer.encode(text, add_special_tokens=False))
+        bos = tokenizer.bos_token_id
+        prefix = [bos] if bos is not None and tokenizer("").input_ids[:1] == [bos] else []
+        return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
 
     def stop_token_ids(self, agent: str) -> tuple[int, ...]:
         """Ids that end a completion: the tokenizer's and those of the model's generation config."""
         entry = self._agents[agent]
         generation = entry.model.generation_config
         listed = generation.eos_token_id if generation is not None else None
-        extra = [] if listed is None else [listed] if isinstance(listed, int) else list(listed)
+        extra = [listed] if isinstance(listed, int) else listed or []
         return tuple(dict.fromkeys([entry.tokenizer.eos_token_id, *extra]))
 
     def max_length(self, agent: str) -> int:
@@ -143,7 +134,8 @@ class Policy:
         entry = self._agents[agent]
         if entry.peft is not None:
             entry.peft.set_adapter(entry.holder)
-        with self._autocast(entry):
+        has_masters = entry.peft is None and self.dtype != torch.float32
+        with torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters):
             yield entry.model
 
     @contextmanager
@@ -164,18 +156,18 @@ class Policy:
         entry = self._agents[agent]
         if entry.peft is None:
             return dict(entry.model.named_parameters())
-        parameters = {}
-        for name, parameter in entry.peft.named_parameters():
-            for matrix in ("lora_A", "lora_B"):
-                if name.endswith(f".{matrix}.{entry.holder}.weight"):
-                    parameters[name.removesuffix(f".{entry.holder}.weight") + ".weight"] = parameter
-        return parameters
+        suffix = f".{entry.holder}.weight"
+        return {
+            name.removesuffix(suffix) + ".weight": parameter
+            for name, parameter in entry.peft.named_parameters()
+            if name.endswith((f".lora_A{suffix}", f".lora_B{suffix}"))
+        }
 
     def save(self, folder: Path) -> dict[str, Path]:
         """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders."""
-        folders = {}
-        for agent, entry in self._agents.items():
-            target = folder / agent
+        folders = {agent: folder / agent for agent in self._agents}
+        for agent, target in folders.items():
+            entry = self._agents[agent]
             target.mkdir(parents=True, exist_ok=True)
             if entry.peft is None:
                 entry.model.save_pretrained(target)
@@ -183,22 +175,25 @@ class Policy:
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
                 save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-                (target / ADAPTER_CONFIG).write_text(_adapter_config(entry.peft, entry.holder), encoding="utf-8")
-            folders[agent] = target
+                adapter = {**entry.peft.peft_config[entry.holder].to_dict(), "inference_mode": True}
+                text = json.dumps(adapter, indent=2, sort_keys=True, default=sorted)  # sets in a fixed order
+                (target / "adapter_config.json").write_text(f"{text}\n", encoding="utf-8")
         return folders
 
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
         """Load, bit for bit, the weights that :meth:`save` wrote.
 
-        Raises:
-            ConfigError: a folder is missing or holds the weights of another model, or agents that share an adapter are
-                given different ones.
+        Raises ConfigError if a folder is missing or of another model, or agents that share an adapter are given two.
         """
         loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():
             parameters = self.parameters(agent)
             try:
-                stored = self._read_weights(agent, folder)
+                if self.weights(agent) == "lora":
+                    stored = load_file(folder / ADAPTER_WEIGHTS)
+                else:
+                    full = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+                    stored = dict(full.named_parameters())
             except (OSError, ValueError) as error:
                 raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {_first_line(error)}") from None
             if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
@@ -217,63 +212,40 @@ class Policy:
             gc.collect()  # free tensors in reference cycles first
             torch.cuda.empty_cache()
 
-    def _read_weights(self, agent: str, folder: Path) -> dict[str, Tensor]:
-        if self.weights(agent) == "lora":
-            return load_file(folder / ADAPTER_WEIGHTS)
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-        return dict(model.named_parameters())
-
-    def _autocast(self, entry: _Agent) -> torch.autocast:
-        masters = entry.peft is None and self.dtype != torch.float32
-        return torch.autocast(self.device.type, dtype=self.dtype, enabled=masters)
-
 
 def device_of(model: ModelConfig) -> torch.device:
-    """The device the policies will live on.
-
-    Raises:
-        ConfigError: CUDA is asked for and there is none.
-    """
-    if model.device == "cuda" and not torch.cuda.is_available():
+    """The device the policies will live on. Raises ConfigError if CUDA is asked for and there is none."""
+    uses_cuda = model.device != "cpu" and torch.cuda.is_available()
+    if model.device == "cuda" and not uses_cuda:
         raise ConfigError('model.device = "cuda": PyTorch sees no CUDA device; use "cpu" or "auto"')
-    if model.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    return torch.device(model.device)
+    return torch.device("cuda" if uses_cuda else "cpu")
 
 
 def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
     """The dtype of frozen weights and of matrix products."""
-    if model.dtype == "auto":
-        return torch.bfloat16 if device.type == "cuda" else torch.float32
-    return torch.float32 if model.dtype == "float32" else torch.bfloat16
+    is_half = model.dtype == "bfloat16" or (model.dtype == "auto" and device.type == "cuda")
+    return torch.bfloat16 if is_half else torch.float32
 
 
-def _check_source(config: AgentConfig) -> None:
-    path = Path(config.model)
-    looks_local = path.is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
-    if looks_local and not path.is_dir():
+def _load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
+    looks_local = Path(config.model).is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
+    if looks_local and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
+    try:
+        return auto.from_pretrained(config.model, **options)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"agent {config.name!r}: cannot load {noun} {config.model!r}: {_first_line(error)}") from None
 
 
 def _load_model(config: AgentConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    _check_source(config)
-    try:
-        model = AutoModelForCausalLM.from_pretrained(config.model, dtype=dtype)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"agent {config.name!r}: cannot load model {config.model!r}: {_first_line(error)}") from None
+    model = _load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
     assert isinstance(model, PreTrainedModel)
     nn.Module.to(model, device)
     return nn.Module.train(model, False)
 
 
 def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
-    _check_source(config)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(config.model)
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"agent {config.name!r}: cannot load the tokenizer of {config.model!r}: {_first_line(error)}"
-        ) from None
+    tokenizer: PreTrainedTokenizerBase = _load_pretrained(AutoTokenizer, "the tokenizer of", config)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"agent {config.name!r}: the tokenizer of {config.model!r} has no end-of-sequence token; "
@@ -283,9 +255,8 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
 
 
 def _add_adapter(
-    adapters: PeftModel | None, config: AgentConfig, policy: Policy, lora: LoraConfig, seed: int
+    base: PreTrainedModel, adapters: PeftModel | None, config: AgentConfig, lora: LoraConfig, seed: int
 ) -> PeftModel:
-    base = _causal(adapters) if adapters is not None else _load_model(config, policy.dtype, policy.device)
     _check_targets(base, config, lora)
     peft_config = PeftLoraConfig(
         r=lora.rank,
@@ -294,7 +265,7 @@ def _add_adapter(
         task_type=TaskType.CAUSAL_LM,
         base_model_name_or_path=config.model,
     )
-    with torch.random.fork_rng(devices=[policy.device] if policy.device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "lora", config.name))
         if adapters is None:
             adapters = get_peft_model(base, peft_config, adapter_name=config.name)
@@ -302,12 +273,6 @@ def _add_adapter(
             adapters.add_adapter(config.name, peft_config)
     assert isinstance(adapters, PeftModel)
     return adapters.eval()
-
-
-def _causal(adapters: PeftModel) -> PreTrainedModel:
-    base = adapters.get_base_model()
-    assert isinstance(base, PreTrainedModel)
-    return base
 
 
 def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig) -> None:
@@ -329,13 +294,5 @@ def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig)
             )
 
 
-def _adapter_config(adapters: PeftModel, agent: str) -> str:
-    """peft's own configuration as JSON, with sets in a fixed order so that equal adapters are equal files."""
-    tree: dict[str, Any] = adapters.peft_config[agent].to_dict()
-    tree = {key: sorted(value) if isinstance(value, set) else value for key, value in tree.items()}
-    tree["inference_mode"] = True
-    return json.dumps(tree, indent=2, sort_keys=True) + "\n"
-
-
 def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

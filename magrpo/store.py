@@ -1,9 +1,9 @@
 """The run directory: stage outputs that are either whole or absent.
 
-A run directory holds its resolved configuration and a folder for each committed stage; :mod:`magrpo.layout` says where.
-A stage writes into a temporary folder; the files and the manifest are flushed to disk and the folder is renamed into
-place, so a kill at any moment loses at most the stage in progress. A manifest carries a key, the digest of the stage's
-name, configuration and inputs. A later call with the same key finds the output and skips the work.
+A run directory holds its resolved configuration and a folder for each committed stage (:mod:`magrpo.layout`). A stage
+writes into a temporary folder, which is flushed to disk and renamed into place: a kill loses at most the stage in
+progress. Its manifest carries a key, the digest of the stage's name, configuration and inputs; a later call with the
+same key finds the output and skips the work.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
@@ -49,11 +50,7 @@ class RunStore:
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
-        """A new run directory under ``config.root``.
-
-        Raises:
-            ConfigError: ``name`` is taken, or is no single word of letters, digits, ``-``, ``_`` and ``.``.
-        """
+        """A new run directory under ``config.root``; ConfigError if ``name`` is taken or unusable as a folder."""
         if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
             raise ConfigError(f"run name {name!r}: use letters, digits, '-', '_' and '.' only")
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
@@ -66,18 +63,15 @@ class RunStore:
 
     @classmethod
     def open(cls, root: Path, run_id: str) -> RunStore:
-        """An existing run directory.
-
-        Raises:
-            ConfigError: there is no such run; the message names runs of similar names, else the newest ones.
-        """
+        """An existing run directory; ConfigError, with runs of similar names or the newest, if there is none."""
         store = cls(root, run_id)
         if not store.exists():
-            runs = sorted((p.parent for p in root.glob(f"*/{CONFIG}")), key=lambda p: p.stat().st_mtime)
-            near = difflib.get_close_matches(run_id, [p.name for p in runs], n=3)
-            known = ", ".join(near or [p.name for p in runs[-5:]]) or "none"
-            which = "did you mean" if near else "the newest runs there:"
-            raise ConfigError(f"no run {run_id!r} in {root}; {which} {known}{'?' * bool(near)}")
+            runs = sorted((path.parent for path in root.glob(f"*/{CONFIG}")), key=lambda run: run.stat().st_mtime)
+            names = [run.name for run in runs]
+            if similar := difflib.get_close_matches(run_id, names, n=3):
+                raise ConfigError(f"no run {run_id!r} in {root}; did you mean {', '.join(similar)}?")
+            newest = ", ".join(names[-5:]) or "none"
+            raise ConfigError(f"no run {run_id!r} in {root}; the newest runs there: {newest}")
         return store
 
     def exists(self) -> bool:
@@ -99,21 +93,15 @@ class RunStore:
     def find(self, name: str, key: str | None = None) -> Pointer | None:
         """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
         folder = self.stage_folder(name)
-        try:
+        with suppress(FileNotFoundError):
             manifest = _read_manifest(folder)
-        except FileNotFoundError:
-            return None
-        if key not in (None, manifest["key"]):
-            return None
-        if not all(_intact(folder / file, facts) for file, facts in manifest["files"].items()):
-            return None
-        return self._pointer(name)
+            is_same = key in (None, manifest["key"])
+            if is_same and all(_is_intact(folder / file, facts) for file, facts in manifest["files"].items()):
+                return self._pointer(name)
+        return None
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
-        """Run ``write(folder)`` and make its files durable as the output of stage ``name``, replacing any other.
-
-        ``write`` returns the stage's metrics; they are kept in the manifest.
-        """
+        """Make the files of ``write(folder)``, and the metrics it returns, durable as the output of stage ``name``."""
         target = self.stage_folder(name)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
@@ -125,12 +113,10 @@ class RunStore:
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        for file in files:
-            _fsync(partial / file)
         manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
         atomic_write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
-        for folder in {partial, *(partial / Path(file).parent for file in files)}:
-            _fsync(folder)
+        for path in (partial, *partial.rglob("*")):
+            _fsync(path)
         if target.exists():
             shutil.rmtree(target)
         partial.rename(target)
@@ -139,22 +125,15 @@ class RunStore:
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """The metrics of a committed stage."""
-        metrics: dict[str, float] = _read_manifest(self.folder(pointer))["metrics"]
-        return metrics
+        return dict(_read_manifest(self.folder(pointer))["metrics"])
 
     def stored_metrics(self, name: str) -> dict[str, float]:
         """The metrics of a committed stage by its name, whatever its key and state."""
-        metrics: dict[str, float] = _read_manifest(self.stage_folder(name))["metrics"]
-        return metrics
+        return dict(_read_manifest(self.stage_folder(name))["metrics"])
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
         """SHA-256 of a file of a committed stage."""
-        return str(self.file_facts(pointer)[file]["sha256"])
-
-    def file_facts(self, pointer: Pointer) -> dict[str, dict[str, Any]]:
-        """Size in bytes and SHA-256 of every file of a committed stage."""
-        facts: dict[str, dict[str, Any]] = _read_manifest(self.folder(pointer))["files"]
-        return facts
+        return str(_read_manifest(self.folder(pointer))["files"][file]["sha256"])
 
     def work_interval(self, pointer: Pointer) -> tuple[float, float]:
         """When the work of a stage began and ended, in seconds since 1970."""
@@ -165,7 +144,7 @@ class RunStore:
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Iteration, stage and metrics of everything committed, in no particular order."""
         for path in self.path.glob(f"stages/*/[!.]*/{MANIFEST}"):
-            yield int(path.parts[-3]), path.parts[-2], json.loads(path.read_bytes())["metrics"]
+            yield int(path.parts[-3]), path.parts[-2], _read_manifest(path.parent)["metrics"]
 
     def stage_folder(self, name: str) -> Path:
         """The folder of a stage by its name, committed or not."""
@@ -179,7 +158,7 @@ class RunStore:
         """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
         folder = self.folder(pointer)
         manifest = _read_manifest(folder)
-        if not manifest["files"].get(file, {}).get("pruned"):
+        if not manifest["files"][file].get("pruned"):
             manifest["files"][file]["pruned"] = True
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
         (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
@@ -189,10 +168,7 @@ class RunStore:
         return [file for file, facts in _read_manifest(self.stage_folder(name))["files"].items() if facts.get("pruned")]
 
     def set_aside(self, names: Sequence[str]) -> Path:
-        """Move the outputs of stages into a new folder of the run, the last first; returns the folder.
-
-        Each move is one rename. A kill between two leaves the earlier stages committed.
-        """
+        """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages."""
         parent = self.path / "set-aside"
         parent.mkdir(exist_ok=True)
         folder = parent / str(1 + max((int(path.name) for path in parent.iterdir()), default=0))
@@ -206,8 +182,8 @@ class RunStore:
 
     def _pointer(self, name: str) -> Pointer:
         manifest = _read_manifest(self.stage_folder(name))
-        facts = {file: facts["sha256"] for file, facts in manifest["files"].items()}
-        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], facts)}
+        digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
+        return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
 
 
 def digest(*parts: Any) -> str:
@@ -237,8 +213,7 @@ def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> Non
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
-    manifest: dict[str, Any] = json.loads((folder / MANIFEST).read_bytes())
-    return manifest
+    return dict(json.loads((folder / MANIFEST).read_bytes()))
 
 
 def _sha256(path: Path) -> str:
@@ -246,10 +221,10 @@ def _sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _intact(path: Path, facts: Mapping[str, Any]) -> bool:
-    if facts.get("pruned"):
-        return True
-    return path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
+def _is_intact(path: Path, facts: Mapping[str, Any]) -> bool:
+    return bool(facts.get("pruned")) or (
+        path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
+    )
 
 
 def atomic_write(path: Path, data: bytes) -> None:

@@ -1,10 +1,8 @@
 """Every value that flows between stages, on one page.
 
-Standard library only. All types are frozen: a stage returns a new value and never modifies an old one.
-:mod:`magrpo.store` writes them to disk and reads them back: the names and order of fields are a file format.
+Standard library only. :mod:`magrpo.store` writes these types to disk: the names and order of fields are a file format.
 
-Axis legend, used everywhere: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` completion tokens,
-``V`` vocabulary, ``D`` model width.
+Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens, ``V`` vocabulary, ``D`` model width.
 """
 
 from __future__ import annotations
@@ -15,20 +13,10 @@ from typing import Generic, Literal, TypeVar
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
-FinishReason = Literal["stop", "length"]
-CaseStatus = Literal[
-    "pass",
-    "wrong",
-    "exception",
-    "timeout",
-    "crash",
-    "memory",
-    "output_limit",
-    "protocol",
-    "load_error",
-    "not_run",
-    "infra_error",
-]
+Normalize = Literal["none", "std"]
+LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
+_Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run", "infra_error"]
+CaseStatus = Literal["pass", "wrong", "exception", _Unfinished]
 
 
 # --------------------------------------------------------------------------------------------- problems and prompts
@@ -52,8 +40,6 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One chat message."""
-
     role: Literal["system", "user", "assistant"]
     content: str
 
@@ -67,8 +53,6 @@ class Observation:
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """An observation and its token ids."""
-
     observation: Observation
     token_ids: tuple[int, ...]
 
@@ -76,16 +60,14 @@ class Prompt:
 # --------------------------------------------------------------------------------------------------------- sampling
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How completions are sampled. ``temperature = 0`` is greedy; ``top_k = 0`` and ``top_p = 1`` are off.
-
-    ``keep_support``: record the tokens kept by top-k and top-p, and take log-probabilities over those.
-    """
+    """How completions are sampled: ``temperature = 0`` is greedy, ``top_k = 0`` and ``top_p = 1`` are off."""
 
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     max_new_tokens: int = 256
     keep_support: bool = False
+    """Record the tokens kept by top-k and top-p, and take log-probabilities over those."""
 
     @property
     def truncates(self) -> bool:
@@ -112,18 +94,17 @@ class Request:
 class Action:
     """One completion.
 
-    ``token_ids`` are exactly the sampled tokens, the end-of-sequence token included when it was sampled;
-    ``sampling_logps`` has the same length: natural-log probabilities under the distribution at the sampling
-    temperature, before top-p and top-k, or over ``support`` if it was recorded; ``text`` is decoded without special
-    tokens. ``policy_version``: number of updates of the weights (0: untrained). ``support``: for each token the ids it
-    was sampled from, ascending, itself included; empty if nothing was recorded or cut off.
+    ``token_ids``: exactly the sampled tokens, with the end-of-sequence token if sampled; ``text``: decoded, without
+    special tokens. ``sampling_logps``: their natural log-probabilities at the sampling temperature, before top-p and
+    top-k, or over ``support`` if it was recorded. ``policy_version``: number of updates of the weights (0: untrained).
+    ``support``: the ids each token was sampled from, ascending; empty if nothing was recorded or cut off.
     """
 
     agent: str
     text: str
     token_ids: tuple[int, ...]
     sampling_logps: tuple[float, ...]
-    finish_reason: FinishReason
+    finish_reason: Literal["stop", "length"]
     policy_version: int
     support: tuple[tuple[int, ...], ...] = ()
 
@@ -131,10 +112,7 @@ class Action:
 # -------------------------------------------------------------------------------------------------------- execution
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One program to run against one test, as data. Equal executions are run once.
-
-    ``watch``: name of a function of the program whose calls are counted (``aux``), or empty.
-    """
+    """One program to run against one test; ``watch``: a function of it whose calls are counted (``aux``), or empty."""
 
     source: str
     entry_point: str
@@ -154,10 +132,9 @@ class Case:
 class ExecutionReport:
     """The result of an :class:`Execution`.
 
-    ``status``: ``pass`` if every case passed, else the status of the first case that did not. ``level``: the isolation
-    level. ``watched_calls``: calls of ``Execution.watch`` that returned during the tests; ``watched_used``: whether a
-    result of them was used; both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split.
-    Times in seconds, memory in bytes.
+    ``status``: ``pass`` if every case passed, else that of the first case that did not. ``level``: the isolation level.
+    ``watched_calls``: calls of ``Execution.watch`` that returned; ``watched_used``: whether a result of them was used;
+    both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split.
     """
 
     status: CaseStatus
@@ -181,14 +158,12 @@ class ExecutionReport:
 
 @dataclass(frozen=True, slots=True)
 class JointReward:
-    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``.
-
-    ``local``: additional rewards of single roles, already weighted; keyed by agent in a scored turn.
-    """
+    """The joint reward of one joint action: ``total = scale * sum(parts) + shift``."""
 
     total: float
     parts: dict[str, float]
     local: dict[str, float] = field(default_factory=dict)
+    """Additional rewards of single roles, already weighted; keyed by agent in a scored turn."""
 
 
 PENDING = JointReward(0.0, {})
@@ -229,10 +204,9 @@ T = TypeVar("T", Turn, ScoredTurn)
 class RolloutGroup(Generic[T]):
     """One node of a problem's tree: one history, ``G`` completions per agent, and the joint actions made of them.
 
-    ``prompts``, ``actions`` and the joint actions hold the agents that act at this turn; the others wait.
-    ``path`` holds the index of the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0.
-    ``history`` has one entry per element of ``path``, except for retried trajectories: it then holds the turns of the
-    latest try, ``path`` those of all tries. Dicts are keyed by agent name, in the order of the config.
+    Dicts are keyed by agent, in the order of the config, and hold the agents that act at this turn. ``path``: index of
+    the joint action taken at each earlier turn, so ``len(path)`` is the turn, from 0. ``history``: these turns; of a
+    retried trajectory only those of the latest try.
     """
 
     problem: Problem
@@ -254,7 +228,7 @@ class RolloutGroup(Generic[T]):
 
 @dataclass(frozen=True, slots=True)
 class TrajectoryStep:
-    """One turn of a trajectory: each agent's prompt and completion, and the scored joint action."""
+    """One turn of a trajectory, by agent."""
 
     prompts: dict[str, Prompt]
     actions: dict[str, Action]
@@ -296,10 +270,9 @@ class TurnTimes:
 class Sample:
     """One completion with its advantage, ready for the update.
 
-    ``returns`` is the mean joint return of the joint actions that hold the completion; ``advantage`` is exactly 0 when
-    all returns of its group are equal. ``group`` numbers the groups of siblings of one batch from 0. ``weight``: its
-    weight in the loss, 1 in the first turn, less where a tree holds more completions of a turn. ``support``: that of
-    the :class:`Action`.
+    ``returns``: mean return of the joint actions that hold the completion; ``advantage``: exactly 0 when all returns of
+    its group are equal; ``group`` numbers the groups of siblings of one batch from 0; ``weight`` in the loss: 1 in the
+    first turn, less where a tree holds more completions of a turn.
     """
 
     prompt_ids: tuple[int, ...]
@@ -324,10 +297,7 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
-
-    ``response_tokens``: tokens of the last turn; ``generated_tokens``: tokens of all turns (0: unknown).
-    """
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units."""
 
     task_id: str
     split: Split
@@ -338,7 +308,9 @@ class EvalRow:
     passed: tuple[bool | None, ...]
     texts: dict[str, str]
     response_tokens: int
+    """Tokens of the last turn."""
     generated_tokens: int = 0
+    """Tokens of all turns; 0: unknown."""
 
 
 HEADLINE = "test/sampled"

@@ -6,18 +6,10 @@ Each is a registered operation (``torch.ops.magrpo``), so autograd and ``torch.c
 Triton's interpreter), ``auto`` is triton on CUDA tensors and torch elsewhere.
 """
 
-from magrpo_kernels.advantages import group_advantages
-from magrpo_kernels.hidden import policy_loss_from_hidden, token_logps
-from magrpo_kernels.inputs import LossOptions, Support, TokenInputs
-from magrpo_kernels.row import PolicyLoss, policy_loss_from_logits
-
-__all__ = [
-    "LossOptions",
-    "PolicyLoss",
-    "Support",
-    "TokenInputs",
-    "group_advantages",
-    "policy_loss_from_hidden",
-    "policy_loss_from_logits",
-    "token_logps",
-]
+from magrpo_kernels.advantages import group_advantages as group_advantages
+from magrpo_kernels.hidden import policy_loss_from_hidden as policy_loss_from_hidden
+from magrpo_kernels.inputs import LossOptions as LossOptions
+from magrpo_kernels.inputs import Support as Support
+from magrpo_kernels.inputs import TokenInputs as TokenInputs
+from magrpo_kernels.row import PolicyLoss as PolicyLoss
+from magrpo_kernels.row import policy_loss_from_logits as policy_loss_from_logits

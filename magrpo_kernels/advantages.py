@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, get_args
 
 import torch
 from torch import Tensor
+
+from magrpo_kernels.inputs import Impl
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -19,7 +21,7 @@ def group_advantages(
     group_offsets: Int[Tensor, " P+1"],
     estimator: Estimator = "magrpo",
     normalize: Normalize = "none",
-    impl: Literal["auto", "triton", "torch"] = "auto",
+    impl: Impl = "auto",
 ) -> Float[Tensor, " N"]:
     """The advantage of each return within its group: arXiv 2508.04652, section 4.
 
@@ -33,12 +35,10 @@ def group_advantages(
     Raises:
         ValueError: an unknown estimator or normalisation, or offsets that do not cover the returns.
     """
-    if impl not in ("auto", "triton", "torch"):
-        raise ValueError(f"unknown impl {impl!r}: auto, triton or torch")
-    if estimator not in ("magrpo", "marloo", "maremax", "mareinforce"):
-        raise ValueError(f"unknown estimator {estimator!r}")
-    if normalize not in ("none", "std"):
-        raise ValueError(f"unknown normalize {normalize!r}")
+    chosen = {"impl": (impl, Impl), "estimator": (estimator, Estimator), "normalize": (normalize, Normalize)}
+    for name, (value, choices) in chosen.items():
+        if value not in get_args(choices):
+            raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(get_args(choices))}")
     advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize, impl)
     return advantages
 
@@ -55,7 +55,7 @@ def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, no
     if int(group_offsets[-1]) != len(returns):
         raise ValueError(f"group_offsets end at {int(group_offsets[-1])}, there are {len(returns)} returns")
     if impl == "triton" or (impl == "auto" and returns.is_cuda):
-        from magrpo_kernels.advantages_triton import group_advantages_triton  # triton, which not every machine has
+        from magrpo_kernels.triton_kernels import group_advantages_triton  # triton, which not every machine has
 
         return group_advantages_triton(returns, group_offsets, estimator, normalize)
     group = torch.repeat_interleave(torch.arange(len(sizes), device=returns.device), sizes)  # (N,)
@@ -65,14 +65,12 @@ def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, no
     high = empty.scatter_reduce(0, group, returns, "amax", include_self=False)
     low = empty.scatter_reduce(0, group, returns, "amin", include_self=False)
     centred = returns - mean[group]
-    if estimator == "magrpo":
-        advantages = centred
-    elif estimator == "marloo":
-        advantages = centred * (count / (count - 1).clamp(min=1))[group]
-    elif estimator == "maremax":
-        advantages = returns - high[group]
-    else:
-        advantages = returns
+    advantages = {
+        "magrpo": centred,
+        "marloo": centred * (count / (count - 1).clamp(min=1))[group],
+        "maremax": returns - high[group],
+        "mareinforce": returns,
+    }[estimator]
     equal = (high == low)[group]
     if normalize == "std":
         deviation = (empty.index_add(0, group, centred.square()) / count).sqrt()[group]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import importlib
 import json
 import statistics
@@ -24,7 +25,7 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden
-from magrpo_kernels.hidden import chunk_size, chunk_slices
+from magrpo_kernels.hidden import add_product_, slice_chunks
 from magrpo_kernels.inputs import Impl
 
 MIB = 1 << 20
@@ -33,23 +34,25 @@ FLOOR = "bare matrix products (floor)"
 OURS = "magrpo_kernels"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Relative, of the norm of a gradient."""
+LIBRARIES = {
+    "Liger fused linear GRPO": "liger_kernel.chunked_loss",
+    "TRL chunked log-probabilities": "trl.kernels",
+    "cut-cross-entropy": "cut_cross_entropy",
+}
+"""The modules of other implementations."""
 MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, AssertionError)
 """Errors of a library that is not installed, or does not support this device."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The tensors of one measurement: ``sequences`` of equal length, N tokens in all."""
+    """The tensors of one measurement: S sequences of equal length, N tokens in all."""
 
     name: str
-    hidden: Tensor
-    """(N, D)"""
-    weight: Tensor
-    """(V, D)"""
-    token_ids: Tensor
-    """(N,)"""
-    advantages: Tensor
-    """(S,), one for each sequence."""
+    hidden: Tensor  # (N, D)
+    weight: Tensor  # (V, D)
+    token_ids: Tensor  # (N,)
+    advantages: Tensor  # (S,)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -60,11 +63,6 @@ class Case:
     def coefficients(self) -> Tensor:
         """(N,): the advantage of each token's sequence."""
         return self.advantages.repeat_interleave(len(self.hidden) // len(self.advantages))
-
-    def split_sequences(self) -> tuple[Tensor, Tensor]:
-        """Hidden states (S, L, D) and ids (S, L)."""
-        count = len(self.advantages)
-        return self.hidden.view(count, -1, self.hidden.shape[1]), self.token_ids.view(count, -1)
 
 
 Loss = Callable[[Case], Tensor]
@@ -84,34 +82,27 @@ class Row:
 
 def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
     """Random inputs; a fraction ``degenerate`` of the sequences has advantage 0, as if their group were all equal."""
-    device, dtype = torch.device(args.device), getattr(torch, args.dtype)
+    place = {"device": torch.device(args.device), "dtype": getattr(torch, args.dtype)}
     generator = torch.Generator().manual_seed(0)
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    advantages = normal(args.sequences)
+    advantages = torch.randn(args.sequences, generator=generator)
     advantages[: int(degenerate * args.sequences)] = 0.0
     ids = torch.randint(args.vocabulary, (args.tokens,), generator=generator)
-    weight = normal(args.vocabulary, args.hidden) * args.hidden**-0.5
+    weight = torch.randn(args.vocabulary, args.hidden, generator=generator) * args.hidden**-0.5
+    hidden = torch.randn(args.tokens, args.hidden, generator=generator)
     return Case(
         name,
-        normal(args.tokens, args.hidden).to(device, dtype).requires_grad_(),
-        weight.to(device, dtype).requires_grad_(not frozen),
-        ids.to(device),
-        advantages.to(device),
+        hidden.to(**place).requires_grad_(),
+        weight.to(**place).requires_grad_(not frozen),
+        ids.to(args.device),
+        advantages.to(args.device),
     )
 
 
 # ------------------------------------------------------------------------------------------------- implementations
-def our_loss(impl: Impl) -> Loss:
+def our_loss(case: Case, impl: Impl) -> Tensor:
     """This package."""
-
-    def loss(case: Case) -> Tensor:
-        inputs = TokenInputs(case.token_ids, case.coefficients)
-        return policy_loss_from_hidden(case.hidden, case.weight, inputs, LossOptions(impl=impl)).loss
-
-    return loss
+    inputs = TokenInputs(case.token_ids, case.coefficients)
+    return policy_loss_from_hidden(case.hidden, case.weight, inputs, LossOptions(impl=impl)).loss
 
 
 def eager_loss(case: Case) -> Tensor:
@@ -120,50 +111,35 @@ def eager_loss(case: Case) -> Tensor:
     return -(case.coefficients * logps).sum()
 
 
+@functools.cache
 def compile_eager_loss() -> Loss:
     """The same under torch.compile."""
     return torch.compile(eager_loss, dynamic=False)
 
 
-def liger_loss() -> Loss:
+def liger_loss(case: Case) -> Any:
     """Liger's fused linear GRPO loss, one sequence at a time. On-policy its ratio is 1, its gradient the same."""
-    module = importlib.import_module("liger_kernel.chunked_loss")
-    grpo = module.LigerFusedLinearGRPOLoss(
-        beta=0.0, compiled=False, use_ref_model=False, chunk_size=1, loss_type="grpo", temperature=1.0
-    )
-
-    def loss(case: Case) -> Tensor:
-        hidden, ids = case.split_sequences()
-        value = grpo(hidden, case.weight, ids, torch.ones_like(ids), case.advantages)[0]
-        summed: Tensor = value * len(case.hidden)  # from its mean over sequences of means over tokens
-        return summed
-
-    return loss
+    options = {"beta": 0.0, "compiled": False, "use_ref_model": False, "chunk_size": 1, "loss_type": "grpo"}
+    grpo = importlib.import_module("liger_kernel.chunked_loss").LigerFusedLinearGRPOLoss(temperature=1.0, **options)
+    count = len(case.advantages)
+    hidden, ids = case.hidden.view(count, -1, case.hidden.shape[1]), case.token_ids.view(count, -1)
+    mean = grpo(hidden, case.weight, ids, torch.ones_like(ids), case.advantages)[0]
+    return mean * len(case.hidden)  # from its mean over sequences of means over tokens
 
 
-def trl_loss() -> Loss:
+def trl_loss(case: Case) -> Any:
     """TRL's chunked head, with the loss on top."""
-    function = importlib.import_module("trl.kernels").ChunkedLogProbFunction
-
-    def loss(case: Case) -> Tensor:
-        logps = function.apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
-        summed: Tensor = -(case.coefficients * logps.float()).sum()
-        return summed
-
-    return loss
+    apply = importlib.import_module("trl.kernels").ChunkedLogProbFunction.apply
+    logps = apply(case.hidden, case.weight, None, case.token_ids, 1.0, 32768, None, 1.0, ())[0]
+    return -(case.coefficients * logps.float()).sum()
 
 
-def cut_cross_entropy_loss() -> Loss:
+def cut_cross_entropy_loss(case: Case) -> Any:
     """cut-cross-entropy's per-token losses, weighted, nothing filtered."""
+    options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
     function = importlib.import_module("cut_cross_entropy").linear_cross_entropy
-
-    def loss(case: Case) -> Tensor:
-        options = {"filter_eps": None} if case.hidden.is_cuda else {"impl": "torch_compile"}
-        losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
-        summed: Tensor = (case.coefficients * losses.float()).sum()
-        return summed
-
-    return loss
+    losses = function(case.hidden, case.weight, case.token_ids, reduction="none", **options)
+    return (case.coefficients * losses.float()).sum()
 
 
 def matrix_products(case: Case) -> Tensor:
@@ -171,61 +147,58 @@ def matrix_products(case: Case) -> Tensor:
     hidden, weight = case.hidden.detach(), case.weight.detach()
     to_rows = torch.empty_like(hidden)
     total = torch.zeros_like(weight, dtype=torch.float32) if case.weight.requires_grad else None
-    buffer = hidden.new_empty(chunk_size(len(hidden), weight), len(weight))
-    for part in chunk_slices(len(hidden), weight):
+    parts = slice_chunks(len(hidden), weight)
+    buffer = hidden.new_empty(parts[0].stop, len(weight))
+    for part in parts:
         logits = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         torch.mm(logits, weight, out=to_rows[part])
-        if total is None:
-            continue
-        if total.dtype == logits.dtype:
-            total.addmm_(logits.t(), hidden[part])
-        else:
-            total += logits.t() @ hidden[part]
+        if total is not None:
+            add_product_(total, logits.t(), hidden[part])
     return to_rows[0, 0]
 
 
-def list_implementations(device: str) -> Iterator[tuple[str, Callable[[], Loss]]]:
-    """Name and factory of every implementation compared on this device."""
-    yield FLOOR, lambda: matrix_products
-    yield f"{OURS} torch", lambda: our_loss("torch")
-    if device == "cuda":
-        yield f"{OURS} triton", lambda: our_loss("triton")
-    yield "eager torch", lambda: eager_loss
-    yield "torch.compile", compile_eager_loss
-    yield "Liger fused linear GRPO", liger_loss
-    yield "TRL chunked log-probabilities", trl_loss
-    yield "cut-cross-entropy", cut_cross_entropy_loss
+def list_implementations(device: str) -> dict[str, Loss]:
+    """The implementations compared on this device, by name."""
+    on_cuda: dict[str, Loss] = {f"{OURS} triton": functools.partial(our_loss, impl="triton")}
+    return {
+        FLOOR: matrix_products,
+        f"{OURS} torch": functools.partial(our_loss, impl="torch"),
+        **(on_cuda if device == "cuda" else {}),
+        "eager torch": eager_loss,
+        "torch.compile": lambda case: compile_eager_loss()(case),
+        "Liger fused linear GRPO": liger_loss,
+        "TRL chunked log-probabilities": trl_loss,
+        "cut-cross-entropy": cut_cross_entropy_loss,
+    }
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
 def measure_case(case: Case, rounds: int) -> list[Row]:
     """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
-    rows: list[Row] = []
-    running: list[tuple[Row, Loss]] = []
+    losses = list_implementations(case.hidden.device.type)
+    rows = [Row(name) for name in losses]
     expected = time_once(eager_loss, case)[2]
-    for name, make in list_implementations(case.hidden.device.type):
-        row = Row(name)
-        rows.append(row)
+    for row, (name, loss) in zip(rows, losses.items(), strict=True):
         show_progress(f"{case.name}: warming up {name}")
         try:
-            loss = make()
+            if name in LIBRARIES:
+                importlib.import_module(LIBRARIES[name])  # not part of the memory that is measured
             with peak_memory(row, case.hidden.device):
                 row.gradient_norm = time_once(loss, case)[2]
         except MISSING as error:
             if name.startswith(OURS):
                 raise
             row.skipped = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
-            continue
-        if name != FLOOR and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
-            row.skipped = f"wrong gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
-            continue
-        running.append((row, loss))
+        else:
+            if name != FLOOR and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
+                row.skipped = f"wrong gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
     for number in range(rounds):
         show_progress(f"{case.name}: round {number + 1} of {rounds}")
-        for row, loss in running:
-            forward, both, _ = time_once(loss, case)
-            row.forward_s.append(forward)
-            row.both_s.append(both)
+        for row in rows:
+            if not row.skipped:
+                forward, both, _ = time_once(losses[row.name], case)
+                row.forward_s.append(forward)
+                row.both_s.append(both)
     show_progress("")
     return rows
 
@@ -283,14 +256,12 @@ def format_table(case: Case, rows: list[Row]) -> str:
         f"{'':<32}{'forward':>9}{'backward':>9}{'both ms':>9}{'x floor':>9}{'x ours':>8}{'extra MiB':>11}",
     ]
     for row in rows:
-        if row.skipped:
-            lines.append(f"{row.name:<32}  not run: {row.skipped}")
-            continue
-        forward, both = statistics.median(row.forward_s), medians[row.name]
-        lines.append(
-            f"{row.name:<32}{1e3 * forward:>9.1f}{1e3 * (both - forward):>9.1f}{1e3 * both:>9.1f}"
-            f"{both / medians[FLOOR]:>9.2f}{both / best:>8.2f}{row.peak_bytes / MIB:>11.0f}"
-        )
+        cells = f"  not run: {row.skipped}"
+        if not row.skipped:
+            forward, both = statistics.median(row.forward_s), medians[row.name]
+            cells = f"{1e3 * forward:>9.1f}{1e3 * (both - forward):>9.1f}{1e3 * both:>9.1f}"
+            cells += f"{both / medians[FLOOR]:>9.2f}{both / best:>8.2f}{row.peak_bytes / MIB:>11.0f}"
+        lines.append(f"{row.name:<32}{cells}")
     return "\n".join(lines)
 
 

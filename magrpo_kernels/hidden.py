@@ -4,33 +4,27 @@ For each chunk: a library matrix product gives its logits, the row operation tur
 and library products carry that to the hidden states and, if it trains, to the head. Nothing is computed twice: with a
 trained head 6 N D V floating-point operations, with a frozen one 4 N D V. Tokens that do not count (masked, or in a
 group without advantage) are dropped before the first product.
-
-:func:`token_logps` is for losses of another form: under a frozen head it keeps each token's unit gradient
-``dlogp/dhidden`` (N, D), so that backward is one multiplication of rows, for any function of the log-probabilities.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from magrpo_kernels.inputs import (
-    DEFAULT_OPTIONS,
-    OPTIONS_SCHEMA,
-    TOKEN_SCHEMA,
-    Impl,
+    DEFAULTS,
+    SCHEMA,
     LossOptions,
     TokenInputs,
-    check_inputs,
+    flatten_arguments,
     read_arguments,
 )
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, wide_dtype
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Float
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
@@ -41,7 +35,7 @@ def policy_loss_from_hidden(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
     inputs: TokenInputs,
-    options: LossOptions = DEFAULT_OPTIONS,
+    options: LossOptions = DEFAULTS,
     *,
     bias: Float[Tensor, " V"] | None = None,
 ) -> PolicyLoss:
@@ -54,44 +48,17 @@ def policy_loss_from_hidden(
         ValueError: shapes or options do not fit together, or the id of a token that counts is outside the vocabulary.
     """
     _check_head(hidden, lm_head_weight, bias)
-    check_inputs(inputs, options, len(hidden))
+    arguments = flatten_arguments(inputs, options, len(hidden))
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(
-        hidden, lm_head_weight, bias, *inputs.flatten_inputs(), *options.flatten_options(), wants
-    )
+    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(hidden, lm_head_weight, bias, *arguments, wants)
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
-
-
-def token_logps(
-    hidden: Float[Tensor, "N D"],
-    lm_head_weight: Float[Tensor, "V D"],
-    token_ids: Int[Tensor, " N"],
-    *,
-    temperature: float = 1.0,
-    bias: Float[Tensor, " V"] | None = None,
-    impl: Impl = "auto",
-) -> Float[Tensor, " N"]:
-    """Log-probabilities of tokens, float32, or wider inputs' dtype.
-
-    Without gradient for old and reference policies: 2 N D V operations. Differentiable for any loss on top: 4 N D V in
-    all under a frozen head, 8 N D V where the head trains and its logits are computed again in the backward pass.
-
-    Raises:
-        ValueError: shapes do not fit together, or an id is outside the vocabulary.
-    """
-    _check_head(hidden, lm_head_weight, bias)
-    check_inputs(TokenInputs(token_ids, token_ids), LossOptions(temperature, impl=impl), len(hidden))
-    trains = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    units = trains == [True, False, False]
-    logps, _ = torch.ops.magrpo.token_logps(hidden, lm_head_weight, bias, token_ids, temperature, impl, units)
-    return logps  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------------------------------- registered operations
 @torch.library.custom_op(
     "magrpo::policy_loss_from_hidden",
     mutates_args=(),
-    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {TOKEN_SCHEMA}, {OPTIONS_SCHEMA}, bool[] wants)"
+    schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {SCHEMA}, bool[] wants)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
 def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
@@ -102,13 +69,15 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
     rows = hidden if index is None else hidden[index]
     counted = inputs if index is None else inputs.select_tokens(index)
     wide = wide_dtype(hidden.dtype)
-    to_rows = torch.empty_like(rows) if wants[0] else None
-    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else None
-    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else None
+    to_rows = torch.empty_like(rows) if wants[0] else hidden.new_empty(0)
+    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
+    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else hidden.new_empty(0)
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
-    buffer = rows.new_empty(chunk_size(len(rows), weight), len(weight))  # one for all chunks: fresh pages are slow
-    for part in chunk_slices(len(rows), weight):
+    parts = slice_chunks(len(rows), weight)
+    # One buffer for all chunks: fresh pages are slow.
+    buffer = rows.new_empty(parts[0].stop if parts else 0, len(weight))
+    for part in parts:
         logits = buffer[: part.stop - part.start]
         if bias is None:
             torch.mm(rows[part], weight.t(), out=logits)
@@ -117,37 +86,26 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
         out = logits if any(wants) else None
         losses, logps[part], entropy[part] = row_loss(logits, counted.select_tokens(part), options, out)
         loss += losses.sum()
-        if to_rows is not None:
+        if wants[0]:
             torch.mm(logits, weight, out=to_rows[part])
-        if to_weight is not None:
-            _add_product_(to_weight, logits.t(), rows[part])
-        if to_bias is not None:
+        if wants[1]:
+            add_product_(to_weight, logits.t(), rows[part])
+        if wants[2]:
             to_bias += logits.sum(0, dtype=wide)
     if index is not None:
         logps, entropy = scatter_rows(logps, index, len(hidden)), scatter_rows(entropy, index, len(hidden))
-        to_rows = None if to_rows is None else scatter_rows(to_rows, index, len(hidden))
-    none = hidden.new_empty(0)
-    return (
-        loss,
-        logps,
-        entropy,
-        none if to_rows is None else to_rows,
-        none.clone() if to_weight is None else to_weight,
-        none.clone() if to_bias is None else to_bias,
-    )
+        to_rows = scatter_rows(to_rows, index, len(hidden)) if wants[0] else to_rows
+    return loss, logps, entropy, to_rows, to_weight, to_bias
 
 
 @_policy_loss_from_hidden.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
     wide, wants = wide_dtype(hidden.dtype), arguments[12]
-    return (
-        hidden.new_empty((), dtype=wide),
-        hidden.new_empty(len(hidden), dtype=wide),
-        hidden.new_empty(len(hidden), dtype=wide),
-        torch.empty_like(hidden) if wants[0] else hidden.new_empty(0),
-        torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0),
-        hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0),
-    )
+    logps = hidden.new_empty(len(hidden), dtype=wide)
+    to_rows = torch.empty_like(hidden) if wants[0] else hidden.new_empty(0)
+    to_weight = torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
+    to_bias = hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0)
+    return logps.new_empty(()), logps, torch.empty_like(logps), to_rows, to_weight, to_bias
 
 
 def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
@@ -166,60 +124,7 @@ def _loss_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | Non
 _policy_loss_from_hidden.register_autograd(_loss_backward, setup_context=_keep_gradients)
 
 
-@torch.library.custom_op(
-    "magrpo::token_logps",
-    mutates_args=(),
-    schema="(Tensor hidden, Tensor weight, Tensor? bias, Tensor token_ids, float temperature, str impl, bool units)"
-    " -> (Tensor, Tensor)",
-)
-def _token_logps(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any
-) -> tuple[Tensor, Tensor]:
-    """Log-probabilities (N,) and, with ``units``, their derivatives with respect to the hidden states (N, D)."""
-    temperature, impl, units = arguments
-    inputs = TokenInputs(token_ids, -torch.ones_like(token_ids, dtype=wide_dtype(hidden.dtype)))
-    options = LossOptions(temperature, impl=impl)
-    result = _sum_of_logps((hidden, weight, bias), inputs, options, [units, False, False])
-    return result[1], result[3]
-
-
-@_token_logps.register_fake
-def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, token_ids: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
-    logps = hidden.new_empty(len(hidden), dtype=wide_dtype(hidden.dtype))
-    return logps, torch.empty_like(hidden) if arguments[2] else hidden.new_empty(0)
-
-
-def _keep_units(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    hidden, weight, bias, token_ids, ctx.temperature, ctx.impl, ctx.units = inputs
-    ctx.save_for_backward(*((output[1],) if ctx.units else (hidden, weight, bias, token_ids)))
-
-
-def _logps_backward(ctx: Any, grad_logps: Tensor, _: Tensor) -> tuple[Tensor | None, ...]:
-    if ctx.units:
-        (units,) = ctx.saved_tensors
-        return units * grad_logps[:, None].to(units.dtype), *[None] * 6
-    hidden, weight, bias, token_ids = ctx.saved_tensors
-    wants = list(ctx.needs_input_grad[:3])
-    inputs, options = TokenInputs(token_ids, -grad_logps), LossOptions(ctx.temperature, impl=ctx.impl)
-    result = _sum_of_logps((hidden, weight, bias), inputs, options, wants)
-    tensors = (hidden, weight, bias)
-    return *[g.to(t.dtype) if w else None for g, t, w in zip(result[3:], tensors, wants, strict=True)], *[None] * 4
-
-
-_token_logps.register_autograd(_logps_backward, setup_context=_keep_units)
-
-
-def _sum_of_logps(
-    head: tuple[Tensor, Tensor, Tensor | None], inputs: TokenInputs, options: LossOptions, wants: Sequence[bool]
-) -> Outputs:
-    """The operation above for the loss ``-sum(coefficients * logps)``; ``head``: hidden states, weight, bias."""
-    result: Outputs = torch.ops.magrpo.policy_loss_from_hidden(
-        *head, *inputs.flatten_inputs(), *options.flatten_options(), wants
-    )
-    return result
-
-
-def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
+def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
     """``total += left @ right`` with ``total`` in float32 whatever the factors are in."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
@@ -227,15 +132,10 @@ def _add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
         total += left @ right
 
 
-def chunk_size(num_tokens: int, weight: Tensor) -> int:
-    """The number of tokens whose logits are computed at once, at most ``num_tokens``."""
-    return min(num_tokens, max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight)))
-
-
-def chunk_slices(num_tokens: int, weight: Tensor) -> Iterator[slice]:
-    """The slices of ``num_tokens`` rows, one per chunk."""
-    size = max(1, chunk_size(num_tokens, weight))
-    return (slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size))
+def slice_chunks(num_tokens: int, weight: Tensor) -> list[slice]:
+    """The slices of ``num_tokens`` rows whose logits are computed at once, the first at least as long as the others."""
+    size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight))
+    return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor
@@ -38,25 +38,22 @@ class TokenInputs:
     """Weight of each token's k3 penalty."""
     support: Support | None = None
 
-    def flatten_inputs(self) -> tuple[Tensor | None, ...]:
-        """The arguments of a registered operation, in the order of :data:`TOKEN_SCHEMA`."""
-        support = self.support or (None, None)
-        return self.token_ids, self.coefficients, self.old_logps, self.ref_logps, self.kl_coefficients, *support
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The tensors that hold one value for each token, by name."""
+        return {name: getattr(self, name) for name in _COLUMNS}
 
     def select_tokens(self, index: Tensor | slice) -> TokenInputs:
         """The inputs of some of the tokens."""
-
-        def pick(values: Tensor | None) -> Tensor | None:
-            return None if values is None else values[index]
-
-        return TokenInputs(
-            self.token_ids[index],
-            self.coefficients[index],
-            pick(self.old_logps),
-            pick(self.ref_logps),
-            pick(self.kl_coefficients),
-            None if self.support is None else _select_support(self.support, index),
-        )
+        columns = self.columns
+        columns |= {name: values[index] for name, values in columns.items() if values is not None}
+        if self.support is None:
+            return TokenInputs(**columns)
+        starts, ends = self.support.bounds[:-1][index], self.support.bounds[1:][index]
+        bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
+        places = torch.arange(int(bounds[-1]), device=bounds.device)
+        ids = self.support.ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)]
+        return TokenInputs(**columns, support=Support(ids, bounds))
 
     def find_counted(self, vocabulary: int) -> Tensor | None:
         """Indices (n,) of the tokens that count; None if all do.
@@ -91,10 +88,6 @@ class LossOptions:
     impl: Impl = "auto"
     """``torch`` runs anywhere, ``triton`` needs CUDA tensors; ``auto`` chooses by the tensors' device."""
 
-    def flatten_options(self) -> tuple[float, float | None, float | None, bool, str]:
-        """The arguments of a registered operation, in the order of :data:`OPTIONS_SCHEMA`."""
-        return self.temperature, self.clip_low, self.clip_high, self.entropy, self.impl
-
     @property
     def clip_range(self) -> tuple[float, float]:
         """Lower and upper clip range, both given."""
@@ -103,45 +96,44 @@ class LossOptions:
         return self.clip_low, self.clip_high
 
 
-DEFAULT_OPTIONS = LossOptions()
+DEFAULTS = LossOptions()
 
-TOKEN_SCHEMA = (
+SCHEMA = (
     "Tensor token_ids, Tensor coefficients, Tensor? old_logps, Tensor? ref_logps, Tensor? kl_coefficients, "
-    "Tensor? support_ids, Tensor? support_bounds"
+    "Tensor? support_ids, Tensor? support_bounds, "
+    "float temperature, float? clip_low, float? clip_high, bool entropy, str impl"
 )
-"""Of :class:`TokenInputs`, as arguments of a registered operation."""
-OPTIONS_SCHEMA = "float temperature, float? clip_low, float? clip_high, bool entropy, str impl"
-"""Of :class:`LossOptions`, as arguments of a registered operation."""
+"""Of :class:`TokenInputs` and :class:`LossOptions` as the twelve arguments of a registered operation."""
+_COLUMNS = ("token_ids", "coefficients", "old_logps", "ref_logps", "kl_coefficients")
+
+
+def flatten_arguments(inputs: TokenInputs, options: LossOptions, num_tokens: int) -> tuple[Any, ...]:
+    """Check the inputs and list the arguments of a registered operation, in the order of :data:`SCHEMA`."""
+    check_inputs(inputs, options, num_tokens)
+    flat_options = options.temperature, options.clip_low, options.clip_high, options.entropy, options.impl
+    return *inputs.columns.values(), *(inputs.support or (None, None)), *flat_options
 
 
 def read_arguments(arguments: tuple[Any, ...]) -> tuple[TokenInputs, LossOptions]:
-    """The records from the twelve arguments that a registered operation takes."""
-    token_ids, coefficients, old_logps, ref_logps, kl_coefficients, *ragged = arguments[:7]
-    support = None if ragged[0] is None else Support(*ragged)
-    inputs = TokenInputs(token_ids, coefficients, old_logps, ref_logps, kl_coefficients, support)
-    return inputs, LossOptions(*arguments[7:12])
+    """The records from the arguments that :func:`flatten_arguments` made; arguments after them are ignored."""
+    support = None if arguments[5] is None else Support(*arguments[5:7])
+    columns: dict[str, Any] = dict(zip(_COLUMNS, arguments[:5], strict=True))
+    return TokenInputs(**columns, support=support), LossOptions(*arguments[7:12])
 
 
 def check_inputs(inputs: TokenInputs, options: LossOptions, num_tokens: int) -> None:
     """Raise ValueError for shapes and options that do not fit together."""
-    sizes = {"support_bounds": num_tokens + 1}
-    names = ("token_ids", "coefficients", "old_logps", "ref_logps", "kl_coefficients", "support_ids", "support_bounds")
-    for name, value in zip(names, inputs.flatten_inputs(), strict=True):
-        size = sizes.get(name, num_tokens)
-        if value is not None and name != "support_ids" and value.shape != (size,):
-            raise ValueError(f"{name} must have shape ({size},), got {tuple(value.shape)}")
+    sized = [(name, values, num_tokens) for name, values in inputs.columns.items()]
+    if inputs.support is not None:
+        sized.append(("support_bounds", inputs.support.bounds, num_tokens + 1))
+    for name, values, size in sized:
+        if values is not None and values.shape != (size,):
+            raise ValueError(f"{name} must have shape ({size},), got {tuple(values.shape)}")
     if options.temperature <= 0:
         raise ValueError(f"temperature must be positive, got {options.temperature}")
     if inputs.old_logps is not None and (options.clip_low is None or options.clip_high is None):
         raise ValueError("old_logps need clip_low and clip_high")
     if (inputs.ref_logps is None) != (inputs.kl_coefficients is None):
         raise ValueError("ref_logps and kl_coefficients go together")
-    if options.impl not in ("auto", "triton", "torch"):
+    if options.impl not in get_args(Impl):
         raise ValueError(f"unknown impl {options.impl!r}: auto, triton or torch")
-
-
-def _select_support(support: Support, index: Tensor | slice) -> Support:
-    starts, ends = support.bounds[:-1][index], support.bounds[1:][index]
-    bounds = torch.cat([starts.new_zeros(1), (ends - starts).cumsum(0)])
-    places = torch.arange(int(bounds[-1]), device=bounds.device)
-    return Support(support.ids[places + (starts - bounds[:-1]).repeat_interleave(ends - starts)], bounds)

@@ -22,34 +22,25 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from magrpo_kernels.inputs import (
-    DEFAULT_OPTIONS,
-    OPTIONS_SCHEMA,
-    TOKEN_SCHEMA,
-    LossOptions,
-    Support,
-    TokenInputs,
-    check_inputs,
-    read_arguments,
-)
+from magrpo_kernels.inputs import DEFAULTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 
 class PolicyLoss(NamedTuple):
-    """``loss`` is differentiable; ``logps`` and ``entropy`` (natural logarithms, float32 or wider) are not."""
+    """``loss`` is differentiable; ``logps`` and ``entropy`` (natural logarithms, float32 or wider) are not.
 
-    loss: Tensor
-    """()"""
-    logps: Tensor
-    """(N,); 0 for tokens that were skipped."""
-    entropy: Tensor | None
-    """(N,) on request; 0 for tokens that were skipped."""
+    ``logps`` and ``entropy`` are 0 for tokens that were skipped; ``entropy`` is computed on request.
+    """
+
+    loss: Tensor  # ()
+    logps: Tensor  # (N,)
+    entropy: Tensor | None  # (N,)
 
 
 def policy_loss_from_logits(
-    logits: Float[Tensor, "N V"], inputs: TokenInputs, options: LossOptions = DEFAULT_OPTIONS
+    logits: Float[Tensor, "N V"], inputs: TokenInputs, options: LossOptions = DEFAULTS
 ) -> PolicyLoss:
     """The summed policy-gradient loss of ``N`` tokens from their logits; see this module for the equations.
 
@@ -61,18 +52,16 @@ def policy_loss_from_logits(
         ValueError: shapes, devices or options do not fit together, or the id of a token that counts is outside the
             vocabulary.
     """
-    check_inputs(inputs, options, len(logits))
+    arguments = flatten_arguments(inputs, options, len(logits))
     gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(
-        logits, *inputs.flatten_inputs(), *options.flatten_options(), gradient
-    )
+    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(logits, *arguments, gradient)
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
 
 
 @torch.library.custom_op(
     "magrpo::policy_loss_from_logits",
     mutates_args=(),
-    schema=f"(Tensor logits, {TOKEN_SCHEMA}, {OPTIONS_SCHEMA}, bool gradient) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor logits, {SCHEMA}, bool gradient) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Loss (), logps (N,), entropy (N,) and, with ``gradient``, dloss/dlogits (N, V), else (0,)."""
@@ -133,21 +122,16 @@ def row_loss(
     outside it are overwritten by -inf.
     """
     if inputs.support is not None:
-        restrict_to_support_(logits, inputs.support)
+        rows = torch.arange(len(logits), device=logits.device).repeat_interleave(inputs.support.bounds.diff())
+        places = rows, inputs.support.ids.long()
+        kept = logits[places]
+        logits.fill_(-torch.inf)
+        logits[places] = kept
     if options.impl == "triton" or (options.impl == "auto" and logits.is_cuda):
-        from magrpo_kernels.row_triton import row_loss_triton  # triton, which not every machine has
+        from magrpo_kernels.triton_kernels import row_loss_triton  # triton, which not every machine has
 
         return row_loss_triton(logits, inputs, options, out)
     return _row_loss_torch(logits, inputs, options, out)
-
-
-def restrict_to_support_(logits: Tensor, support: Support) -> None:
-    """Overwrite the logits (N, V) outside ``support`` by -inf."""
-    rows = torch.arange(len(logits), device=logits.device).repeat_interleave(support.bounds.diff())
-    places = rows, support.ids.long()
-    kept = logits[places]
-    logits.fill_(-torch.inf)
-    logits[places] = kept
 
 
 def _row_loss_torch(

@@ -55,9 +55,11 @@ def test_supports_lie_one_after_another_in_the_order_of_the_tokens() -> None:
     assert batch.tokens.support.ids.tolist() == [20, 1, 10, 11, 3, 4, 12, 0, 40, 41]
     assert batch.tokens.support.bounds.tolist() == [0, 1, 3, 4, 7, 9, 10]
     assert collate(SIBLINGS, [(1, 0), (3,)]).tokens.support is None
-    moved = batch.to(torch.device("meta"))
-    assert moved.tokens.support is not None
-    assert moved.tokens.support.ids.is_meta
+    elsewhere = collate(kept, [(1, 0), (3,)], torch.device("meta"))
+    assert elsewhere.tokens.support is not None
+    assert elsewhere.tokens.support.ids.is_meta
+    assert elsewhere.attention is not None
+    assert elsewhere.attention.is_meta
 
 
 def test_tensors_by_hand() -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
 
 import torch
 
 import magrpo_kernels
-from magrpo.types import Estimator
-
-Normalize = Literal["none", "std"]
+from magrpo.types import Estimator, Normalize
 
 
 def group_advantages(
@@ -18,17 +15,9 @@ def group_advantages(
 ) -> list[list[float]]:
     """The advantage of every completion over its siblings: one inner list for each node and agent, ``G`` long or less.
 
-    ============= ========================== ==========================================================
-    estimator     advantage                  source
-    ============= ========================== ==========================================================
-    magrpo        ``R - mean(R)``            MAGRPO, arXiv 2508.04652, section 4
-    marloo        ``(G R - sum R)/(G - 1)``  leave-one-out: RLOO, arXiv 2402.14740
-    maremax       ``R - max(R)``             best sibling as baseline, after ReMax, arXiv 2310.10505
-    mareinforce   ``R``                      REINFORCE
-    ============= ========================== ==========================================================
-
-    ``normalize = "std"`` divides by the group's population standard deviation. A group whose returns are all equal
-    (``max == min`` of the returns themselves) has advantage exactly 0 under every estimator. Computed in float64.
+    ``magrpo``: MAGRPO, arXiv 2508.04652, section 4; ``marloo``: leave-one-out, RLOO, arXiv 2402.14740; ``maremax``: the
+    best sibling as baseline, after ReMax, arXiv 2310.10505; ``mareinforce``: REINFORCE, the returns themselves. The
+    formulas are those of :func:`magrpo_kernels.group_advantages`, computed in float64.
     """
     sizes = torch.tensor([0, *(len(group) for group in returns)])
     flat = torch.tensor([value for group in returns for value in group], dtype=torch.float64)

@@ -6,70 +6,53 @@ them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from magrpo.types import LossNorm
 from magrpo_kernels import LossOptions, PolicyLoss, Support, TokenInputs
 
-LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
 LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
 """A loss of :mod:`magrpo_kernels`, bound to the hidden states or logits of its tokens."""
 
 
-def sequence_sum(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
-    """``n``: the mean over sequences of the sum over their tokens, as in arXiv 2508.04652."""
-    return num_sequences
+def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
+    """The divisor of the sum of the token losses of one agent's whole batch.
 
-
-def token_mean(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
-    """``sum_i T_i``: the mean over all tokens of the batch, as in DAPO, arXiv 2503.14476."""
-    return num_tokens
-
-
-def dr_grpo(num_sequences: float, num_tokens: float, max_new_tokens: int) -> float:
-    """``n * max_new_tokens``: a constant, so that length is not rewarded; Dr. GRPO, arXiv 2503.20783."""
-    return num_sequences * max_new_tokens
-
-
-DIVISORS: Mapping[LossNorm, Callable[[float, float, int], float]] = {
-    "sequence_sum": sequence_sum,
-    "token_mean": token_mean,
-    "dr_grpo": dr_grpo,
-}
-"""The divisor of the sum of token losses, from the number of sequences, of tokens, and the token limit.
-
-Sequences and their tokens count by the sequence's weight, 1 in runs of one turn. The numbers cover one agent's whole
-batch, samples without advantage and all micro-batches included, so neither skipping nor splitting changes the loss.
-"""
+    Sequences and their tokens count by the sequence's weight, 1 in runs of one turn. Samples without advantage and all
+    micro-batches are included, so neither skipping nor splitting changes the loss.
+    """
+    match norm:
+        case "sequence_sum":  # the mean over sequences of the sum over their tokens: arXiv 2508.04652
+            return num_sequences
+        case "token_mean":  # the mean over all tokens: DAPO, arXiv 2503.14476
+            return num_tokens
+        case "dr_grpo":  # a constant, so that length is not rewarded: Dr. GRPO, arXiv 2503.20783
+            return num_sequences * max_new_tokens
 
 
 def importance_weights(
     old_logps: Float[Tensor, " N"], sampling_logps: Float[Tensor, " N"], cap: float
 ) -> Float[Tensor, " N"]:
-    """``min(exp(old_logp - sampling_logp), cap)``: the truncated importance weight of V-trace, arXiv 1802.01561.
-
-    Corrects for an engine whose probabilities differ from the trainer's. A constant: no gradient flows through it.
-    """
+    """``min(exp(old_logp - sampling_logp), cap)``, without gradient: the truncated importance weight of V-trace,
+    arXiv 1802.01561, which corrects for an engine whose probabilities differ from the trainer's."""
     return (old_logps - sampling_logps).detach().exp().clamp(max=cap)
 
 
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative.
-
-    J. Schulman, http://joschu.net/blog/kl-approx.html.
-    """
+    """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
+    J. Schulman, http://joschu.net/blog/kl-approx.html."""
     difference = ref_logps - logps
     return difference.exp() - difference - 1
 
 
 @dataclass(frozen=True, slots=True)
 class SampledTokens:
-    """The sampled tokens of a micro-batch, with what the loss needs of each: (N,) tensors but for ``support``."""
+    """The sampled tokens of a micro-batch, with the inputs of the loss for each."""
 
     token_ids: Int[Tensor, " N"]
     advantages: Float[Tensor, " N"]
@@ -85,16 +68,6 @@ class SampledTokens:
     """Log-probabilities under the reference policy, for the KL term; None: no such term."""
     support: Support | None = None
     """The ids that truncated sampling drew the tokens from; None: the whole vocabulary."""
-
-    def to(self, device: torch.device) -> SampledTokens:
-        """The same tokens on ``device``."""
-
-        def move(value: Any) -> Any:
-            if isinstance(value, Support):
-                return Support(value.ids.to(device), value.bounds.to(device))
-            return None if value is None else value.to(device)
-
-        return SampledTokens(**{field.name: move(getattr(self, field.name)) for field in fields(self)})
 
 
 def policy_loss(

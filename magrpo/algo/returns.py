@@ -15,7 +15,7 @@ JointIndex = tuple[int, int]
 
 
 class TreeNode(NamedTuple):
-    """What the returns of one node depend on. ``J`` counts its joint actions without those that were masked."""
+    """What the returns of one node depend on; ``J`` counts its joint actions that are not masked."""
 
     rewards: Sequence[float]
     """(J,) joint rewards."""
@@ -32,9 +32,8 @@ Returns = list[list[float | None]]
 def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Returns:
     """The return of every joint action, ``R_j = r_j + gamma f_j``: arXiv 2508.04652, section 3.
 
-    ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, and 0 at the last turn. Nodes are in
-    any order in which a parent comes before its children. A node without joint actions (all were masked) is lost, and
-    with it the joint action that opened it.
+    ``f_j`` is the mean return of the joint actions in the node that ``j`` opened, 0 at the last turn. Parents precede
+    their children. A node without joint actions (all were masked) is lost, with the joint action that opened it.
 
     A joint action that ended its episode is absorbing: its reward is earned again at every turn that is left, so ending
     early on a good reward is worth as much as staying there.
@@ -44,17 +43,20 @@ def tree_returns(nodes: Sequence[TreeNode], gamma: float, num_turns: int) -> Ret
     expectation over the draw, the difference of any two ``f_j`` is that of a tree in which all were continued. With
     ``b = 1`` all take ``m``, and advantages ignore the future.
     """
-    depths = tree_depths(nodes)
+    depths: list[int] = []
+    for node in nodes:
+        assert node.opened_by is None or node.opened_by[0] < len(depths), "a parent comes before its children"
+        depths.append(0 if node.opened_by is None else depths[node.opened_by[0]] + 1)
     returns: Returns = [[] for _ in nodes]
     continued: list[dict[int, float | None]] = [{} for _ in nodes]
-    for n in reversed(range(len(nodes))):
+    for n, node in reversed(list(enumerate(nodes))):
         turns_left = num_turns - 1 - depths[n]
         assert turns_left >= 0, f"a node at turn {depths[n]} of {num_turns}"
-        returns[n] = _node_returns(nodes[n], continued[n], gamma, turns_left)
-        opener = nodes[n].opened_by
-        if opener is not None:
+        returns[n] = _node_returns(node, continued[n], gamma, turns_left)
+        if node.opened_by is not None:
+            parent, j = node.opened_by
             valid = [value for value in returns[n] if value is not None]
-            continued[opener[0]][opener[1]] = exact_mean(valid) if valid else None
+            continued[parent][j] = exact_mean(valid) if valid else None
     return returns
 
 
@@ -63,10 +65,9 @@ def _node_returns(
 ) -> list[float | None]:
     if not turns_left:
         return list(node.rewards)
+    turns_worth = discounted_turns(gamma, turns_left)
+    futures = {j: reward * turns_worth for j, reward in enumerate(node.absorbed) if reward is not None}
     open_indices = [j for j, reward in enumerate(node.absorbed) if reward is None and continued.get(j, 0.0) is not None]
-    futures: dict[int, float] = {
-        j: reward * discounted_turns(gamma, turns_left) for j, reward in enumerate(node.absorbed) if reward is not None
-    }
     sampled = {j: value for j, value in continued.items() if value is not None}
     if sampled:
         mean_future = exact_mean(list(sampled.values()))
@@ -81,10 +82,9 @@ def _node_returns(
 def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> list[float]:
     """How much each node counts in the gradient of ``E[sum_t gamma^t r_t]``, a root counting 1.
 
-    For every turn ``t`` the gradient holds ``gamma^t`` times the mean over the places that the policies reach at turn
-    ``t``, one for each joint action of the turn before. So a node has its parent's weight times ``gamma``, divided by
-    the number of the parent's joint actions; if only some of those that went on were continued, they stand for all.
-    ``returns`` are those of :func:`tree_returns`.
+    For every turn ``t`` the gradient holds ``gamma^t`` times the mean over the places reached at turn ``t``, one for
+    each joint action of the turn before. So a node has its parent's weight times ``gamma``, divided by the number of
+    the parent's joint actions; if only some that went on were continued, they stand for all.
     """
     continued = [0] * len(nodes)
     for node, values in zip(nodes, returns, strict=True):
@@ -96,22 +96,12 @@ def tree_weights(nodes: Sequence[TreeNode], returns: Returns, gamma: float) -> l
             weights.append(1.0)
             continue
         parent, _ = node.opened_by
-        valid = [
-            reward for reward, value in zip(nodes[parent].absorbed, returns[parent], strict=True) if value is not None
-        ]
-        num_open = sum(reward is None for reward in valid)
+        joined = zip(nodes[parent].absorbed, returns[parent], strict=True)
+        valid = [reward for reward, value in joined if value is not None]
+        num_open = valid.count(None)
         places = len(valid) * continued[parent]
         weights.append(weights[parent] * gamma * num_open / places if places else 0.0)
     return weights
-
-
-def tree_depths(nodes: Sequence[TreeNode]) -> list[int]:
-    """The turn of each node, from 0."""
-    depths: list[int] = []
-    for node in nodes:
-        assert node.opened_by is None or node.opened_by[0] < len(depths), "a parent comes before its children"
-        depths.append(0 if node.opened_by is None else depths[node.opened_by[0]] + 1)
-    return depths
 
 
 def discounted_turns(gamma: float, num_turns: int) -> float:
@@ -120,19 +110,15 @@ def discounted_turns(gamma: float, num_turns: int) -> float:
 
 
 def rewards_of_best(rewards: Sequence[float]) -> list[float]:
-    """The rewards of an episode that is worth its best turn: each turn's gain over the best turn before it.
-
-    Undiscounted, they add up to the largest of ``rewards``, one for each turn.
-    """
-    return [max(0.0, r - max(rewards[:t])) if t else r for t, r in enumerate(rewards)]
+    """The rewards of an episode that is worth its best turn: each turn's gain over the best turn before it."""
+    return [max(0.0, reward - max(rewards[:turn])) if turn else reward for turn, reward in enumerate(rewards)]
 
 
 def completion_returns(returns: Sequence[float], picks: Sequence[int], group_size: int) -> list[float | None]:
     """The return of each of an agent's ``G`` completions: the mean over the joint actions that contain it.
 
-    ``returns[j]`` and ``picks[j]``: the return of joint action ``j`` and the completion it is made of. None: no joint
-    action contains the completion. With aligned pairs the mean has one member; with crossed pairs it averages the
-    partners' luck out, a counterfactual credit.
+    ``returns[j]`` and ``picks[j]``: the return of joint action ``j`` and the completion in it. None: no joint action
+    contains the completion. With crossed pairs the mean averages the partners' luck out, a counterfactual credit.
     """
     returns_by_completion: list[list[float]] = [[] for _ in range(group_size)]
     for value, pick in zip(returns, picks, strict=True):
@@ -141,10 +127,7 @@ def completion_returns(returns: Sequence[float], picks: Sequence[int], group_siz
 
 
 def influence_share(returns: Sequence[float], picks: Sequence[int], group_size: int) -> float | None:
-    """Share of the variance of a node's joint returns that the choice of one agent explains, 0 to 1.
-
-    The between-groups sum of squares over the total one (eta squared). None when all joint returns are equal.
-    """
+    """Share of the variance of a node's returns that one agent's choice explains (eta squared); None: all are equal."""
     overall = exact_mean(returns)
     total = math.fsum((value - overall) ** 2 for value in returns)
     if max(returns) == min(returns) or total == 0.0:

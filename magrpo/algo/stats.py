@@ -11,9 +11,9 @@ from magrpo.types import Interval
 
 
 def pass_at_k(n: int, c: int, k: int) -> float:
-    """The unbiased estimate of the chance that at least one of ``k`` samples passes, when ``c`` of ``n`` samples did.
+    """The unbiased estimate of the chance, 0 to 1, that one of ``k`` samples passes, when ``c`` of ``n`` samples did.
 
-    ``1 - C(n - c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374). A fraction, 0 to 1.
+    ``1 - C(n - c, k) / C(n, k)``, equation 1 of Chen et al. 2021 (arXiv 2107.03374).
     """
     assert 0 <= c <= n, f"{c} of {n} samples cannot pass"
     assert 1 <= k <= n, f"pass@{k} needs at least {k} samples, got {n}"
@@ -25,10 +25,8 @@ def bootstrap_interval(
 ) -> Interval:
     """The mean over problems of each problem's mean, with a percentile bootstrap interval, by default of 95 %.
 
-    ``tail``: percent of the resampled means beyond each end of the interval.
-
-    Problems are resampled, not the values of a problem: what varies between evaluations of new problems is the
-    problems. Problems may hold different numbers of values; each weighs the same. The same unit as the values.
+    ``tail``: percent of the resampled means beyond each end. Problems are resampled, not the values of a problem, since
+    new evaluations are of new problems. Each problem weighs the same, whatever its number of values.
     """
     assert values_per_problem, "no problems"
     assert all(len(values) for values in values_per_problem), "a problem without values has no mean"
@@ -41,14 +39,13 @@ def bootstrap_interval(
 def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
     """The mean of one value for each seed and problem, ``(S, P)``, with a 95 % interval for new seeds on new problems.
 
-    The one interval over seeds of this project. Both are random and crossed, since every seed met the same problems;
-    luck that all seeds share on a problem counts as the problem's. From the mean squares of the two-way analysis of
-    variance without replication (Searle, Casella and McCulloch, Variance Components, 1992, chapter 4) the variance of
-    the mean is ``(MS_seeds + max(MS_problems - MS_rest, 0)) / (S P)``, as in studies of several readers and cases
-    (Hillis 2007, Statistics in Medicine 26). The interval is Student's t. Its degrees of freedom are the harmonic mean
-    of ``S - 1`` and ``P - 1``, weighted by the two shares of the variance. Satterthwaite (1946) squares the weights,
-    which covers 91 % where three seeds differ a lot; this covers 93 to 97 % with 3 and 5 seeds, by the simulations of
-    ``tests/algo/test_stats.py``.
+    Seeds and problems are random and crossed, since every seed met the same problems; luck that all seeds share on a
+    problem counts as the problem's. By the two-way analysis of variance without replication (Searle, Casella and
+    McCulloch, Variance Components, 1992, chapter 4) the variance of the mean is ``(MS_seeds + max(MS_problems -
+    MS_rest, 0)) / (S P)``, as in studies of several readers and cases (Hillis 2007, Statistics in Medicine 26). The
+    interval is Student's t, its degrees of freedom the harmonic mean of ``S - 1`` and ``P - 1``, weighted by the two
+    shares of the variance. Satterthwaite (1946) squares the weights, which covers 91 % where three seeds differ a lot;
+    this covers 93 to 97 % with 3 and 5 seeds, by the simulations of ``tests/algo/test_stats.py``.
 
     With one seed it is :func:`bootstrap_interval` (of ``seed``), with one problem :func:`seed_interval`.
     """
@@ -65,48 +62,41 @@ def crossed_interval(values: Sequence[Sequence[float]], seed: int) -> Interval:
     seed_square = num_problems * float(((seed_means - mean) ** 2).sum()) / (num_seeds - 1)
     problem_square = num_seeds * float(((problem_means - mean) ** 2).sum()) / (num_problems - 1)
     rest_square = float((rest**2).sum()) / ((num_seeds - 1) * (num_problems - 1))
-    of_problems = max(problem_square - rest_square, 0.0)
-    total = seed_square + of_problems
+    problem_share = max(problem_square - rest_square, 0.0)
+    total = seed_square + problem_share
     if total == 0:
         return Interval(mean, mean, mean)
-    freedom = total / (seed_square / (num_seeds - 1) + of_problems / (num_problems - 1))
-    half = _student_quantile(freedom) * math.sqrt(total / table.size)
-    return Interval(mean, mean - half, mean + half)
+    freedom = total / (seed_square / (num_seeds - 1) + problem_share / (num_problems - 1))
+    return _student_interval(mean, total / table.size, freedom)
 
 
-def bootstrap_difference(
-    minuend: Sequence[float], subtrahend: Sequence[float], seed: int, num_resamples: int = 1000
-) -> Interval:
+def bootstrap_difference(minuend: Sequence[float], subtrahend: Sequence[float], seed: int) -> Interval:
     """The difference of the means of two independent samples of problems, with a 95 % percentile bootstrap interval.
 
-    Both are resampled, each on its own; one value a problem. For values of the same problems give their differences
-    to :func:`bootstrap_interval`, which is much tighter.
+    One value a problem. For values of the same problems :func:`bootstrap_interval` of their differences is tighter.
     """
     generator = np.random.default_rng(seed)
     samples = []
     for values in (np.asarray(minuend), np.asarray(subtrahend)):
         assert len(values), "no problems"
-        samples.append(values[generator.integers(len(values), size=(num_resamples, len(values)))].mean(axis=1))
+        samples.append(values[generator.integers(len(values), size=(1000, len(values)))].mean(axis=1))
     low, high = np.percentile(samples[0] - samples[1], [2.5, 97.5])
     return Interval(float(np.mean(minuend) - np.mean(subtrahend)), float(low), float(high))
 
 
 def seed_interval(values: Sequence[float]) -> Interval:
-    """The mean of one value for each seed, with a 95 % interval by Student's t, which a handful of seeds calls for.
+    """The mean of one value for each seed, two at least, with a 95 % interval for new seeds on the same problems.
 
-    For quantities that have no value for each problem, such as the tokens a run took: it covers new seeds on the same
-    problems. Where there is a value for each problem use :func:`crossed_interval`. A single value tells nothing of
-    what another seed would give, so two are needed. The same unit as the values.
+    For quantities that have no value for each problem, such as the tokens of a run; else :func:`crossed_interval`.
     """
     assert len(values) > 1, "one seed says nothing about others"
     mean = math.fsum(values) / len(values)
     variance = math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    half = _student_quantile(float(len(values) - 1)) * math.sqrt(variance / len(values))
-    return Interval(mean, mean - half, mean + half)
+    return _student_interval(mean, variance / len(values), float(len(values) - 1))
 
 
-def _student_quantile(freedom: float) -> float:
-    """The 97.5 % quantile of Student's t."""
+def _student_interval(mean: float, variance: float, freedom: float) -> Interval:
     from scipy.special import stdtrit  # half a second, which commands that print no interval need not spend
 
-    return float(stdtrit(freedom, 0.975))
+    half = float(stdtrit(freedom, 0.975)) * math.sqrt(variance)
+    return Interval(mean, mean - half, mean + half)

@@ -1,29 +1,52 @@
-"""Conventions of programmers: ways of splitting a ``coopcode`` problem between a helper and a main function.
+"""Conventions of the warm start's agents: how programmers divide a ``coopcode`` problem, how authors retell a note.
 
-Each agent of the warm start draws one of its role's conventions independently of the other agent. A program works only
-if the two happen to agree; training has to make them agree.
+Each agent draws one of its role's conventions independently of the other agent. A program works, and two texts fit each
+other, only by chance; training has to make them agree.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from magrpo.problems.coopcode import Composition, parse_composition
-from magrpo.problems.operations import OPERATIONS, BoundOperation
+from magrpo.problems.notes import Fact, format_sentence, parse_facts
+from magrpo.problems.operations import OPERATIONS, BoundOperation, Composition, parse_composition
+from magrpo.seeds import derive_seed
 from magrpo.types import Problem
 
 AUX = "aux"
 
-WEIGHTS: Mapping[str, Mapping[str, float]] = {
-    "helper": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
-    "main": {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1},
-}
+_SHARES = {"first": 0.4, "last": 0.35, "all": 0.15, "nothing": 0.1}
+WEIGHTS: Mapping[str, Mapping[str, float]] = {"helper": _SHARES, "main": _SHARES}
 """Probability of each convention. A convention is the part of the work that the agent expects of the helper."""
+LENGTHS: Mapping[str, Mapping[int, float]] = {
+    "summary": {0: 0.10, 1: 0.25, 2: 0.30, 3: 0.25, 4: 0.10},
+    "elaboration": {1: 0.20, 2: 0.30, 3: 0.25, 4: 0.15, 5: 0.10},
+}
+"""Probability of each number of facts told, by role. 0: the title alone."""
+MANNERS = ("plain", "linked")
+"""Bare sentences, or sentences introduced and joined by transition words; equally likely."""
+_VARIANTS = 64
+_LEADS: Mapping[str, tuple[str, ...]] = {
+    "start": ("to begin with,", "recently,", "at first,", "initially,"),
+    "reason": ("of course,", "in fact,", "above all,", "clearly,"),
+    "trouble": ("however,", "at the same time,", "even so,", "indeed,"),
+    "help": ("then", "in addition,", "meanwhile,", "after that,"),
+    "result": ("in the end,", "as a result,", "finally,", "nevertheless,"),
+    "lesson": ("overall,", "in short,", "all in all,", "certainly,"),
+}
+_JOINS = {
+    ("start", "reason"): "because",
+    ("start", "trouble"): "but",
+    ("reason", "trouble"): "but",
+    ("trouble", "help"): "until",
+    ("help", "result"): "so",
+    ("result", "lesson"): "and",
+}
 
 
 class Divisions:
-    """The conventions of the warm start's programmers. See :class:`magrpo.interfaces.Conventions`."""
+    """The conventions of programmers. See :class:`magrpo.interfaces.Conventions`."""
 
     roles: tuple[str, ...] = ("helper", "main")
 
@@ -44,18 +67,14 @@ class Divisions:
             return text[: rng.randrange(text.rindex("return") + len("return"), len(text))]
         steps = list(composition.steps)
         i = rng.randrange(len(steps))
-        wrong = rng.choice(
-            [
-                BoundOperation(other, constant)
-                for other in OPERATIONS.values()
-                if (other.takes, other.gives) == (steps[i].operation.takes, steps[i].operation.gives)
-                for constant in other.constants or ("",)
-            ]
+        kinds = steps[i].operation.takes, steps[i].operation.gives
+        alike = [operation for operation in OPERATIONS.values() if (operation.takes, operation.gives) == kinds]
+        steps[i] = rng.choice(
+            [BoundOperation(operation, k) for operation in alike for k in operation.constants or [""]]
         )
-        other = Composition((*steps[:i], wrong, *steps[i + 1 :]))
-        return write_completion(other, role, convention).replace(
-            f"def {other.entry_point}(", f"def {composition.entry_point}("
-        )
+        other = Composition(tuple(steps))
+        text = write_completion(other, role, convention)
+        return text.replace(f"def {other.entry_point}(", f"def {composition.entry_point}(")
 
 
 def write_completion(composition: Composition, role: str, convention: str) -> str:
@@ -64,16 +83,50 @@ def write_completion(composition: Composition, role: str, convention: str) -> st
     ``first`` and ``last``: that step; ``all``: everything, the main function only passes its argument on; ``nothing``:
     the main function does everything, the helper returns its argument.
     """
-    steps = composition.steps
+    steps, argument = composition.steps, composition.name_variables()[0]
     if role == "helper":
         part = {"first": steps[:1], "last": steps[-1:], "all": steps, "nothing": ()}[convention]
-        if not part:
-            name = composition.name_variables()[0]
-            return f"def {AUX}({name}):\n    return {name}"
-        return Composition(part).write_function(AUX)
-    name = composition.entry_point
+        return Composition(part).write_function(AUX) if part else f"def {AUX}({argument}):\n    return {argument}"
     if convention == "all":
-        argument = composition.name_variables()[0]
-        return f"def {name}({argument}):\n    return {AUX}({argument})"
+        return f"def {composition.entry_point}({argument}):\n    return {AUX}({argument})"
     calls = {"first": {0: AUX}, "last": {len(steps) - 1: AUX}, "nothing": {}}[convention]
-    return composition.write_function(name, calls)
+    return composition.write_function(composition.entry_point, calls)
+
+
+class Voices:
+    """The conventions of authors. A convention names length, manner and variant: ``3 linked 17``."""
+
+    roles: tuple[str, ...] = ("summary", "elaboration")
+
+    def draw(self, rng: random.Random, role: str) -> str:
+        length = rng.choices(list(LENGTHS[role]), list(LENGTHS[role].values()))[0]
+        return f"{length} {rng.choice(MANNERS)} {rng.randrange(_VARIANTS)}"
+
+    def all(self, role: str) -> Iterator[str]:
+        """The longest texts in either manner; together they contain every word."""
+        return (f"{max(LENGTHS[role])} {manner} 0" for manner in MANNERS)
+
+    def write(self, problem: Problem, role: str, convention: str) -> str:
+        length, manner, _ = convention.split()
+        rng = random.Random(derive_seed(problem.task_id, role, convention))
+        facts = parse_facts(problem)
+        told = [facts[i] for i in sorted(rng.sample(range(len(facts)), min(int(length), len(facts))))]
+        if not told:
+            return problem.prompt.partition("\n")[0]
+        sentences = _link_sentences(told, rng) if manner == "linked" else [fact.words for fact in told]
+        return " ".join(map(format_sentence, sentences))
+
+    def flawed(self, problem: Problem, role: str, convention: str, rng: random.Random) -> str:
+        """A text that breaks off within a few words."""
+        return " ".join(self.write(problem, role, convention).split()[: rng.randint(2, 7)])
+
+
+def _link_sentences(facts: Sequence[Fact], rng: random.Random) -> list[str]:
+    sentences: list[str] = []
+    for before, fact in zip([None, *facts], facts, strict=False):
+        join = _JOINS.get((before.kind, fact.kind)) if before else None
+        if join and rng.random() < 0.4:
+            sentences[-1] += f", {join} {fact.words}"
+        else:
+            sentences.append(f"{rng.choice(_LEADS[fact.kind])} {fact.words}" if rng.random() < 0.7 else fact.words)
+    return sentences

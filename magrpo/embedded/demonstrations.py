@@ -7,10 +7,17 @@ much they tell.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from magrpo.interfaces import Conventions, Env, Progress, Reward, Sandbox
+from magrpo.embedded.conventions import Divisions, Voices
+from magrpo.envs import diagnosis, writing
+from magrpo.envs.coding import CodingEnv
+from magrpo.interfaces import Conventions, Env, Reward, Sandbox, SandboxPlugin
+from magrpo.rewards.coding import CodingReward
+from magrpo.rewards.writing import WritingReward
+from magrpo.sandboxes.none import NoSandbox
+from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.seeds import derive_seed
 from magrpo.stages.score import score_texts
 from magrpo.types import Observation, PastTurn, Problem
@@ -29,6 +36,19 @@ class Recipe:
     lines: tuple[str, ...]
     good_frac: float = 1.0
     """Fraction of the maximum reward from which agents repeat their completions in the second turn."""
+
+
+RECIPES: Mapping[str, tuple[Recipe, SandboxPlugin]] = {
+    "coopcode": (
+        Recipe(CodingEnv(prompt="bare", num_turns=2), CodingReward(), Divisions(), diagnosis.BARE_LINES),
+        PoolSandbox(test_s=0.5, total_s=1.0),
+    ),
+    "notes": (
+        Recipe(writing.WritingEnv(prompt="bare", num_turns=2), WritingReward(), Voices(), writing.BARE_LINES, 0.9),
+        NoSandbox(),
+    ),
+}
+"""The task to demonstrate, and the sandbox for its programs, by ``problems`` of the configuration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,37 +79,39 @@ def collect_texts(problems: Sequence[Problem], recipe: Recipe) -> Iterator[str]:
                 yield recipe.conventions.write(problem, role, convention)
 
 
-def make_revisions(
-    problems: Sequence[Problem],
-    recipe: Recipe,
-    sandbox: Sandbox,
-    seed: int,
-    progress: Progress | None = None,
-) -> list[Example]:
+def make_revisions(problems: Sequence[Problem], recipe: Recipe, sandbox: Sandbox, seed: int) -> list[Example]:
     """Examples of second turns, one for each role and problem: real feedback on a first pair, then a better completion.
 
     First completions follow drawn conventions; some are flawed. A pair with a good reward is repeated. Otherwise a
     flawed completion is corrected, and for a correct one the agent keeps its convention or draws another.
     """
     conventions, reward = recipe.conventions, recipe.reward
-    attempts = [
-        _make_attempt(problem, conventions, random.Random(derive_seed(seed, problem.task_id))) for problem in problems
-    ]
-    items = [(problem, attempt.texts) for problem, attempt in zip(problems, attempts, strict=True)]
-    scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={}, progress=progress)
+    attempts = []
+    for problem in problems:
+        rng = random.Random(derive_seed(seed, problem.task_id))
+        drawn = {role: conventions.draw(rng, role) for role in conventions.roles}
+        flawed = rng.choice(conventions.roles) if rng.random() < _FLAWED_FRAC else None
+        texts = {
+            role: conventions.flawed(problem, role, convention, rng)
+            if role == flawed
+            else conventions.write(problem, role, convention)
+            for role, convention in drawn.items()
+        }
+        attempts.append((problem, drawn, flawed, texts))
+    items = [(problem, texts) for problem, _, _, texts in attempts]
+    scored, _ = score_texts(items, reward=reward, sandbox=sandbox, cache={})
     examples = []
-    for problem, attempt, result in zip(problems, attempts, scored, strict=True):
+    for (problem, drawn, flawed, texts), result in zip(attempts, scored, strict=True):
         if result.masked:  # the sandbox failed: there is no feedback
             continue
-        past = PastTurn(attempt.texts, result.reward, result.reports)
+        past = PastTurn(texts, result.reward, result.reports)
         rng = random.Random(derive_seed(seed, problem.task_id, "revise"))
-        for role in conventions.roles:
-            convention = attempt.conventions[role]
-            if role not in attempt.flawed and rng.random() >= _KEEP_FRAC:
-                convention = conventions.draw(rng, role)
+        for role, convention in drawn.items():
+            keeps = role == flawed or rng.random() < _KEEP_FRAC
+            revised = conventions.write(problem, role, convention if keeps else conventions.draw(rng, role))
             is_good = reward.fraction(result.reward.total) >= recipe.good_frac
-            better = attempt.texts[role] if is_good else conventions.write(problem, role, convention)
-            examples.append(Example(render_plain_text(recipe.env.observe(problem, role, [past], role)), better))
+            prompt = render_plain_text(recipe.env.observe(problem, role, [past], role))
+            examples.append(Example(prompt, texts[role] if is_good else revised))
     return examples
 
 
@@ -100,22 +122,3 @@ def render_plain_text(observation: Observation) -> str:
 
 def _first_prompt(problem: Problem, recipe: Recipe, role: str) -> str:
     return render_plain_text(recipe.env.observe(problem, role, [], role))
-
-
-@dataclass(frozen=True, slots=True)
-class _Attempt:
-    conventions: dict[str, str]
-    flawed: frozenset[str]
-    texts: dict[str, str]
-
-
-def _make_attempt(problem: Problem, conventions: Conventions, rng: random.Random) -> _Attempt:
-    drawn = {role: conventions.draw(rng, role) for role in conventions.roles}
-    flawed = frozenset({rng.choice(conventions.roles)} if rng.random() < _FLAWED_FRAC else ())
-    texts = {
-        role: conventions.flawed(problem, role, convention, rng)
-        if role in flawed
-        else conventions.write(problem, role, convention)
-        for role, convention in drawn.items()
-    }
-    return _Attempt(drawn, flawed, texts)

@@ -5,10 +5,14 @@ The result is a standard Llama with its own tokenizer, loadable by transformers 
 
 from __future__ import annotations
 
+import itertools
+import json
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Literal
 
 import torch
@@ -16,12 +20,14 @@ from jaxtyping import Int
 from pydantic import Field
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
-from magrpo.embedded.demonstrations import Example, Recipe, collect_texts, make_first_turns
-from magrpo.interfaces import Progress
-from magrpo.plugins import Section
+from magrpo.embedded.demonstrations import RECIPES, Example, Recipe, collect_texts, make_first_turns, make_revisions
+from magrpo.interfaces import Problems, Progress
+from magrpo.plugins import TABLES, Section, build_plugin
 from magrpo.seeds import derive_seed
+from magrpo.store import read_records, write_records
 from magrpo.types import Problem
 
 PAD, EOS = 0, 1
@@ -30,6 +36,8 @@ CONTEXT = 512
 _HEAD_SIZE = 32  # the smallest that vLLM's attention takes on a CPU
 _IGNORED = -100
 _BUCKET = 16  # batches sorted by length together
+_SECOND_TURNS = "second_turns.jsonl.gz"
+_NUM_RECENT_LOSSES = 100
 # A newline with the indentation after it, a word or a digit with the space before it, a run of other signs.
 _PIECES = r"\n *| ?[A-Za-z]+|_[A-Za-z]+| ?[0-9]| ?[^\sA-Za-z0-9_]+|_| +"
 
@@ -61,6 +69,36 @@ class WarmStartConfig(Section):
     """Number of layers."""
     seed: int = Field(0, ge=0)
     """Seed of everything random in the recipe."""
+
+
+def demonstrate_second_turns(folder: Path, config: WarmStartConfig) -> None:
+    """Write examples of second turns to ``folder``. The sandbox runs the first turns: feedback depends on scores."""
+    problems, number = _load_problems(config), config.num_revisions
+    chosen = problems[:: max(1, len(problems) // number)][:number] if number else []
+    recipe, plugin = RECIPES[config.problems]
+    with closing(plugin.open()) as sandbox:
+        examples = make_revisions(chosen, recipe, sandbox, config.seed)
+    write_records(folder / _SECOND_TURNS, examples)
+
+
+def train_on_demonstrations(folder: Path, config: WarmStartConfig, progress: Progress) -> float:
+    """Train a base model on the examples in ``folder`` and save it, with its recipe, in ``folder/model``.
+
+    Returns the mean loss of the last steps, in nats per completion token.
+    """
+    second_turns = read_records(folder / _SECOND_TURNS, Example)
+    trained = train_base_model(_load_problems(config), second_turns, RECIPES[config.problems][0], config, progress)
+    loss = fmean(trained.losses[-_NUM_RECENT_LOSSES:])
+    trained.save(folder / "model")
+    facts = {**config.model_dump(), "loss": round(loss, 4), "parameters": trained.model.num_parameters()}
+    (folder / "model" / "recipe.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    return loss
+
+
+def _load_problems(config: WarmStartConfig) -> list[Problem]:
+    options = {"kind": config.problems, "num_train": config.num_problems}
+    problem_set: Problems = build_plugin(TABLES["problems"], options)
+    return list(problem_set.load()["train"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,17 +151,13 @@ def build_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerBase:
 
     ``decode(encode(text)) == text`` for every text.
     """
-    split = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_PIECES), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
+    to_bytes = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(_PIECES), "isolated"), to_bytes])
     pieces = {piece for text in texts for piece, _ in split.pre_tokenize_str(text)}
     tokens = dict.fromkeys([*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet()), *sorted(pieces)])
     # No merges: a piece that is not a token is split into bytes.
-    model = models.BPE(vocab={token: i for i, token in enumerate(tokens)}, merges=[], ignore_merges=True)
-    tokenizer = Tokenizer(model)
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[], ignore_merges=True))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.ByteLevel()
     return PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -185,8 +219,7 @@ def _make_batches(
     config: WarmStartConfig,
 ) -> Iterator[tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]]:
     """Endless batches of ids and labels, padded on the right, of examples of similar length."""
-    epoch = 0
-    while True:
+    for epoch in itertools.count():
         seed = derive_seed(config.seed, "epoch", epoch)
         rng = random.Random(seed)
         examples = [*make_first_turns(problems, recipe, seed), *second_turns]
@@ -196,8 +229,7 @@ def _make_batches(
             rows.sort(key=lambda row: len(row[0]) + len(row[1]))
             chunks = [rows[i : i + config.batch_size] for i in range(0, len(rows), config.batch_size)]
             rng.shuffle(chunks)
-            yield from (_pad_rows(chunk) for chunk in chunks)
-        epoch += 1
+            yield from map(_pad_rows, chunks)
 
 
 def _tokenize(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[list[int], list[int]]:
@@ -206,11 +238,6 @@ def _tokenize(tokenizer: PreTrainedTokenizerBase, example: Example) -> tuple[lis
 
 
 def _pad_rows(rows: Sequence[tuple[list[int], list[int]]]) -> tuple[Int[Tensor, "B T"], Int[Tensor, "B T"]]:
-    length = max(len(prompt) + len(completion) for prompt, completion in rows)
-    input_ids = torch.full((len(rows), length), PAD)
-    labels = torch.full((len(rows), length), _IGNORED)
-    for i, (prompt, completion) in enumerate(rows):
-        end = len(prompt) + len(completion)
-        input_ids[i, :end] = torch.tensor(prompt + completion)
-        labels[i, len(prompt) : end] = torch.tensor(completion)
-    return input_ids, labels
+    input_ids = [torch.tensor([*prompt, *completion]) for prompt, completion in rows]
+    labels = [torch.tensor([*[_IGNORED] * len(prompt), *completion]) for prompt, completion in rows]
+    return pad_sequence(input_ids, True, PAD), pad_sequence(labels, True, _IGNORED)

@@ -1,4 +1,4 @@
-"""Two programmers who write one Python program without seeing each other's answer."""
+"""Environments of programmers: a helper and a main who write one program at once or in turn, one alone, or a team."""
 
 from __future__ import annotations
 
@@ -9,49 +9,20 @@ from pydantic import Field, model_validator
 
 from magrpo.envs.diagnosis import Feedback, diagnose_turn, format_bare_feedback, format_feedback
 from magrpo.envs.expert import Expert
+from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
-_SYSTEM = {
-    "helper": (
-        "You are one of two programmers who solve a problem together. You write a helper function named `aux`; "
-        "your partner writes the function that the problem asks for and may call `aux`. You both write at the same "
-        "time and neither sees what the other writes, so choose the helper that your partner will expect: it takes "
-        "the arguments of the problem's function and does a useful, self-contained part of the work.\n"
-        "Answer with Python code only: the function `aux`, which must return a value, and the imports it needs. "
-        "Do not write the problem's function, do not explain, do not print and do not read input."
-    ),
-    "main": (
-        "You are one of two programmers who solve a problem together. Your partner writes a helper function named "
-        "`aux`, which takes the arguments of the problem's function and does a useful, self-contained part of the "
-        "work; you write the function that the problem asks for. Call `aux` and use what it returns, but do not "
-        "leave all the work to it. You both write at the same time and neither sees what the other writes.\n"
-        "Answer with Python code only: the function `{entry_point}`, with the signature given, which must return a "
-        "value, and the imports it needs. Do not define `aux`, do not explain, do not print and do not read input."
-    ),
-}
-_TASK = {
-    "helper": "The problem:\n```python\n{prompt}\n```\nWrite the helper function `aux` for `{entry_point}`.",
-    "main": "The problem:\n```python\n{prompt}\n```\nWrite the function `{entry_point}`. You may call `aux`.",
-}
-_REVISE = {
-    "helper": "Revise your function `aux`. Answer with Python code only.",
-    "main": "Revise your function `{entry_point}`. Answer with Python code only.",
-}
 
+class ProgramEnv(Plugin):
+    """Base class: every agent writes a part of one program; from the second turn on it gets feedback on the program.
 
-class CodingEnv(Plugin):
-    """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at every turn.
-
-    From the second turn on, an agent sees its own completion and feedback made from the joint reward's parts and the
-    execution report ``program``. It sees its partner's completion only in feedback mode ``discussion``; in mode
-    ``expert_edits`` the expert reads both completions and may quote them.
+    Feedback is made from the joint reward's parts and the execution report ``program``.
     """
 
-    system: ClassVar[Mapping[str, str]] = _SYSTEM
+    system: ClassVar[Mapping[str, str]]
     """System prompt of each role, used with ``prompt = "instruct"``."""
 
-    kind: str = "coding"
     num_turns: int = Field(1, ge=1)
     """Turns of one episode."""
     prompt: Literal["instruct", "bare"] = "instruct"
@@ -63,6 +34,62 @@ class CodingEnv(Plugin):
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
     """Number of failing tests quoted by ``level_feedback`` and shown to the expert by ``expert_edits``. 0: feedback
     reveals none of the reward's tests."""
+
+    def roles(self) -> tuple[str, ...]:
+        return tuple(self.system)
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return self.roles()
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        assert role in self.roles(), role
+        if self.prompt == "bare":
+            lines = [f"# {'main' if role == 'solo' else role}", problem.prompt]
+            if history:
+                last = history[-1]
+                feedback_lines = format_bare_feedback(self.feedback, diagnose_turn(last, role))
+                if self.feedback == "discussion":
+                    feedback_lines += [f"# partner\n{text}" for text in _list_partner_texts(last, agent)]
+                lines += ["# previous", last.texts[agent], "# feedback", *feedback_lines, ""]
+            return Observation((Message("user", "\n".join(lines)),))
+        names = {"prompt": problem.prompt.rstrip("\n"), "entry_point": problem.entry_point}
+        messages = [
+            Message("system", self.system[role].format(**names)),
+            Message("user", PROMPTS["program"][role].format(**names)),
+        ]
+        function = "aux" if role == "helper" else problem.entry_point
+        for turn in history:
+            feedback = self._give_feedback(problem, role, turn, agent)
+            request = f"{feedback}\nRevise your function `{function}`. Answer with Python code only."
+            messages += [Message("assistant", turn.texts[agent]), Message("user", request)]
+        return Observation(tuple(messages))
+
+    def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
+        if self.feedback == "discussion":
+            texts = [f"```\n{text}\n```" for text in _list_partner_texts(turn, agent)]
+            return "\n".join(["Your partner wrote:", *texts])
+        return self._describe_program(self.feedback, problem, role, turn)
+
+    def _describe_program(self, mode: Feedback, problem: Problem, role: str, turn: PastTurn) -> str:
+        diagnosis = diagnose_turn(turn, role)
+        limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
+        return format_feedback(mode, diagnosis, role, problem.entry_point, limit)
+
+
+def _list_partner_texts(turn: PastTurn, agent: str) -> list[str]:
+    return [text for name, text in turn.texts.items() if name != agent]
+
+
+class CodingEnv(ProgramEnv):
+    """A ``helper`` writes ``aux``, a ``main`` writes the entry point; both act at every turn.
+
+    An agent sees its partner's completion only in feedback mode ``discussion``; in mode ``expert_edits`` the expert
+    reads both completions and may quote them.
+    """
+
+    system: ClassVar[Mapping[str, str]] = PROMPTS["coding"]
+
+    kind: str = "coding"
     expert: Expert | None = None
     """The model that proposes edits, required by ``feedback = "expert_edits"``. None: no expert."""
 
@@ -74,56 +101,94 @@ class CodingEnv(Plugin):
             raise ValueError("feedback 'expert_edits' is free text, for prompt 'instruct' only: set env.prompt")
         return self
 
+    def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
+        if self.expert is None or self.feedback != "expert_edits":
+            return super()._give_feedback(problem, role, turn, agent)
+        (partner,) = _list_partner_texts(turn, agent)
+        helper, main = (turn.texts[agent], partner)[:: 1 if role == "helper" else -1]
+        diagnosis = self._describe_program("level_feedback", problem, role, turn)
+        edits = self.expert.propose_edits(problem, role, helper=helper, main=main, diagnosis=diagnosis)
+        return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
+
+
+class SequentialEnv(CodingEnv):
+    """``helper`` acts at even turns (from 0), ``main`` at odd ones; two turns are a round.
+
+    ``main`` sees the helper's latest code, ``helper`` only its own. From the second round on, both get feedback on the
+    program of the previous round. Each of the helper's ``G`` completions is followed by one completion of ``main``, or
+    by ``G`` with ``rollout.tree = "full"``.
+    """
+
+    system: ClassVar[Mapping[str, str]] = PROMPTS["sequential"]
+
+    kind: str = "sequential"
+    num_turns: int = Field(2, ge=2, multiple_of=2)
+    """Turns of one episode; two turns are a round."""
+
+    def acting(self, turn: int) -> tuple[str, ...]:
+        return (self.roles()[turn % 2],)
+
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        assert (role,) == self.acting(len(history)), role
+        halves = zip(history[::2], history[1::2], strict=False)
+        rounds = [PastTurn(first.texts | second.texts, second.reward, second.reports) for first, second in halves]
+        seen = super().observe(problem, role, rounds, agent)
+        if role == "helper":
+            return seen
+        (code,) = history[-1].texts.values()
+        *before, last = seen.messages
+        if self.prompt == "bare":
+            content = f"# partner\n{code}\n{last.content}"
+        else:
+            content = f"{last.content}\nYour partner wrote:\n```python\n{code}\n```"
+        return Observation((*before, Message(last.role, content)))
+
+
+class SoloEnv(ProgramEnv):
+    """The single role ``solo`` writes the entry point and everything it needs: the single-agent baseline, or GRPO."""
+
+    system: ClassVar[Mapping[str, str]] = PROMPTS["solo"]
+
+    kind: str = "solo"
+    prompt: Literal["instruct", "bare"] = "instruct"
+    """``instruct``: full English instructions; ``bare``: the problem under the heading ``# main``, by which the
+    embedded model knows the role that writes the entry point."""
+    feedback: Literal["level_feedback", "passed", "plain"] = "level_feedback"
+    """Feedback between turns. ``level_feedback``: diagnostics of each level; ``passed``: one line; ``plain``: none."""
+    feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
+    """Number of failing tests quoted by ``level_feedback``. 0: feedback reveals none of the reward's tests."""
+
+
+class TeamEnv(Plugin):
+    """Roles ``helper1``, ``helper2``, ... propose a function ``aux``; ``main`` writes the entry point. One turn.
+
+    All act at once and see only the problem. With ``prompt = "bare"`` all helpers get the same prompt: they differ by
+    their weights.
+    """
+
+    num_turns: ClassVar[int] = 1
+
+    kind: str = "team"
+    num_helpers: int = Field(2, ge=1)
+    """Number of helpers; ``reward.num_helpers`` must be equal."""
+    prompt: Literal["instruct", "bare"] = "instruct"
+    """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
+
     def roles(self) -> tuple[str, ...]:
-        return ("helper", "main")
+        return (*(f"helper{i}" for i in range(1, self.num_helpers + 1)), "main")
 
     def acting(self, turn: int) -> tuple[str, ...]:
         return self.roles()
 
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert role in self.roles(), role
+        assert not history, "a team acts once"
+        kind, number = role.rstrip("0123456789"), role.removeprefix("helper")
         if self.prompt == "bare":
-            return Observation((Message("user", self._render_bare(problem, role, history, agent)),))
-        names = {"entry_point": problem.entry_point}
-        messages = [
-            Message("system", self.system[role].format(**names)),
-            Message("user", _TASK[role].format(prompt=problem.prompt.rstrip("\n"), **names)),
-        ]
-        for turn in history:
-            messages.append(Message("assistant", turn.texts[agent]))
-            feedback = self._give_feedback(problem, role, turn, agent)
-            lines = [feedback, *self._quote_partner(turn, agent, "```\n{text}\n```")]
-            messages.append(Message("user", "\n".join([*filter(None, lines), _REVISE[role].format(**names)])))
-        return Observation(tuple(messages))
-
-    def _render_bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
-        task = f"# {role}\n{problem.prompt}"
-        if not history:
-            return task
-        last = history[-1]
-        lines = format_bare_feedback(self.feedback, diagnose_turn(last))
-        lines += self._quote_partner(last, agent, "# partner\n{text}")
-        return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
-
-    def _give_feedback(self, problem: Problem, role: str, turn: PastTurn, agent: str) -> str:
-        diagnosis = diagnose_turn(turn)
-        limit = len(diagnosis.failures) if self.feedback_tests == "all" else self.feedback_tests
-        if self.expert is None or self.feedback != "expert_edits":
-            return format_feedback(self.feedback, diagnosis, role, problem.entry_point, limit)
-        (other,) = (text for name, text in turn.texts.items() if name != agent)
-        helper, main = (turn.texts[agent], other)[:: 1 if role == "helper" else -1]
-        edits = self.expert.propose_edits(
-            prompt=problem.prompt,
-            entry_point=problem.entry_point,
-            function="aux" if role == "helper" else problem.entry_point,
-            helper=helper,
-            main=main,
-            diagnosis=format_feedback("level_feedback", diagnosis, role, problem.entry_point, limit),
-        )
-        return f"A reviewer proposes:\n{edits}" if edits else "A reviewer proposes no edits."
-
-    def _quote_partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
-        if self.feedback != "discussion":
-            return []
-        texts = [form.format(text=text) for name, text in turn.texts.items() if name != agent]
-        return texts if self.prompt == "bare" else ["Your partner wrote:", *texts]
+            return Observation((Message("user", f"# {kind}\n{problem.prompt}"),))
+        size = {"size": self.num_helpers + 1, "num_helpers": self.num_helpers}
+        form = f"{PROMPTS['team']['team']} {PROMPTS['team'][kind]}"
+        system = form.format(**size, number=number, entry_point=problem.entry_point)
+        function = "aux" if kind == "helper" else problem.entry_point
+        task = f"The problem:\n```python\n{problem.prompt.rstrip()}\n```\nWrite the function `{function}`."
+        return Observation((Message("system", system), Message("user", task)))

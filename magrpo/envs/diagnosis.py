@@ -10,9 +10,9 @@ from __future__ import annotations
 import builtins
 import re
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
-from magrpo.types import Case, ExecutionReport, PastTurn
+from magrpo.types import Case, PastTurn
 
 Feedback = Literal["level_feedback", "level_passed", "passed", "plain", "discussion", "expert_edits"]
 """Feedback modes: diagnostics of each level; pass or fail of each level; one line; nothing; the partner's last text;
@@ -24,6 +24,12 @@ _NAME = re.compile(r"(?:^|: )([A-Za-z]+)(?=:|$)")
 _EXCEPTIONS = {name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, Exception)}
 _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
 _COOPERATION = {"thin": "wrapper", "unused": "aux unused", "not called": "aux not called"}
+_COOPERATION_SENTENCES = {
+    "full": "`{}` calls `aux` and uses its result: good.",
+    "thin": "One of `{}` and `aux` does all the work: divide it more evenly.",
+    "unused": "`{}` calls `aux` but does nothing with its result: use it.",
+    "not called": "`{}` never called `aux` while the tests ran: divide the work between the two.",
+}
 _PASSES = ("no tests pass", "some tests pass", "most tests pass", "all tests pass")
 _LEVELS = ("structure", "syntax", "tests", "cooperation")
 
@@ -44,12 +50,6 @@ BARE_LINES: tuple[str, ...] = (
 """Every line that feedback in the bare prompt can contain, so that a tiny tokenizer can cover all of them."""
 
 
-class _TestCounts(TypedDict):
-    passed: int
-    total: int
-    failures: tuple[Case, ...]
-
-
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """The verdicts on one joint action, by level. ``failures``: the cases that did not pass, in order."""
@@ -57,10 +57,10 @@ class Diagnosis:
     has_aux: bool
     has_entry: bool
     compiles: bool
+    cooperation: Cooperation
     passed: int
     total: int
     failures: tuple[Case, ...]
-    cooperation: Cooperation
 
     @property
     def level_passes(self) -> dict[str, bool]:
@@ -73,43 +73,28 @@ class Diagnosis:
         }
 
 
-def diagnose_turn(turn: PastTurn) -> Diagnosis:
-    """The diagnosis that a joint action's reward parts and its report ``program`` give."""
+def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
+    """The diagnosis that a joint action's reward parts and its report ``program`` give.
+
+    For the role ``solo``, levels that concern a helper count as passed and are not mentioned.
+    """
     parts, report = turn.reward.parts, turn.reports.get("program")
-    structure = parts["structure"]
+    has_aux, has_entry = True, parts["structure"] > 0
     cooperation: Cooperation = "unknown"
-    if parts["cooperation"] > 0:
-        cooperation = "full" if parts["cooperation"] > 1 else "thin"
-    elif parts["cooperation"] < 0:
-        cooperation = "unused"
-    elif report is not None and report.watched_calls == 0:
-        cooperation = "not called"
-    return Diagnosis(
-        has_aux=min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05,
-        has_entry=structure > 0.5,
-        compiles=parts["syntax"] > 0,
-        cooperation=cooperation,
-        **_count_tests(report),
-    )
-
-
-def diagnose_solo_turn(turn: PastTurn) -> Diagnosis:
-    """The diagnosis of a turn of a single agent: levels that concern a helper count as passed and are not mentioned."""
-    parts = turn.reward.parts
-    return Diagnosis(
-        has_aux=True,
-        has_entry=parts["structure"] > 0,
-        compiles=parts["syntax"] > 0,
-        cooperation="unknown",
-        **_count_tests(turn.reports.get("program")),
-    )
-
-
-def _count_tests(report: ExecutionReport | None) -> _TestCounts:
+    if role != "solo":
+        has_aux = min(abs(parts["structure"] - 0.4), abs(parts["structure"] - 1.0)) < 0.05
+        has_entry = parts["structure"] > 0.5
+        if parts["cooperation"] > 0:
+            cooperation = "full" if parts["cooperation"] > 1 else "thin"
+        elif parts["cooperation"] < 0:
+            cooperation = "unused"
+        elif report is not None and report.watched_calls == 0:
+            cooperation = "not called"
+    verdicts = has_aux, has_entry, parts["syntax"] > 0, cooperation
     if report is None:
-        return {"passed": 0, "total": 0, "failures": ()}
+        return Diagnosis(*verdicts, 0, 0, ())
     failures = tuple(case for case in report.cases if case.status != "pass")
-    return {"passed": report.tests_passed, "total": report.tests_total, "failures": failures}
+    return Diagnosis(*verdicts, report.tests_passed, report.tests_total, failures)
 
 
 def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
@@ -127,7 +112,10 @@ def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
         return [*lines, "entry missing"]
     if not diagnosis.compiles:
         return [*lines, "syntax error"]
-    lines.append(_PASSES[_quartile(diagnosis)])
+    if diagnosis.passed in (0, diagnosis.total):
+        lines.append(_PASSES[3 if diagnosis.passed else 0])
+    else:
+        lines.append(_PASSES[2 if 2 * diagnosis.passed >= diagnosis.total else 1])
     if diagnosis.failures:
         lines.append(_FAILURES.get(diagnosis.failures[0].status, "crash"))
     if diagnosis.has_aux and diagnosis.cooperation in _COOPERATION:
@@ -136,42 +124,28 @@ def format_bare_feedback(mode: Feedback, diagnosis: Diagnosis) -> list[str]:
 
 
 def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> str:
-    """Feedback in English for ``role``, quoting at most ``num_tests`` failing tests. Empty in ``discussion``."""
-    if mode == "discussion":
-        return ""
+    """Feedback in English for ``role``, quoting at most ``num_tests`` failing tests."""
     if mode == "plain":
         return "Look at your answer again and improve it where you can."
     if mode == "passed":
         return f"The program {'passed' if diagnosis.level_passes['tests'] else 'did not pass'} all tests."
     if mode == "level_passed":
         return "\n".join(f"{level}: {'passed' if ok else 'not passed'}" for level, ok in diagnosis.level_passes.items())
-    return "\n".join(_describe_levels(diagnosis, role, entry_point, num_tests))
-
-
-def _describe_levels(diagnosis: Diagnosis, role: str, entry_point: str, num_tests: int) -> list[str]:
     whose = {True: "Your answer", False: "Your partner's answer"}
-    missing = "{whose} holds no complete function `{name}` that returns a value."
+    missing = "{} holds no complete function `{}` that returns a value."
     lines = []
     if not diagnosis.has_aux:
-        lines.append(missing.format(whose=whose[role == "helper"], name="aux"))
+        lines.append(missing.format(whose[role == "helper"], "aux"))
     if not diagnosis.has_entry:
-        return [*lines, missing.format(whose=whose[role == "main"], name=entry_point)]
-    if not diagnosis.compiles:
-        return [*lines, "The program put together from all answers does not compile: it has a syntax error."]
-    lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
-    lines.extend(f"- {_quote_case(case)}" for case in diagnosis.failures[:num_tests])
-    if diagnosis.has_aux and diagnosis.cooperation != "unknown":
-        lines.append(_describe_cooperation(diagnosis.cooperation, entry_point))
-    return lines
-
-
-def _describe_cooperation(cooperation: Cooperation, entry_point: str) -> str:
-    return {
-        "full": f"`{entry_point}` calls `aux` and uses its result: good.",
-        "thin": f"One of `{entry_point}` and `aux` does all the work: divide it more evenly.",
-        "unused": f"`{entry_point}` calls `aux` but does nothing with its result: use it.",
-        "not called": f"`{entry_point}` never called `aux` while the tests ran: divide the work between the two.",
-    }[cooperation]
+        lines.append(missing.format(whose[role != "helper"], entry_point))
+    elif not diagnosis.compiles:
+        lines.append("The program put together from all answers does not compile: it has a syntax error.")
+    else:
+        lines.append(f"{diagnosis.passed} of {diagnosis.total} tests passed.")
+        lines += [f"- {_quote_case(case)}" for case in diagnosis.failures[:num_tests]]
+        if diagnosis.has_aux and diagnosis.cooperation != "unknown":
+            lines.append(_COOPERATION_SENTENCES[diagnosis.cooperation].format(entry_point))
+    return "\n".join(lines)
 
 
 def _quote_case(case: Case) -> str:
@@ -186,11 +160,3 @@ def _quote_case(case: Case) -> str:
     elif case.status not in ("wrong", "timeout", "crash"):
         message = ""
     return f"{case.status}: {message[:200]}" if message else case.status
-
-
-def _quartile(diagnosis: Diagnosis) -> int:
-    if diagnosis.passed == 0:
-        return 0
-    if diagnosis.passed == diagnosis.total:
-        return 3
-    return 2 if 2 * diagnosis.passed >= diagnosis.total else 1

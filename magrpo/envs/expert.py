@@ -10,20 +10,12 @@ from functools import lru_cache
 
 from pydantic import Field
 
+from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import ConfigError, Section
+from magrpo.types import Problem
 
 MAX_CHARS = 4000
 """Longer answers are cut to this many characters."""
-
-_SYSTEM = (
-    "You review a program that two programmers write together: one writes a helper function `aux`, the other writes "
-    "`{entry_point}`, which should call `aux` and use its result. Propose concrete edits to one of the two functions, "
-    "as a short list of changes. Do not write the whole function and do not repeat the program."
-)
-_USER = (
-    "The problem:\n```python\n{prompt}\n```\nThe helper's answer:\n```\n{helper}\n```\nThe other's answer:\n```\n"
-    "{main}\n```\nWhat came of it:\n{diagnosis}\n\nPropose edits to the function `{function}`."
-)
 
 
 class Expert(Section):
@@ -38,10 +30,8 @@ class Expert(Section):
     timeout_s: float = Field(60.0, gt=0)
     """Seconds to wait for one answer. A failed request is retried twice."""
 
-    def propose_edits(
-        self, *, prompt: str, entry_point: str, function: str, helper: str, main: str, diagnosis: str
-    ) -> str:
-        """The expert's edits to ``function`` (``aux`` or the entry point), decoded greedily.
+    def propose_edits(self, problem: Problem, role: str, *, helper: str, main: str, diagnosis: str) -> str:
+        """The expert's edits to the function that ``role`` wrote, decoded greedily.
 
         Answers are cached in this process, so an answer stays the same over the turns of an episode.
 
@@ -49,10 +39,10 @@ class Expert(Section):
             ConnectionError: the endpoint does not answer, or fails.
             ConfigError: the endpoint rejects the request: wrong model name, wrong key, or prompt too long.
         """
-        system = _SYSTEM.format(entry_point=entry_point)
-        user = _USER.format(
-            prompt=prompt.rstrip("\n"), function=function, helper=helper, main=main, diagnosis=diagnosis
-        )
+        names = {"prompt": problem.prompt.rstrip("\n"), "entry_point": problem.entry_point}
+        names |= {"helper": helper, "main": main, "diagnosis": diagnosis}
+        names["function"] = "aux" if role == "helper" else problem.entry_point
+        system, user = (PROMPTS["expert"][part].format(**names) for part in ("system", "user"))
         return _ask(self, system, user)
 
 

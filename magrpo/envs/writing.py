@@ -7,34 +7,11 @@ from typing import Literal
 
 from pydantic import Field
 
+from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import Plugin
 from magrpo.types import Message, Observation, PastTurn, Problem
 
 ROLES: Mapping[str, tuple[str, str]] = {"tldr": ("summary", "elaboration"), "arxiv": ("background", "methods")}
-
-_TASK = {
-    "summary": (
-        "Summarise this post in one or two plain sentences. A partner writes a longer summary of the same post at the "
-        "same time; you do not see it.\n\nThe post:\n{prompt}\n\nWrite the short summary only."
-    ),
-    "elaboration": (
-        "Summarise this post in detail, two to three times as long as the one or two sentences that a partner writes "
-        "about it at the same time; you do not see them. Keep to the post's main words, add more of your own, and lead "
-        "the reader with transition words.\n\nThe post:\n{prompt}\n\nWrite the detailed summary only."
-    ),
-    "background": (
-        "You and a partner write the introduction of a scientific paper from its abstract. You write the background "
-        "and motivation; your partner writes about the methods at the same time, in about the same length; you do not "
-        "see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
-        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
-    ),
-    "methods": (
-        "You and a partner write the introduction of a scientific paper from its abstract. You write about the methods "
-        "and their significance; your partner writes the background at the same time, in about the same length; you "
-        "do not see it. Write 130 to 250 words, in the words of the abstract where you can, with transition words.\n\n"
-        "The abstract:\n{prompt}\n\nWrite your part only, as running text."
-    ),
-}
 _LEVELS = {
     "structure": ("length", "One of the two texts is too short or too long."),
     "length_ratio": ("ratio", "The lengths of the two texts do not fit each other well."),
@@ -79,36 +56,34 @@ class WritingEnv(Plugin):
     def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
         assert role in self.roles(), role
         if self.prompt == "bare":
-            return Observation((Message("user", self._render_bare(problem, role, history, agent)),))
-        messages = [Message("user", _TASK[role].format(prompt=problem.prompt))]
+            lines = [f"# {role}", problem.prompt]
+            if history:
+                lines += ["# previous", history[-1].texts[agent], "# feedback"]
+                lines += [*self._list_bare_feedback(history[-1], agent), ""]
+            return Observation((Message("user", "\n".join(lines)),))
+        messages = [Message("user", PROMPTS["writing"][role].format(prompt=problem.prompt))]
         for turn in history:
-            lines = self._quote_partner(turn, agent, "Your partner wrote:\n{text}") or self._give_advice(turn)
-            messages.append(Message("assistant", turn.texts[agent]))
-            messages.append(Message("user", "\n".join([*lines, "Revise your text. Write the text only."])))
+            request = [*self._list_feedback(turn, agent), "Revise your text. Write the text only."]
+            messages += [Message("assistant", turn.texts[agent]), Message("user", "\n".join(request))]
         return Observation(tuple(messages))
 
-    def _render_bare(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> str:
-        task = f"# {role}\n{problem.prompt}"
-        if not history:
-            return task
-        last = history[-1]
-        lines = ["revise"]
-        if self.feedback == "level_feedback":
-            lines = [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in _judge_levels(last).items()]
-            lines = ["all good"] if all(_judge_levels(last).values()) else lines
-        lines += self._quote_partner(last, agent, "# partner\n{text}")
-        return "\n".join([task, "# previous", last.texts[agent], "# feedback", *lines, ""])
+    def _list_bare_feedback(self, turn: PastTurn, agent: str) -> list[str]:
+        if self.feedback == "discussion":
+            return ["revise", *(f"# partner\n{text}" for name, text in turn.texts.items() if name != agent)]
+        if self.feedback == "plain":
+            return ["revise"]
+        verdicts = _judge_levels(turn)
+        if all(verdicts.values()):
+            return ["all good"]
+        return [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in verdicts.items()]
 
-    def _give_advice(self, turn: PastTurn) -> list[str]:
+    def _list_feedback(self, turn: PastTurn, agent: str) -> list[str]:
+        if self.feedback == "discussion":
+            return [f"Your partner wrote:\n{text}" for name, text in turn.texts.items() if name != agent]
         if self.feedback == "plain":
             return ["Look at your text again and improve it where you can."]
-        bad = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
-        return bad or ["The two texts fit each other well."]
-
-    def _quote_partner(self, turn: PastTurn, agent: str, form: str) -> list[str]:
-        if self.feedback != "discussion":
-            return []
-        return [form.format(text=text) for name, text in turn.texts.items() if name != agent]
+        advice = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
+        return advice or ["The two texts fit each other well."]
 
 
 def _judge_levels(turn: PastTurn) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Base class of programming contests: many tests, most of them hidden, as calls or as standard input and output.
+"""Contests: APPS, CodeContests and their base class: many tests, most hidden, as calls or as standard input and output.
 
 A problem about standard input and output becomes a function ``solve(stdin: str) -> str``, so that two agents can share
 the work and every test is a call: the program never reads or prints, and its result is compared outside its process.
@@ -10,7 +10,7 @@ import ast
 import json
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -19,7 +19,7 @@ from magrpo.problems.files import FileProblems, format_docstring, format_signatu
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
-MAX_DIGITS = 4300
+_MAX_DIGITS = 4300
 _STDIN = "def solve(stdin: str) -> str:\n"
 _NOTE = "Do not read and print: `stdin` is the whole input, and the function returns the whole output."
 _TYPES = "from typing import Dict, List, Optional, Set, Tuple\n\n\n"
@@ -54,29 +54,102 @@ class Contest(FileProblems):
     """Maximum length of a test, input and output together, in characters. Longer tests are left out, and so are
     problems without a shorter test to show."""
 
-    def make_stdin_problem(self, task_id: str, statement: str, shown: list[str], hidden: list[str]) -> Problem | None:
-        """Make a problem with tests written by :func:`write_stdin_test`."""
-        prompt = _STDIN + indent_body(format_docstring(f"{statement.strip()}\n\n{_NOTE}"))
-        return self._problem(task_id, prompt, "solve", shown, hidden, _PRINTED)
-
-    def make_call_problem(
-        self, task_id: str, statement: str, function: ast.FunctionDef, shown: list[str], hidden: list[str]
+    def make_problem(
+        self, task_id: str, statement: str, function: ast.FunctionDef | None, shown: list[str], hidden: list[str]
     ) -> Problem | None:
-        """Make a problem with tests that call ``function``."""
-        prompt = f"{_TYPES}{format_signature(function)}\n{indent_body(format_docstring(statement))}"
-        return self._problem(task_id, prompt, function.name, shown, hidden, "")
+        """Make a problem whose tests call ``function``; None: ``solve``, with tests by :func:`write_stdin_test`.
 
-    def _problem(
-        self, task_id: str, prompt: str, entry_point: str, shown: list[str], hidden: list[str], definitions: str
-    ) -> Problem | None:
-        bodies = ["".join(f"    {line}\n" for line in self._limit_tests(tests)) for tests in (shown, hidden)]
-        if not bodies[0]:
+        Returns None if no shown test is short enough.
+        """
+        if function is None:
+            entry_point, header, definitions = "solve", _STDIN, _PRINTED
+            statement = f"{statement.strip()}\n\n{_NOTE}"
+        else:
+            entry_point, header, definitions = function.name, f"{_TYPES}{format_signature(function)}\n", ""
+        checks = []
+        for tests in (shown, hidden):
+            short = [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
+            body = "".join(f"    {test}\n" for test in short)
+            checks.append(f"{definitions}def check(candidate):\n{body}" if body else "")
+        prompt = header + indent_body(format_docstring(statement))
+        return Problem(task_id, prompt, entry_point, checks[0], hidden_test=checks[1]) if checks[0] else None
+
+
+class Apps(Contest):
+    """APPS (arXiv 2105.09938): ``problem_id, question, starter_code, difficulty, input_output``.
+
+    The entry point is the starter code's function if ``input_output`` names one, else ``solve(stdin)``.
+    """
+
+    benchmark: ClassVar[str] = ""
+
+    source: str = "codeparrot/apps:train.jsonl"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
+    difficulty: tuple[Literal["introductory", "interview", "competition"], ...] = ()
+    """Difficulties to include. Empty: all."""
+    shown_tests: int = Field(1, ge=1)
+    """Number of tests of a problem, from the first, that feedback may show; the others are hidden."""
+
+    def parse(self, row: Row) -> Problem | None:
+        """The problem; None if its difficulty is excluded, no test is short enough, or a function has no signature."""
+        if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        test, hidden_test = (f"{definitions}def check(candidate):\n{body}" if body else "" for body in bodies)
-        return Problem(task_id, prompt, entry_point, test, hidden_test=hidden_test)
+        text = row.read_text("input_output")
+        values = parse_json(row, "input_output", text) if text.strip() else {"inputs": [], "outputs": []}
+        try:
+            pairs = zip(values["inputs"], values["outputs"], strict=True)
+            name = values.get("fn_name")
+            tests = [_write_call(*pair) if name else write_stdin_test(*map(_join_lines, pair)) for pair in pairs]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ConfigError(f"{row.where}: field 'input_output' needs inputs and outputs of equal length") from None
+        tests = [test for test in tests if len(test) <= self.max_test_chars]
+        shown, hidden = tests[: self.shown_tests], tests[self.shown_tests :]
+        number = row.values.get("problem_id", row.values.get("id", row.where))
+        statement = row.read_text("question")
+        if name and not row.read_text("starter_code").strip():
+            return None
+        function = parse_starter_code(row, name) if name else None
+        return self.make_problem(f"APPS/{number}", statement, function, shown, hidden)
 
-    def _limit_tests(self, tests: list[str]) -> list[str]:
-        return [test for test in tests if len(test) <= self.max_test_chars][: self.max_tests]
+
+def _write_call(arguments: list[Any], expected: Any) -> str:
+    """Some rows wrap the result in a list, without saying so: both forms are accepted."""
+    wrapped = isinstance(expected, list) and len(expected) == 1
+    return write_call_test(arguments, expected, expected[0]) if wrapped else write_call_test(arguments, expected)
+
+
+def _join_lines(value: Any) -> str:
+    """Some rows hold a list of lines."""
+    return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+class CodeContests(Contest):
+    """CodeContests (AlphaCode, arXiv 2203.07814): ``name, description, public_tests, private_tests, generated_tests``.
+
+    The entry point is ``solve(stdin)``. Feedback may show public tests.
+    """
+
+    benchmark: ClassVar[str] = "CodeContests"
+
+    source: str = "deepmind/code_contests"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
+    hub_split: str = "valid+test"
+    """Split to read if ``source`` is a hub id."""
+
+    def parse(self, row: Row) -> Problem | None:
+        """The problem; None if no public test is short enough."""
+        tests = []
+        for field in ("public_tests", "private_tests", "generated_tests"):
+            values = row.values.get(field) or {"input": [], "output": []}
+            try:
+                pairs = zip(values["input"], values["output"], strict=True)
+                tests.append([write_stdin_test(given, expected) for given, expected in pairs])
+            except (KeyError, TypeError, ValueError):
+                message = f"{row.where}: field {field!r} needs lists 'input' and 'output' of equal length"
+                raise ConfigError(message) from None
+        shown, private, generated = tests
+        task_id, statement = f"CodeContests/{row.read_text('name')}", row.read_text("description")
+        return self.make_problem(task_id, statement, None, shown, private + generated)
 
 
 def write_stdin_test(given: str, expected: str) -> str:
@@ -91,18 +164,11 @@ def write_call_test(arguments: Sequence[Any], *expected: Any) -> str:
 
 
 def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
-    """The function ``name`` of the field ``starter_code``, without ``self`` if it is a method.
-
-    Raises:
-        ConfigError: the code is not Python, or does not define the function.
-    """
+    """The function ``name`` of the field ``starter_code``, without ``self``; ConfigError if it is not defined there."""
     code = row.read_text("starter_code").rstrip()
     last_line = code.split("\n")[-1]
     open_body = f"{last_line[: len(last_line) - len(last_line.lstrip())]}    pass" if last_line.endswith(":") else ""
-    try:
-        tree = ast.parse(f"{code}\n{open_body}\n".replace("\t", "    "))
-    except SyntaxError as error:
-        raise ConfigError(f"{row.where}: field 'starter_code' is not Python: {error.msg}") from None
+    tree = row.parse_python("starter_code", f"{code}\n{open_body}\n".replace("\t", "    "))
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef) and node.name == name:
             node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
@@ -111,11 +177,7 @@ def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
 
 
 def parse_json(row: Row, field: str, text: str) -> Any:
-    """Parse the JSON of a field.
-
-    Raises:
-        ConfigError: the text is not JSON, or holds a number that is not finite.
-    """
+    """Parse the JSON of a field; ConfigError if it is not JSON, or holds a number that is not finite."""
     try:
         return json.loads(text, parse_int=_parse_integer, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as error:
@@ -130,7 +192,7 @@ class _Long(int):
 
 
 def _parse_integer(digits: str) -> int:
-    return int(digits) if len(digits) <= MAX_DIGITS else _Long(Decimal(digits))
+    return int(digits) if len(digits) <= _MAX_DIGITS else _Long(Decimal(digits))
 
 
 def _reject_constant(constant: str) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import logging
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 from pydantic import Field
@@ -54,15 +53,15 @@ class FileProblems(Plugin):
         problems = [problem for row in rows if (problem := self.parse(row))]
         if not problems:
             raise ConfigError(f"{self.source}: all {len(rows)} rows are left out; widen the limits of [problems]")
-        if len(problems) < len(rows):
-            log.warning(
-                "%d of %d rows are left out: no problem under the limits of [problems]",
-                len(rows) - len(problems),
-                len(rows),
-            )
-        problems = _drop_duplicates(problems)
-        splits = split_by_hash(problems, self.test_frac, self.source)
-        if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in problems):
+        if num_left_out := len(rows) - len(problems):
+            message = "%d of %d rows are left out: no problem under the limits of [problems]"
+            log.warning(message, num_left_out, len(rows))
+        first_ids: dict[tuple[str, ...], str] = {}  # a task_id that occurs twice stays: split_by_hash rejects it
+        distinct = [p for p in problems if first_ids.setdefault(_list_content(p), p.task_id) == p.task_id]
+        if num_left_out := len(problems) - len(distinct):
+            log.warning("%d problems are left out: others have the same prompt and tests", num_left_out)
+        splits = split_by_hash(distinct, self.test_frac, self.source)
+        if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in distinct):
             log.warning(
                 "the train split holds %d problems of the public test split of %s: results on %s itself, or of any "
                 "model trained here, are no longer comparable with published ones",
@@ -73,19 +72,9 @@ class FileProblems(Plugin):
         return splits
 
 
-def _drop_duplicates(problems: Sequence[Problem]) -> list[Problem]:
-    """The first problem of each content, ignoring white space. Repeated ``task_id``s stay, to be rejected later."""
-    ids: dict[tuple[str, ...], str] = {}
-    for problem in problems:
-        ids.setdefault(_content(problem), problem.task_id)
-    kept = [problem for problem in problems if ids[_content(problem)] == problem.task_id]
-    if len(kept) < len(problems):
-        log.warning("%d problems are left out: others have the same prompt and tests", len(problems) - len(kept))
-    return kept
-
-
-def _content(problem: Problem) -> tuple[str, ...]:
-    return tuple(one_line(text) for text in (problem.prompt, problem.test, problem.hidden_test))
+def _list_content(problem: Problem) -> tuple[str, ...]:
+    """What makes a problem distinct: equal for problems that differ only in ``task_id``, solution and white space."""
+    return tuple(map(one_line, (problem.prompt, problem.test, problem.hidden_test)))
 
 
 def format_signature(function: ast.FunctionDef) -> str:

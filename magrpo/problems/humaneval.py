@@ -1,9 +1,15 @@
-"""Problem sets in the HumanEval form: HumanEval (arXiv 2107.03374), CoopHumanEval (arXiv 2508.04652), or your own."""
+"""Problem sets in the HumanEval form: HumanEval, CoopHumanEval, HumanEval+, or your own.
+
+Sources: HumanEval arXiv 2107.03374, CoopHumanEval arXiv 2508.04652, HumanEval+ (EvalPlus) arXiv 2305.01210.
+"""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import ClassVar
+
+from pydantic import Field
 
 from magrpo.plugins import ConfigError
 from magrpo.problems.files import FileProblems
@@ -25,23 +31,18 @@ class HumanEval(FileProblems):
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
 
     def parse(self, row: Row) -> Problem:
-        solution = row.values.get("canonical_solution")
+        has_solution = row.values.get("canonical_solution") is not None
         problem = Problem(
             task_id=str(row.values["task_id"]) if "task_id" in row.values else row.read_text("task_id"),
             prompt=row.read_text("prompt"),
             entry_point=row.read_text("entry_point"),
             test=row.read_text("test"),
-            canonical_solution="" if solution is None else row.read_text("canonical_solution"),
+            canonical_solution=row.read_text("canonical_solution") if has_solution else "",
         )
         if not problem.entry_point.isidentifier():
             raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
-        try:
-            tree = ast.parse(problem.test)
-        except SyntaxError as error:
-            raise ConfigError(
-                f"{row.where}: test is not Python: {error.msg} (line {error.lineno} of the test)"
-            ) from None
-        if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body):
+        definitions = row.parse_python("test", problem.test).body
+        if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in definitions):
             raise ConfigError(f"{row.where}: test does not define check(candidate)")
         return problem
 
@@ -54,3 +55,48 @@ class CoopHumanEval(HumanEval):
 
     source: str = "OpenMLRL/CoopHumanEval"
     """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
+
+
+class HumanEvalPlus(HumanEval):
+    """HumanEval+: feedback may show the first inputs of ``test``; the others are hidden.
+
+    Many tests import numpy: set ``sandbox.packages = ["numpy"]``.
+    """
+
+    benchmark: ClassVar[str] = "HumanEval+"
+    hidden_tests: ClassVar[bool] = True
+
+    source: str = "evalplus/humanevalplus"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    shown_tests: int = Field(3, ge=1)
+    """Number of tests of a problem, from the first, that feedback may show."""
+    max_tests: int | None = Field(None, ge=1)
+    """Maximum number of hidden tests of a problem, taken after the shown ones. None: all, several hundred."""
+
+    def parse(self, row: Row) -> Problem:
+        """The row as one of HumanEval, its ``test`` split into shown and hidden tests."""
+        end = None if self.max_tests is None else self.shown_tests + self.max_tests
+        shown, hidden = select_tests(row, slice(self.shown_tests)), select_tests(row, slice(self.shown_tests, end))
+        return replace(super().parse(row), test=shown, hidden_test=hidden)
+
+
+def select_tests(row: Row, chosen: slice) -> str:
+    """EvalPlus' field ``test`` with only the chosen ``inputs`` and ``results``; empty if no input is left.
+
+    Calls of ``check``, which some versions end with, are removed: the sandbox calls it.
+    """
+    tree = row.parse_python("test", row.read_text("test"))
+    lists: dict[str, ast.List] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.List):
+            lists |= {target.id: node.value for target in node.targets if isinstance(target, ast.Name)}
+    if "inputs" not in lists:
+        raise ConfigError(f"{row.where}: field 'test' has no list 'inputs'; every row of EvalPlus has one")
+    for name in lists.keys() & {"inputs", "results"}:
+        lists[name].elts = lists[name].elts[chosen]
+    tree.body = [node for node in tree.body if not _calls_check(node)]
+    return f"{ast.unparse(tree)}\n" if lists["inputs"].elts else ""
+
+
+def _calls_check(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) == "check"

@@ -21,8 +21,7 @@ _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT", "STOP"}
 class LiveCodeBench(Contest):
     """LiveCodeBench: ``question_id, question_content, starter_code, public_test_cases, private_test_cases, metadata``.
 
-    The entry point is the starter code's function if there is one, else ``solve(stdin)``. Feedback may show public
-    tests.
+    The entry point is the starter code's function if any, else ``solve(stdin)``. Feedback may show public tests.
     """
 
     benchmark: ClassVar[str] = "LiveCodeBench"
@@ -36,32 +35,32 @@ class LiveCodeBench(Contest):
         """The problem; None if its difficulty is excluded or no public test is short enough."""
         if self.difficulty and row.read_text("difficulty") not in self.difficulty:
             return None
-        public = row.read_text("public_test_cases")
-        shown = _write_tests(row, "public_test_cases", public)
+        shown = _write_tests(row, "public_test_cases", row.read_text("public_test_cases"))
         hidden = _write_tests(row, "private_test_cases", _unpack_json(row, "private_test_cases"))
         task_id, statement = f"LiveCodeBench/{row.read_text('question_id')}", row.read_text("question_content")
-        if not row.read_text("starter_code").strip():
-            return self.make_stdin_problem(task_id, statement, shown, hidden)
-        metadata = parse_json(row, "metadata", row.read_text("metadata"))
-        if not isinstance(metadata, dict) or "func_name" not in metadata:
-            raise ConfigError(f"{row.where}: field 'metadata' has no func_name, but there is starter_code")
-        return self.make_call_problem(task_id, statement, parse_starter_code(row, metadata["func_name"]), shown, hidden)
+        function = None
+        if row.read_text("starter_code").strip():
+            metadata = parse_json(row, "metadata", row.read_text("metadata"))
+            if not isinstance(metadata, dict) or "func_name" not in metadata:
+                raise ConfigError(f"{row.where}: field 'metadata' has no func_name, but there is starter_code")
+            function = parse_starter_code(row, metadata["func_name"])
+        return self.make_problem(task_id, statement, function, shown, hidden)
 
 
 def _write_tests(row: Row, field: str, text: str) -> list[str]:
-    tests = parse_json(row, field, text)
+    """The sources of the tests in a field. The input of a test of a function holds one argument a line."""
+    sources = []
     try:
-        return [_write_test(row, field, test["testtype"], test["input"], test["output"]) for test in tests]
+        for test in parse_json(row, field, text):
+            kind, given, expected = test["testtype"], test["input"], test["output"]
+            if kind == "functional":
+                arguments = [parse_json(row, field, line) for line in given.split("\n") if line]
+                sources.append(write_call_test(arguments, parse_json(row, field, expected)))
+            else:
+                sources.append(write_stdin_test(given, expected))
     except (KeyError, TypeError, AttributeError):
         raise ConfigError(f"{row.where}: field {field!r} is not a list of tests with testtype, input, output") from None
-
-
-def _write_test(row: Row, field: str, kind: str, given: str, expected: str) -> str:
-    """The source of one test; for a function, ``given`` holds one argument a line."""
-    if kind == "functional":
-        arguments = [parse_json(row, field, line) for line in given.split("\n") if line]
-        return write_call_test(arguments, parse_json(row, field, expected))
-    return write_stdin_test(given, expected)
+    return sources
 
 
 def _unpack_json(row: Row, field: str) -> str:
@@ -79,7 +78,6 @@ def _unpack_json(row: Row, field: str) -> str:
         raise ConfigError(f"{row.where}: field {field!r} is neither JSON nor a packed text: {error}") from None
     texts = [value for name, value in found if name in _TEXT]
     if len(texts) != 1 or {name for name, _ in found} - _TEXT - _AROUND:
-        raise ConfigError(
-            f"{row.where}: field {field!r} holds a pickle of something other than a text, which is never loaded"
-        )
+        message = "holds a pickle of something other than a text, which is never loaded"
+        raise ConfigError(f"{row.where}: field {field!r} {message}")
     return str(texts[0])

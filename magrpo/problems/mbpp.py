@@ -1,12 +1,19 @@
-"""MBPP (arXiv 2108.07732) in the HumanEval form: signature from the reference solution, asserts as one ``check``."""
+"""MBPP (arXiv 2108.07732) in the HumanEval form: signature from the reference solution, asserts as one ``check``.
+
+MBPP+ (EvalPlus, arXiv 2305.01210) adds hidden tests.
+"""
 
 from __future__ import annotations
 
 import ast
+from dataclasses import replace
 from typing import ClassVar
+
+from pydantic import Field
 
 from magrpo.plugins import ConfigError
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
+from magrpo.problems.humaneval import select_tests
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
 
@@ -27,36 +34,48 @@ class Mbpp(FileProblems):
         The entry point is the function of the reference solution that the tests call. Imports of the solution, and
         classes that the tests name, go into the prompt above it; the solution's other definitions go below its body.
         """
-        code = _parse_field(row, "code", row.read_text("code"))
-        tests = [node for text in row.read_texts("test_list") for node in _parse_field(row, "test_list", text).body]
+        code = row.parse_python("code", row.read_text("code"))
+        tests = [node for text in row.read_texts("test_list") for node in row.parse_python("test_list", text).body]
         entry = _find_entry_point(row, code, tests)
         tested = {node.id for test in tests for node in ast.walk(test) if isinstance(node, ast.Name)}
-        above: list[str] = []
-        below: list[str] = []
+        above, below = "", ""
         for node in code.body:
-            if node is entry:
-                continue
-            shown = isinstance(node, ast.Import | ast.ImportFrom) or (
-                isinstance(node, ast.ClassDef) and node.name in tested
-            )
-            (above if shown else below).append(ast.unparse(node))
-        body = "\n".join(ast.unparse(node) for node in entry.body)
+            tested_class = isinstance(node, ast.ClassDef) and node.name in tested
+            if tested_class or isinstance(node, ast.Import | ast.ImportFrom):
+                above += f"{ast.unparse(node)}\n"
+            elif node is not entry:
+                below += f"\n\n{ast.unparse(node)}\n"
+        docstring = format_docstring(row.read_text("prompt", "text"))
+        imports = [*row.read_texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
+        check = "\n".join([f"{entry.name} = candidate", *map(ast.unparse, tests)])
         return Problem(
             task_id=f"MBPP/{row.values.get('task_id', row.where)}",
-            prompt="".join(f"{text}\n" for text in above)
-            + ("\n\n" if above else "")
-            + f"{format_signature(entry)}\n{indent_body(format_docstring(row.read_text('prompt', 'text')))}",
+            prompt=above + ("\n\n" if above else "") + f"{format_signature(entry)}\n{indent_body(docstring)}",
             entry_point=entry.name,
-            test=_write_check(row, entry.name, tests),
-            canonical_solution=indent_body(body) + "".join(f"\n\n{text}\n" for text in below),
+            test="\n".join([*imports, f"def check(candidate):\n{indent_body(check)}"]),
+            canonical_solution=indent_body("\n".join(map(ast.unparse, entry.body))) + below,
         )
 
 
-def _parse_field(row: Row, field: str, text: str) -> ast.Module:
-    try:
-        return ast.parse(text.replace("\r\n", "\n"))
-    except SyntaxError as error:
-        raise ConfigError(f"{row.where}: field {field!r} is not Python: {error.msg} (line {error.lineno})") from None
+class MbppPlus(Mbpp):
+    """MBPP+: feedback may show the asserts of MBPP (``test_list``); those of EvalPlus (``test``) are hidden.
+
+    Many tests import numpy: set ``sandbox.packages = ["numpy"]``.
+    """
+
+    benchmark: ClassVar[str] = "MBPP+"
+    hidden_tests: ClassVar[bool] = True
+
+    source: str = "evalplus/mbppplus"
+    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    hub_split: str = "test"
+    """Split to read if ``source`` is a hub id."""
+    max_tests: int | None = Field(None, ge=1)
+    """Maximum number of hidden tests of a problem, from the first. None: all, about a hundred."""
+
+    def parse(self, row: Row) -> Problem:
+        """The row as one of MBPP, with its field ``test`` as hidden tests."""
+        return replace(super().parse(row), hidden_test=select_tests(row, slice(self.max_tests)))
 
 
 def _find_entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.FunctionDef:
@@ -72,9 +91,3 @@ def _find_entry_point(row: Row, code: ast.Module, tests: list[ast.stmt]) -> ast.
             f"{row.where}: no test calls a function of the solution; it defines {', '.join(functions) or 'none'}"
         )
     return functions[max(called, key=called.count)]
-
-
-def _write_check(row: Row, name: str, tests: list[ast.stmt]) -> str:
-    imports = [*row.read_texts("test_imports"), *str(row.values.get("test_setup_code") or "").splitlines()]
-    lines = [f"{name} = candidate", *(ast.unparse(test) for test in tests)]
-    return "".join(f"{line}\n" for line in imports) + "def check(candidate):\n" + indent_body("\n".join(lines))

@@ -11,9 +11,7 @@ import random
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import Field
 
@@ -26,6 +24,7 @@ KINDS = ("start", "reason", "trouble", "help", "result", "lesson")
 _ALWAYS = frozenset({"start", "trouble", "result"})
 _TEST_PERCENT = 20
 _MOST = 20_000
+_CORPUS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +49,15 @@ class Notes(Plugin):
 
     def load(self) -> dict[Split, list[Problem]]:
         """``train`` and ``test``; topics alternate."""
-        return {
-            "train": list(itertools.islice(_draw_notes("train"), self.num_train)),
-            "test": list(itertools.islice(_draw_notes("test"), self.num_test)),
-        }
+        sizes: dict[Split, int] = {"train": self.num_train, "test": self.num_test}
+        return {split: list(itertools.islice(_draw_notes(split), size)) for split, size in sizes.items()}
 
 
 def parse_facts(problem: Problem) -> list[Fact]:
     """The sentences of a note, in order."""
-    text = problem.prompt.partition("\n")[2]
-    sentences = text.removesuffix(".").split(". ")
-    return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), map(_uncapitalize, sentences), strict=True)]
+    sentences = problem.prompt.partition("\n")[2].removesuffix(".").split(". ")
+    words = [text if text.startswith("I ") else f"{text[0].lower()}{text[1:]}" for text in sentences]
+    return [Fact(*pair) for pair in zip(problem.tags["facts"].split(), words, strict=True)]
 
 
 def format_sentence(words: str) -> str:
@@ -68,18 +65,9 @@ def format_sentence(words: str) -> str:
     return f"{words[0].upper()}{words[1:]}."
 
 
-def _uncapitalize(text: str) -> str:
-    return text if text.startswith("I ") else f"{text[0].lower()}{text[1:]}"
-
-
-@cache
-def _load_corpus() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-
-
 def _draw_notes(split: Split) -> Iterator[Problem]:
     """Distinct notes of one split, endlessly."""
-    topics = list(_load_corpus()["topics"])
+    topics = list(_CORPUS["topics"])
     seen: set[str] = set()
     for number in itertools.count():
         rng = random.Random(derive_seed("notes", number))
@@ -92,8 +80,8 @@ def _draw_notes(split: Split) -> Iterator[Problem]:
 
 def _draw_note(topic: str, rng: random.Random) -> tuple[Problem, str]:
     """A note, and its story: topic, start, trouble and result."""
-    sentences = _load_corpus()["topics"][topic]
-    slots = {name: rng.choice(values) for name, values in _load_corpus()["slots"].items()}
+    sentences = _CORPUS["topics"][topic]
+    slots = {name: rng.choice(values) for name, values in _CORPUS["slots"].items()}
     kinds_told = [kind for kind in KINDS if kind in _ALWAYS or rng.random() < 0.6]
     chosen = {kind: rng.randrange(len(sentences[kind])) for kind in KINDS}
     body = " ".join(format_sentence(sentences[kind][chosen[kind]].format(**slots)) for kind in kinds_told)

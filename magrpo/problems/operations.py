@@ -1,4 +1,4 @@
-"""The operations of ``coopcode``: integer, list and string functions of one argument.
+"""The operations of ``coopcode`` and their compositions: integer, list and string functions of one argument.
 
 An operation is a phrase for the docstring and an expression for the solution. ``{k}`` stands for its constant, one
 character, and ``{v}`` for its argument.
@@ -8,12 +8,17 @@ from __future__ import annotations
 
 import functools
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from magrpo.types import Problem
+
 Kind = Literal["int", "list", "str"]
+Level = Literal["1", "2", "3"]
+
+_VARIABLES: dict[Kind, tuple[str, ...]] = {"int": ("n", "m", "k"), "list": ("xs", "ys", "zs"), "str": ("s", "t", "u")}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +49,12 @@ class BoundOperation:
         """``name`` or ``name:constant``; :func:`parse_operation` reads it back."""
         return f"{self.operation.name}:{self.constant}" if self.constant else self.operation.name
 
-    def format_phrase(self, variant: int) -> str:
-        return self.operation.phrases[variant].format(k=self.constant)
-
-    def expression(self, variable: str) -> str:
+    def write_expression(self, variable: str) -> str:
         """The code that applies it to ``variable``."""
         return self.operation.expression.format(k=self.constant, v=variable)
 
     def __call__(self, value: Any) -> Any:
-        return _compile_expression(self.expression("v"))(value)
-
-
-def parse_operation(key: str) -> BoundOperation:
-    """The operation whose :attr:`BoundOperation.key` is ``key``."""
-    name, _, constant = key.partition(":")
-    return BoundOperation(OPERATIONS[name], constant)
+        return _compile_expression(self.write_expression("v"))(value)
 
 
 @functools.cache
@@ -67,10 +63,82 @@ def _compile_expression(expression: str) -> Callable[[Any], Any]:
     return function
 
 
-def _read_operations() -> dict[str, Operation]:
-    table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-    return {name: Operation(name=name, **{**row, "phrases": tuple(row["phrases"])}) for name, row in table.items()}
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """Bound operations applied one after the other, the first to the argument."""
+
+    steps: tuple[BoundOperation, ...]
+
+    @property
+    def key(self) -> str:
+        return " ".join(step.key for step in self.steps)
+
+    @property
+    def family(self) -> str:
+        """The operations without their constants."""
+        return " ".join(step.operation.name for step in self.steps)
+
+    @property
+    def entry_point(self) -> str:
+        return self.family.replace(" ", "_")
+
+    @property
+    def level(self) -> Level:
+        """1: two easy operations; 2: two, at least one of them hard; 3: three."""
+        if len(self.steps) > 2:
+            return "3"
+        return "2" if any(step.operation.hard for step in self.steps) else "1"
+
+    @property
+    def argument_kind(self) -> Kind:
+        return self.steps[0].operation.takes
+
+    def compute(self, value: Any, largest: int, longest: int) -> Any:
+        """The result; None if it is undefined, or a value on the way is not below ``largest`` or ``longest``."""
+        try:
+            for step in self.steps:
+                value = step(value)
+                if not _is_small(value, largest, longest):
+                    return None
+        except (TypeError, ValueError, AttributeError):
+            return None
+        return value
+
+    def name_variables(self) -> tuple[str, ...]:
+        """Variable names for the argument and every intermediate value, chosen by kind."""
+        kinds = [step.operation.takes for step in self.steps]
+        return tuple(_VARIABLES[kind][kinds[:i].count(kind)] for i, kind in enumerate(kinds))
+
+    def write_function(self, name: str, calls: Mapping[int, str] | None = None) -> str:
+        """The source of a function ``name``, one statement a step; step ``i`` calls ``calls[i]`` if that is given."""
+        names = self.name_variables()
+        lines = [f"def {name}({names[0]}):"]
+        for i, step in enumerate(self.steps):
+            value = f"{calls[i]}({names[i]})" if calls and i in calls else step.write_expression(names[i])
+            target = f"{names[i + 1]} =" if i + 1 < len(names) else "return"
+            lines.append(f"    {target} {value}")
+        return "\n".join(lines)
 
 
-OPERATIONS = _read_operations()
+def _is_small(value: Any, largest: int, longest: int) -> bool:
+    if isinstance(value, int):
+        return abs(value) < largest
+    return len(value) < longest and all(isinstance(item, str) or abs(item) < largest for item in value)
+
+
+def parse_operation(key: str) -> BoundOperation:
+    """The operation whose :attr:`BoundOperation.key` is ``key``."""
+    name, _, constant = key.partition(":")
+    return BoundOperation(OPERATIONS[name], constant)
+
+
+def parse_composition(problem: Problem) -> Composition:
+    """The composition that a ``coopcode`` problem was generated from."""
+    return Composition(tuple(map(parse_operation, problem.tags["steps"].split())))
+
+
+OPERATIONS = {
+    name: Operation(name=name, **{**row, "phrases": tuple(row["phrases"])})
+    for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
+}
 """All operations by name, from ``operations.toml``."""

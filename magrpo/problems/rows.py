@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 import gzip
 import json
 import zlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
@@ -26,11 +27,7 @@ class Row:
     values: dict[str, Any]
 
     def read_text(self, *names: str) -> str:
-        """The value of the first of ``names`` that the row has.
-
-        Raises:
-            ConfigError: the row has none of them, or the value is not a text; the message names row and field.
-        """
+        """The value of the first of ``names`` that the row has; ConfigError if it has none, or the value is no text."""
         for name in names:
             if name in self.values:
                 if isinstance(self.values[name], str):
@@ -40,16 +37,21 @@ class Row:
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
 
     def read_texts(self, name: str) -> list[str]:
-        """The value of a field that holds a list of texts; empty if the field is absent.
-
-        Raises:
-            ConfigError: the value is not a list of texts.
-        """
+        """The value of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
         values = self.values.get(name)
-        values = [] if values is None else values
+        if values is None:
+            return []
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise ConfigError(f"{self.where}: field {name!r} must be a list of texts, not {values!r:.60}")
         return values
+
+    def parse_python(self, field: str, code: str) -> ast.Module:
+        """Parse ``code``, the text of ``field`` or a part of it; ConfigError with row and line if it is not Python."""
+        try:
+            return ast.parse(code)
+        except SyntaxError as error:
+            reason = f"{error.msg} (line {error.lineno})"
+            raise ConfigError(f"{self.where}: field {field!r} is not Python: {reason}") from None
 
 
 def read_rows(source: str, split: str) -> list[Row]:
@@ -63,14 +65,79 @@ def read_rows(source: str, split: str) -> list[Row]:
     if name and repository.count("/") == 1 and not path.exists():
         path = _download_file(repository, name)
     if path.is_file():
-        rows = _read_parquet(path) if path.suffix == ".parquet" else list(_read_json(path))
+        rows = list(_read_parquet(path) if path.suffix == ".parquet" else _read_json(path))
     elif source.endswith(_SUFFIXES) or source.startswith((".", "/", "~")) or source.count("/") != 1:
         raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
     else:
-        rows = _load_hub_split(source, split)
+        rows = list(_load_hub_split(source, split))
     if not rows:
         raise ConfigError(f"{source}: holds no rows")
     return rows
+
+
+def _read_json(path: Path) -> Iterator[Row]:
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+            if path.name.removesuffix(".gz").endswith(".json"):
+                values = _parse_json(path, file.read())
+                if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+                    remedy = "for one object a line name the file .jsonl"
+                    raise ConfigError(f"{path}: is not a JSON array of objects; {remedy}")
+                yield from _number_rows(path, values)
+                return
+            for number, line in enumerate(file, start=1):
+                if not line.strip():
+                    continue
+                values = _parse_json(path, line.rstrip(), number)
+                if not isinstance(values, dict):
+                    remedy = 'every line must be one, like {"task_id": ...}'
+                    raise ConfigError(f"{path}:{number}: is not a JSON object; {remedy}")
+                yield Row(f"{path}:{number}", values)
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read: {error}") from None
+
+
+def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"{path}:{first_line + error.lineno - 1}"
+        raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
+
+
+def _number_rows(source: object, values: Iterable[Any]) -> Iterator[Row]:
+    return (Row(f"{source}:row {number}", dict(value)) for number, value in enumerate(values, start=1))
+
+
+def _read_parquet(path: Path) -> Iterator[Row]:
+    from pyarrow import ArrowException, parquet  # defers pyarrow
+
+    try:
+        return _number_rows(path, parquet.read_table(path).to_pylist())
+    except (OSError, ArrowException) as error:
+        raise ConfigError(f"{path}: cannot be read as Parquet: {error}") from None
+
+
+def _download_file(repository: str, name: str) -> Path:
+    from huggingface_hub import hf_hub_download  # defers huggingface_hub
+
+    try:
+        return Path(hf_hub_download(repository, name, repo_type="dataset"))
+    except (OSError, ValueError) as error:
+        message = f"cannot be downloaded from the hub: {error}; give the path of a local copy"
+        raise ConfigError(f"{repository}:{name}: {message}") from None
+
+
+def _load_hub_split(name: str, split: str) -> Iterator[Row]:
+    from datasets import load_dataset  # defers datasets
+    from datasets.exceptions import DatasetNotFoundError
+
+    config = "sanitized" if name.endswith("/mbpp") else None
+    try:
+        return _number_rows(name, load_dataset(name, config, split=split))
+    except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
+        message = f"it cannot be downloaded from the hub: {error}; give the path of a local copy"
+        raise ConfigError(f"{name}: no such file, and {message}") from None
 
 
 def one_line(text: str) -> str:
@@ -87,8 +154,8 @@ def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) ->
     Raises:
         ConfigError: a ``task_id`` occurs twice, or a split would be empty.
     """
-    ids = [problem.task_id for problem in problems]
-    if twice := next((name for name, count in Counter(ids).items() if count > 1), None):
+    counts = Counter(problem.task_id for problem in problems)
+    if twice := next((name for name, count in counts.items() if count > 1), None):
         raise ConfigError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
     number = round(test_frac * len(problems))
     alike: dict[str, list[str]] = {}
@@ -106,75 +173,3 @@ def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) ->
         "train": [problem for problem in problems if problem.task_id not in held_out],
         "test": [problem for problem in problems if problem.task_id in held_out],
     }
-
-
-def _read_json(path: Path) -> Iterator[Row]:
-    try:
-        with _open(path) as file:
-            if path.name.removesuffix(".gz").endswith(".json"):
-                yield from _parse_array(path, file.read())
-                return
-            for number, line in enumerate(file, start=1):
-                if line.strip():
-                    yield _parse_line(f"{path}:{number}", line.rstrip())
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
-
-
-def _open(path: Path) -> IO[str]:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-
-
-def _parse_array(path: Path, text: str) -> Iterator[Row]:
-    try:
-        values = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{path}:{error.lineno}: is not JSON: {error.msg}") from None
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ConfigError(f"{path}: is not a JSON array of objects; for one object a line name the file .jsonl")
-    yield from (Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1))
-
-
-def _parse_line(where: str, line: str) -> Row:
-    try:
-        values = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
-    if not isinstance(values, dict):
-        raise ConfigError(f'{where}: is not a JSON object; every line must be one, like {{"task_id": ...}}')
-    return Row(where, values)
-
-
-def _read_parquet(path: Path) -> list[Row]:
-    from pyarrow import ArrowException, parquet  # defers pyarrow
-
-    try:
-        values = parquet.read_table(path).to_pylist()
-    except (OSError, ArrowException) as error:
-        raise ConfigError(f"{path}: cannot be read as Parquet: {error}") from None
-    return [Row(f"{path}:row {number}", value) for number, value in enumerate(values, start=1)]
-
-
-def _download_file(repository: str, name: str) -> Path:
-    from huggingface_hub import hf_hub_download  # defers huggingface_hub
-
-    try:
-        return Path(hf_hub_download(repository, name, repo_type="dataset"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"{repository}:{name}: cannot be downloaded from the hub: {error}; give the path of a local copy"
-        ) from None
-
-
-def _load_hub_split(name: str, split: str) -> list[Row]:
-    from datasets import load_dataset  # defers datasets
-    from datasets.exceptions import DatasetNotFoundError
-
-    config = "sanitized" if name.endswith("/mbpp") else None
-    try:
-        data = load_dataset(name, config, split=split)
-    except (DatasetNotFoundError, ConnectionError, RuntimeError, ValueError) as error:  # RuntimeError: has a script
-        raise ConfigError(
-            f"{name}: no such file, and it cannot be downloaded from the hub: {error}; give the path of a local copy"
-        ) from None
-    return [Row(f"{name}:row {number}", dict(value)) for number, value in enumerate(data, start=1)]

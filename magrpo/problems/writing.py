@@ -13,7 +13,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
+from magrpo.problems.rows import one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -55,12 +55,11 @@ class Texts(Plugin):
         """
         problems = self._read_problems(self.hub_split)
         if Path(self.resolved_source).expanduser().is_file() or not self.hub_test_split:
-            splits = split_by_hash(problems, self.test_frac, self.source)
+            splits = split_by_hash(list(problems.values()), self.test_frac, self.source)
         else:
             held_out = self._read_problems(self.hub_test_split)
-            held_out_texts = {one_line(problem.prompt) for problem in held_out}
-            trainable = [problem for problem in problems if one_line(problem.prompt) not in held_out_texts]
-            splits = {"train": trainable, "test": held_out}
+            trainable = [problem for content, problem in problems.items() if content not in held_out]
+            splits = {"train": trainable, "test": list(held_out.values())}
         return {"train": splits["train"][: self.num_train], "test": splits["test"][: self.num_test]}
 
     @property
@@ -68,23 +67,20 @@ class Texts(Plugin):
         """The file or hub id to read."""
         return self.source
 
-    def _read_problems(self, split: str) -> list[Problem]:
-        """The texts of allowed length, without duplicates."""
+    def _read_problems(self, split: str) -> dict[str, Problem]:
+        """The first problem of each text of allowed length, by its words."""
         problems: dict[str, Problem] = {}
         for row in read_rows(self.resolved_source, split):
-            problem = self._parse(row)
-            if self.min_words <= len(problem.prompt.split()) <= self.max_words:
-                problems.setdefault(one_line(problem.prompt), problem)
+            text, tags = self.split_text(row.read_text(*self.fields).replace("\r\n", "\n").strip())
+            if self.min_words <= len(text.split()) <= self.max_words:
+                task_id = str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}")
+                problems.setdefault(one_line(text), Problem(task_id, text, tags=tags))
         if not problems:
             raise ConfigError(
                 f"{self.source}: no text has {self.min_words} to {self.max_words} words; widen problems.min_words and "
                 "problems.max_words"
             )
-        return list(problems.values())
-
-    def _parse(self, row: Row) -> Problem:
-        text, tags = self.split_text(row.read_text(*self.fields).replace("\r\n", "\n").strip())
-        return Problem(str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}"), text, tags=tags)
+        return problems
 
     def split_text(self, text: str) -> tuple[str, dict[str, str]]:
         """The part of a row's text that authors see, and the problem's tags."""

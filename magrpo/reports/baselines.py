@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -11,18 +10,9 @@ from pathlib import Path
 from statistics import fmean
 
 from magrpo.config import BaselineRow, RunConfig
-from magrpo.layout import TIMED_ANSWERS, read_evaluation, run_of_weights, steps
-from magrpo.reports.figures import (
-    NO_DIFFERENCE,
-    format_interval,
-    format_tested_difference,
-    quantity_title,
-    sort_summary_keys,
-    summary_title,
-)
-from magrpo.reports.page import write_page
-from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.problem_means import (
+from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
+from magrpo.reports import figures
+from magrpo.reports.evaluations import (
     Means,
     common_parts,
     common_share,
@@ -30,15 +20,14 @@ from magrpo.reports.problem_means import (
     interval_over_seeds,
     subtract_means,
 )
-from magrpo.reports.tables import ReportTable
+from magrpo.reports.page import ReportTable, write_page
+from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 
 REFERENCE = "naive"
 """Name of the row that all others are compared with."""
 COST = ("seconds", "tokens_per_s", "generated_tokens")
-UNDEFINED = "-"
-TITLE = "Agents and baselines"
 
 
 @dataclass
@@ -55,50 +44,48 @@ class BaselineResult:
     other_runs: Sequence[BaselineResult] = ()
     """The same row of runs with other seeds."""
 
-    @property
-    def name(self) -> str:
-        return self.row.name
-
-    def values(self, key: str, quantity: str) -> list[Mapping[str, float]]:
-        """The problem means of this run and of the other runs; empty if one of them lacks the quantity."""
-        found = [result.means.get(key, {}).get(quantity, {}) for result in (self, *self.other_runs)]
-        return found if all(found) else []
-
     @cached_property
     def means(self) -> dict[str, Means]:
         """Problem means by split and mode. ``common``: the common parts together as a share of their maximum."""
-        found: dict[str, Means] = {}
-        for key, means in compute_problem_means(self.report, self.row.reward).items():
+        means_by_key = compute_problem_means(self.report, self.row.reward)
+        for means in means_by_key.values():
             means["common"] = {
                 task_id: common_share({part: means[part][task_id] for part in self.common}, self.common)
                 for task_id in means["return"]
             }
             if not self.comparable:
                 del means["return"]
-            found[key] = means
-        timed = {one.task_id: one for one in self.timed}
-        found[HEADLINE] = {
-            **found[HEADLINE],
-            "seconds": {task_id: one.seconds for task_id, one in timed.items()},
-            "tokens_per_s": {task_id: one.tokens / one.seconds for task_id, one in timed.items()},
+        means_by_key[HEADLINE] |= {
+            "seconds": {answer.task_id: answer.seconds for answer in self.timed},
+            "tokens_per_s": {answer.task_id: answer.tokens / answer.seconds for answer in self.timed},
         }
-        return found
+        return dict(means_by_key)
+
+    def list_means(self, key: str, quantity: str) -> list[Mapping[str, float]]:
+        """The problem means of this run and of the other runs; empty if one of them lacks the quantity."""
+        found = [result.means.get(key, {}).get(quantity, {}) for result in (self, *self.other_runs)]
+        return found if all(found) else []
+
+    def format_mean(self, quantity: str) -> str:
+        """The mean over held-out problems and runs, sampled."""
+        values = self.list_means(HEADLINE, quantity)
+        if not values:
+            return figures.UNDEFINED
+        mean = fmean(fmean(one.values()) for one in values) * figures.quantity_scale(quantity)
+        return f"{mean:.2f}" if quantity == "seconds" else f"{mean:.1f}"
 
 
-def read_baselines(config: RunConfig, folders: Sequence[Path]) -> list[BaselineResult]:
-    """Read the rows of a run, committed in ``folders``, in their order."""
+def read_baselines(store: RunStore, config: RunConfig) -> list[BaselineResult]:
+    """Read the committed rows of a run, in their order."""
     rows = config.baselines.rows
     common = common_parts([row.reward.maxima for row in rows])
-    return [
-        BaselineResult(
-            row,
-            read_evaluation(folder),
-            read_records(folder / TIMED_ANSWERS, TimedAnswer),
-            common,
-            dict(row.reward.maxima) == dict(config.reward.maxima),
-        )
-        for row, folder in zip(rows, folders, strict=True)
-    ]
+    results = []
+    for row in rows:
+        folder = store.stage_folder(Step("baseline", 0, row.name).folder)
+        comparable = dict(row.reward.maxima) == dict(config.reward.maxima)
+        timed = read_records(folder / TIMED_ANSWERS, TimedAnswer)
+        results.append(BaselineResult(row, read_evaluation(folder), timed, common, comparable))
+    return results
 
 
 def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str, str]) -> list[BaselineResult]:
@@ -106,7 +93,7 @@ def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str
 
     ``titles``: by name of the row, used where its title differs between runs.
     """
-    by_name = [{result.name: result for result in results} for results in runs]
+    by_name = [{result.row.name: result for result in results} for results in runs]
     pooled = []
     for name, first in by_name[0].items():
         others = [results[name] for results in by_name[1:] if name in results]
@@ -117,11 +104,6 @@ def pool_baselines(runs: Sequence[Sequence[BaselineResult]], titles: Mapping[str
     return pooled
 
 
-def baseline_folders(store: RunStore, config: RunConfig) -> list[Path]:
-    """The folders of the rows in the run directory."""
-    return [store.stage_folder(step.folder) for step in steps(config) if step.stage == "baseline"]
-
-
 @dataclass(frozen=True)
 class BaselineTable:
     """Agents beside baselines: the configuration of the run, and the measurements of its rows."""
@@ -129,40 +111,47 @@ class BaselineTable:
     config: RunConfig
     rows: Sequence[BaselineResult]
 
-    def write_files(self, folder: Path, title: str = TITLE) -> None:
+    def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
         """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
         write_page(folder / "baselines", title, list(self.list_tables()), width="90rem")
-        figures = list(self._figures())
-        with (folder / "baselines.csv").open("w", encoding="utf-8", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            columns = ("mean", "low", "high")
-            writer.writerow(["row", "split", "mode", "quantity", *columns, *(f"less_{REFERENCE}_{c}" for c in columns)])
-            for row, key, quantity, value, less in figures:
-                writer.writerow([row, *key.split("/"), quantity, *_csv_cells(value), *_csv_cells(less)])
+        difference = f"less_{REFERENCE}"
+        measured = [
+            (result.row.name, key, quantity, value, self._less_reference(result, key, quantity))
+            for result in self.rows
+            for key, means in result.means.items()
+            for quantity in means
+            if (value := self._interval(result, key, quantity)) is not None
+        ]
+        limits = ("mean", "low", "high")
+        columns = ("row", "split", "mode", "quantity", *limits, *(f"{difference}_{limit}" for limit in limits))
+        lines = [
+            (
+                row,
+                *key.split("/"),
+                quantity,
+                *asdict(value).values(),
+                *(asdict(less).values() if less else ("", "", "")),
+            )
+            for row, key, quantity, value, less in measured
+        ]
+        figures.write_csv(folder / "baselines.csv", columns, lines)
+        names = ("row", "of", "quantity", "value", difference)
         tree = {
             "rows": [json.loads(result.row.model_dump_json()) for result in self.rows],
             "left_out": self.config.baselines.left_out,
-            "figures": [
-                {
-                    "row": row,
-                    "of": key,
-                    "quantity": name,
-                    "value": asdict(value),
-                    f"less_{REFERENCE}": None if less is None else asdict(less),
-                }
-                for row, key, name, value, less in figures
-            ],
+            "figures": [dict(zip(names, figure, strict=True)) for figure in measured],
         }
-        (folder / "baselines.json").write_text(json.dumps(tree, indent=1) + "\n", encoding="utf-8")
+        text = json.dumps(tree, indent=1, default=asdict)
+        (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
 
     def list_tables(self) -> Iterator[ReportTable]:
         """Every table, the summary first."""
         yield self.summary_table()
-        for key in sort_summary_keys(self.rows[0].means):
+        for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
             yield self._quality_table(key, less_reference=True)
         yield self._cost_table()
-        if any(result.name.startswith("partners_") for result in self.rows):
+        if any(result.row.name.startswith("partners_") for result in self.rows):
             yield self._cross_play_table()
         yield from self._paper_tables()
         yield self._settings_table()
@@ -178,21 +167,19 @@ class BaselineTable:
             cells = [result.row.title]
             for quantity in returns:
                 cells += [
-                    self._format_value(result, HEADLINE, quantity),
-                    self._format_less(result, HEADLINE, quantity),
+                    format_cell(result, HEADLINE, quantity) for format_cell in (self._format_value, self._format_less)
                 ]
             cells += [self._format_value(result, HEADLINE, name) for name in solved]
-            cells += [_format_mean(result, "generated_tokens"), _format_mean(result, "seconds")]
-            lines.append(cells)
+            lines.append([*cells, result.format_mean("generated_tokens"), result.format_mean("seconds")])
         heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
         num_runs = len(self.rows[0].other_runs) + 1
         over = "over problems" if num_runs == 1 else f"for new seeds on new problems, from {num_runs} runs"
         note = (
             f"Percent of the maximum; differences in percentage points, paired by problem; 95 % intervals {over}. "
-            f"{NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
+            f"{figures.NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
             f"{self._common_note} A dash: not defined for this row."
         )
-        columns = ("", *heads, *map(quantity_title, solved), "tokens", "seconds")
+        columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
         return ReportTable("Held-out problems, sampled, in short", columns, lines, note)
 
     @property
@@ -206,30 +193,21 @@ class BaselineTable:
 
     def _quality_table(self, key: str, *, less_reference: bool = False) -> ReportTable:
         """Every quantity of a split and mode but costs, or its differences to the reference."""
-        title, note, format_cell = summary_title(key), f"Percent of the maximum.{self._common_note}", self._format_value
+        title, format_cell = figures.summary_title(key), self._format_value
+        note = f"Percent of the maximum.{self._common_note}"
         if less_reference:
             title, format_cell = f"{title}, less {REFERENCE}", self._format_less
-            note = f"Percentage points, paired by problem. {NO_DIFFERENCE}"
-        names = self._quality_quantities(key)
-        lines = [
-            [result.row.title, *(format_cell(result, key, name) for name in names)]
-            for result in self.rows
-            if key in result.means
-        ]
-        return ReportTable(title, ("", *map(quantity_title, names)), lines, note)
-
-    def _quality_quantities(self, key: str) -> list[str]:
-        """The quantities of a split and mode without costs, in display order."""
-        found = dict.fromkeys(name for result in self.rows for name in result.means.get(key, {}))
+            note = f"Percentage points, paired by problem. {figures.NO_DIFFERENCE}"
+        results = [result for result in self.rows if key in result.means]
         parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
         most = max((result.row.reward.maxima for result in self.rows), key=len)
-        passes = sorted((name for name in found if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
-        return [*most, *(part for part in parts if part not in most), "return", *self._common, *passes]
+        pass_at = figures.sort_pass_at({name for result in results for name in result.means[key]})
+        names = [*most, *(part for part in parts if part not in most), "return", *self._common, *pass_at]
+        lines = [[result.row.title, *(format_cell(result, key, name) for name in names)] for result in results]
+        return ReportTable(title, ("", *map(figures.quantity_title, names)), lines, note)
 
     def _cost_table(self) -> ReportTable:
-        lines = [
-            [result.row.title, *(self._format_value(result, HEADLINE, name) for name in COST)] for result in self.rows
-        ]
+        lines = [[one.row.title, *(self._format_value(one, HEADLINE, name) for name in COST)] for one in self.rows]
         note = (
             f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, asked one at a time; "
             "sampling only, all turns and all samples of a vote, without the sandbox. Tokens: all held-out problems, "
@@ -239,27 +217,23 @@ class BaselineTable:
 
     def _cross_play_table(self) -> ReportTable:
         """Returns of the first role's agent of one run with the other agents of another."""
-        pairs = {
-            _runs_of(result.row): result
-            for result in self.rows
-            if result.name == "magrpo" or result.name.startswith("partners_")
-        }
-        runs = list(dict.fromkeys(first for first, _ in pairs))
-
-        def cell(first: str, rest: str) -> str:
-            return self._format_value(pairs[first, rest], HEADLINE, "return") if (first, rest) in pairs else UNDEFINED
-
-        lines = [[first, *(cell(first, rest) for rest in runs)] for first in runs]
-        role = next(iter(pairs.values())).row.env.roles()[0]
+        results = [one for one in self.rows if one.row.name == "magrpo" or one.row.name.startswith("partners_")]
+        returns: dict[tuple[str, str], str] = {}
+        for result in results:
+            trained = [run_of_weights(agent.start_from) for agent in result.row.agents if agent.start_from is not None]
+            returns[trained[0], trained[-1]] = self._format_value(result, HEADLINE, "return")
+        runs = list(dict.fromkeys(first for first, _ in returns))
+        lines = [[first, *(returns.get((first, rest), figures.UNDEFINED) for rest in runs)] for first in runs]
+        role = results[0].row.env.roles()[0]
         title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
         return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
 
     def _paper_tables(self) -> Iterator[ReportTable]:
         ours = []
         for result in self.rows:
-            name = trained_row_name(result.row.env.num_turns) if result.name == "magrpo" else result.name
-            cells = {quantity: _format_mean(result, quantity) for quantity in QUANTITIES}
-            ours.append((result.row.title, name, {name: cell for name, cell in cells.items() if cell != UNDEFINED}))
+            name = trained_row_name(result.row.env.num_turns) if result.row.name == "magrpo" else result.row.name
+            cells = {quantity: result.format_mean(quantity) for quantity in QUANTITIES}
+            ours.append((result.row.title, name, {q: cell for q, cell in cells.items() if cell != figures.UNDEFINED}))
         yield from paper_tables(self.config, ours)
 
     def _settings_table(self) -> ReportTable:
@@ -274,53 +248,19 @@ class BaselineTable:
         columns = ("name", "row", "environment", "agents", "most tokens of a completion")
         return ReportTable("How the rows are made", columns, lines, text=True)
 
-    def _figures(self) -> Iterator[tuple[str, str, str, Interval, Interval | None]]:
-        """Every quantity of every row in long form, and its paired difference to the reference."""
-        for result in self.rows:
-            for key, means in result.means.items():
-                for quantity in means:
-                    value = self._interval(result, key, quantity)
-                    if value is not None:
-                        yield result.name, key, quantity, value, self._less_reference(result, key, quantity)
-
     def _interval(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
-        return interval_over_seeds(result.values(key, quantity), self.config.eval.seed)
+        return interval_over_seeds(result.list_means(key, quantity), self.config.eval.seed)
 
     def _less_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
         """The difference to the reference, paired by problem; None if one of the two is not defined."""
-        reference = next((other for other in self.rows if other.name == REFERENCE), None)
-        if reference is None or result is reference:
+        reference = next((other for other in self.rows if other.row.name == REFERENCE), result)
+        if reference is result:
             return None
-        pairs = zip(result.values(key, quantity), reference.values(key, quantity), strict=False)
+        pairs = zip(result.list_means(key, quantity), reference.list_means(key, quantity), strict=False)
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        value = self._interval(result, key, quantity)
-        if value is None:
-            return UNDEFINED
-        if quantity in ("seconds", "tokens_per_s"):
-            digits = 3 if quantity == "seconds" else 0
-            return f"{value.mean:.{digits}f} [{value.low:.{digits}f}, {value.high:.{digits}f}]"
-        return format_interval(quantity, value)
+        return figures.format_interval(quantity, self._interval(result, key, quantity))
 
     def _format_less(self, result: BaselineResult, key: str, quantity: str) -> str:
-        value = self._less_reference(result, key, quantity)
-        return UNDEFINED if value is None else format_tested_difference(value)
-
-
-def _runs_of(row: BaselineRow) -> tuple[str, str]:
-    """The runs that trained the first agent and the last."""
-    runs = [run_of_weights(agent.start_from) for agent in row.agents if agent.start_from is not None]
-    return runs[0], runs[-1]
-
-
-def _format_mean(result: BaselineResult, quantity: str) -> str:
-    values = result.values(HEADLINE, quantity)
-    if not values:
-        return UNDEFINED
-    mean = fmean(fmean(one.values()) for one in values)
-    return f"{mean:.2f}" if quantity == "seconds" else f"{mean * (1.0 if 'tokens' in quantity else 100.0):.1f}"
-
-
-def _csv_cells(value: Interval | None) -> Sequence[float | str]:
-    return ("", "", "") if value is None else (value.mean, value.low, value.high)
+        return figures.format_tested_difference(self._less_reference(result, key, quantity))

@@ -41,29 +41,21 @@ class Budget:
 def build_ledger(stage_metrics: Iterable[tuple[int, str, Mapping[str, float]]]) -> list[Budget]:
     """The budget after every iteration with an update, preceded by the empty budget of iteration 0.
 
-    Args:
-        stage_metrics: iteration, stage and metrics of each committed stage, in any order
-            (:meth:`magrpo.store.RunStore.stage_metrics`).
+    ``stage_metrics`` is of the form of :meth:`magrpo.store.RunStore.stage_metrics`, in any order.
     """
     costs: dict[int, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for iteration, stage, metrics in stage_metrics:
         name = stage.partition(".")[0]
-        if iteration == 0 or name not in TRAINING_STAGES:
-            continue
-        cost = costs[iteration]
-        cost["tokens"] += metrics.get("rollout/tokens", 0.0)
-        cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
-        cost["executions"] += metrics.get("sandbox/executions", 0.0)
-        cost["updates"] += name == "update"
-        cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)
+        if iteration > 0 and name in TRAINING_STAGES:
+            cost = costs[iteration]
+            cost["tokens"] += metrics.get("rollout/tokens", 0.0)
+            cost["joint_actions"] += metrics.get("rollout/joint_actions", 0.0)
+            cost["executions"] += metrics.get("sandbox/executions", 0.0)
+            cost["updates"] += name == "update"
+            cost["seconds"] += metrics.get(f"time/{name}_s", 0.0)
     budgets = [Budget()]
     for iteration in sorted(i for i, cost in costs.items() if cost["updates"]):
         last, cost = budgets[-1], costs[iteration]
         counts = {unit: count + round(cost[unit]) for unit, count in last.counts.items()}
         budgets.append(Budget(iteration, **counts, seconds=last.seconds + cost["seconds"]))
     return budgets
-
-
-def budget_at(budgets: Iterable[Budget], iteration: int) -> Budget:
-    """The budget at the end of ``iteration``."""
-    return next(budget for budget in budgets if budget.iteration == iteration)

@@ -2,7 +2,7 @@
 
 The first two follow the figures of arXiv 2508.04652. A picture is made of panels: files (PNG, SVG) show them side by
 side, HTML pages one by one. Drawn without pyplot, so importing this module changes no global state and needs no
-display. The colours are Okabe and Ito's, which common colour blindnesses keep apart; marker shapes differ, too.
+display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import io
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -27,7 +27,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.types import EvalReport, Interval
+from magrpo.types import EvalReport, EvalRow, Interval
 
 INK, GREY, GRID = "#222222", "#8a8a8a", "#e6e6e6"
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9")
@@ -36,7 +36,6 @@ BEFORE, AFTER = "#E69F00", "#0072B2"
 STYLE: dict[Any, Any] = {
     "font.size": 10.5,
     "axes.edgecolor": GREY,
-    "axes.labelcolor": INK,
     "axes.titlelocation": "left",
     "axes.titlesize": 11.5,
     "axes.titleweight": "bold",
@@ -44,22 +43,22 @@ STYLE: dict[Any, Any] = {
     "axes.spines.right": False,
     "grid.color": GRID,
     "grid.linewidth": 0.8,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
     "svg.fonttype": "none",
     "svg.hashsalt": "magrpo",
 }
-_METADATA = ("Creator", "Date", "Format", "Type")
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
+ONE_TURN = "Trajectories have one turn here, so each problem is drawn before training against after it."
 CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
 _BIN = 2.0
 """Height in percent of the bins within which points of the cloud stand side by side."""
 MAX_LABEL = 34
 """Characters of a label beside the lines of a panel."""
+RETURNS = (("test", "return"), ("ood", "return"))
 Point = tuple[float, float]
 Curve = Sequence[tuple[float, Interval]]
+"""Values over iterations or tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,28 +74,34 @@ class Panel:
 def render_svg(panel: Panel, name: str) -> str:
     """The panel without its title as an ``<svg>`` element; equal arguments give equal text.
 
-    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on.
-
-    Args:
-        name: unique in the page; makes the identifiers in the element unique.
+    Colours are the page's custom properties ``--ink``, ``--line``, ``--series-0`` and so on. ``name``, unique in the
+    page, makes the identifiers in the element unique.
     """
     text = io.StringIO()
     with mpl.rc_context({**STYLE, "svg.hashsalt": name}):
-        figure, [axes] = _panels(1, panel.height, width=6.0)
+        figure, [axes] = _make_axes(1, panel.height, width=6.0)
         panel.draw(axes)
-        figure.savefig(text, format="svg", transparent=True, dpi=200, metadata=dict.fromkeys(_METADATA))
-    element = text.getvalue()[text.getvalue().index("<svg") :]
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(text, format="svg", transparent=True, dpi=200, metadata=metadata)
+    element = "<svg" + text.getvalue().partition("<svg")[2]
     colours = {INK: "--ink", GRID: "--line", **{colour: f"--series-{i}" for i, colour in enumerate(COLOURS)}}
-    for colour, name in colours.items():
-        element = element.replace(colour.lower(), f"var({name})")
+    for colour, custom_property in colours.items():
+        element = element.replace(colour.lower(), f"var({custom_property})")
     element = re.sub(r'<g id="[^"]*"', "<g", element)
-    return re.sub(
-        r'<svg .*?viewBox="([^"]*)"[^>]*>',
-        rf'<svg viewBox="\1" role="img" aria-label="{escape(panel.title)}">',
-        element,
-        count=1,
-        flags=re.DOTALL,
-    )
+    opening = rf'<svg viewBox="\1" role="img" aria-label="{escape(panel.title)}">'
+    return re.sub(r'<svg .*?viewBox="([^"]*)"[^>]*>', opening, element, count=1, flags=re.DOTALL)
+
+
+def compose_figure(panels: Sequence[Panel], note: str, row_height: float = 4.4, rows: int = 1) -> Figure:
+    """The panels in rows, under their titles, with a note below; heights in inches."""
+    with mpl.rc_context(STYLE):
+        figure, every = _make_axes(len(panels) // rows, row_height * rows, rows)
+        for panel, axes in zip(panels, every, strict=True):
+            panel.draw(axes)
+            axes.set_title(panel.title)
+        if note:
+            figure.supxlabel(note, fontsize=9.5, color=GREY)
+    return figure
 
 
 def save_figure(figure: Figure, stem: Path) -> list[Path]:
@@ -108,98 +113,40 @@ def save_figure(figure: Figure, stem: Path) -> list[Path]:
     return paths
 
 
-# -------------------------------------------------------------------------------------------------- learning curves
-def learning_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
-    """Normalised return of every split (left) and its parts on held-out problems (right) over training iterations.
-
-    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems.
-    """
-    return _compose(learning_panels(reports, maxima)[:2], 4.4, OVER_PROBLEMS)
+def _make_axes(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
+    """A figure ``width`` by ``height`` inches, and its axes row by row: ``rows`` rows of ``number``."""
+    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
+    FigureCanvasAgg(figure)
+    return figure, list(figure.subplots(rows, number, squeeze=False).flat)
 
 
-def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """The return of every split over the training iterations, then the parts of each split."""
-    splits = _splits(reports)
-    returns = {"held-out" if split == "test" else split: (f"{split}/{MODE}", "return") for split in splits}
-
-    def parts_of(split: str) -> Panel:
-        parts = {part.replace("_", " "): (f"{split}/{MODE}", part) for part in maxima}
-        title = f"Parts of the return, {SPLIT_TITLES[split]}"
-        return Panel(title, lambda axes: _draw_learning(axes, _curves(reports, parts), COLOURS))
-
-    first = Panel("Joint return", lambda axes: _draw_learning(axes, _curves(reports, returns), (INK, GREY)))
-    return [first, *map(parts_of, splits)]
-
-
-def _splits(reports: Sequence[EvalReport]) -> list[str]:
+def _list_splits(reports: Sequence[EvalReport]) -> list[str]:
     """The evaluated splits in display order."""
     return [split for split in SPLIT_TITLES if f"{split}/{MODE}" in reports[-1].summary]
 
 
-def _draw_learning(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
-    _draw_curves(axes, curves, colours)
-    axes.set(xlabel="training iterations", ylabel="percent of the maximum", ylim=(0, 103))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
-    axes.grid(axis="y")
+def _sampled_rows(report: EvalReport, split: str) -> Iterator[EvalRow]:
+    return (row for row in report.rows if row.split == split and row.mode == MODE)
 
 
-def _curves(reports: Sequence[EvalReport], quantities: Mapping[str, tuple[str, str]]) -> dict[str, Curve]:
-    return {
-        label: [(report.policy_version, report.summary[key][name]) for report in reports]
-        for label, (key, name) in quantities.items()
-    }
+def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
+    """A return in percent of the maximum."""
+    return 100 * sum(parts.values()) / sum(maxima.values())
 
 
-def _draw_curves(axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str]) -> None:
-    """A line and a band for each label; the label stands at the end of the line."""
-    ends = {}
-    for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
-        iterations = [iteration for iteration, _ in curve]
-        mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
-        axes.fill_between(iterations, low, high, color=colour, alpha=0.14, linewidth=0)
-        axes.plot(iterations, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
-        ends[label] = (mean[-1], colour)
-    for label, height in _spread({label: end for label, (end, _) in ends.items()}, gap=7.0, top=101.0).items():
-        axes.annotate(
-            f"{_shorten(label)} {ends[label][0]:.0f}",
-            (1.0, height),
-            xycoords=axes.get_yaxis_transform(),
-            xytext=(6, 0),
-            textcoords="offset points",
-            color=ends[label][1],
-            va="center",
-            annotation_clip=False,
-        )
+# -------------------------------------------------------------------------------------------------- learning curves
+def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+    """The return of every split over the training iterations, then the parts of each split, held-out problems first.
 
-
-def _shorten(label: str) -> str:
-    """The end of a long label: a panel has no room for more than ``MAX_LABEL`` characters beside the lines."""
-    return label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
-
-
-def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
-    """The heights pushed down, from the highest on, to be at most ``top`` and at least ``gap`` apart."""
-    placed: dict[str, float] = {}
-    ceiling = top
-    for label in sorted(heights, key=heights.__getitem__, reverse=True):
-        placed[label] = min(heights[label], ceiling)
-        ceiling = placed[label] - gap
-    return placed
-
-
-RETURNS = (("test", "return"), ("ood", "return"))
-
-
-def comparison_picture(
-    runs: Mapping[str, Sequence[EvalReport]],
-    note: str = OVER_PROBLEMS,
-    tokens: Mapping[str, Mapping[int, float]] | None = None,
-    quantities: Sequence[tuple[str, str]] = RETURNS,
-) -> Figure:
-    """The panels of :func:`comparison_panels` side by side, those over tokens in a second row, above ``note``."""
-    panels = comparison_panels(runs, tokens, quantities)
-    rows = 1 if tokens is None else 2
-    return _compose(panels, 4.4 * rows, note, rows)
+    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems.
+    """
+    splits = _list_splits(reports)
+    returns = {"held-out" if split == "test" else split: _make_curve(reports, split, "return") for split in splits}
+    panels = [Panel("Joint return", partial(_draw_curves, curves=returns, colours=(INK, GREY)))]
+    for split in splits:
+        parts = {part.replace("_", " "): _make_curve(reports, split, part) for part in maxima}
+        panels.append(Panel(f"Parts of the return, {SPLIT_TITLES[split]}", partial(_draw_curves, curves=parts)))
+    return panels
 
 
 def comparison_panels(
@@ -207,68 +154,94 @@ def comparison_panels(
     tokens: Mapping[str, Mapping[int, float]] | None = None,
     quantities: Sequence[tuple[str, str]] = RETURNS,
 ) -> list[Panel]:
-    """A panel for each quantity that all runs have, over training iterations.
+    """A panel for each quantity (split and name) that all runs have, over training iterations.
 
-    Args:
-        runs: evaluations of each run by a short label, at most as many as there are colours. Values are fractions of
-            the run's own maximum.
-        tokens: tokens generated in training by each evaluated iteration of each run; given, each quantity gets a second
-            panel over tokens.
-        quantities: split and name.
+    ``runs`` holds the evaluations of each run by a short label, at most as many as there are colours. ``tokens`` were
+    generated in training by each evaluated iteration; given, the panels over iterations are followed by as many over
+    tokens.
     """
     assert len(runs) <= len(COLOURS), "more runs than colours"
     last = [reports[-1].summary for reports in runs.values()]
     shown = [(split, name) for split, name in quantities if all(name in s.get(f"{split}/{MODE}", {}) for s in last)]
-
-    def make_panel(split: str, name: str, over: Mapping[str, Mapping[int, float]] | None) -> Panel:
-        curves = {label: _curves(reports, {"": (f"{split}/{MODE}", name)})[""] for label, reports in runs.items()}
-        if over is not None:
-            curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
-
-        def draw(axes: Axes) -> None:
-            _draw_learning(axes, curves, COLOURS)
+    panels = []
+    for over in [None] if tokens is None else [None, tokens]:
+        xlabel = "training iterations" if over is None else "thousands of tokens generated in training"
+        for split, name in shown:
+            curves = {label: _make_curve(reports, split, name) for label, reports in runs.items()}
             if over is not None:
-                axes.set_xlabel("thousands of tokens generated in training")
+                curves = {label: [(over[label][int(i)] / 1000, v) for i, v in c] for label, c in curves.items()}
+            title = "joint return" if name == "return" else quantity_title(name)
+            draw = partial(_draw_curves, curves=curves, xlabel=xlabel)
+            panels.append(Panel(f"{title.capitalize()}, {SPLIT_TITLES[split]}", draw))
+    return panels
 
-        title = "joint return" if name == "return" else quantity_title(name)
-        return Panel(f"{title.capitalize()}, {SPLIT_TITLES[split]}", draw)
 
-    axes_kinds = [None] if tokens is None else [None, tokens]
-    return [make_panel(split, name, over) for over in axes_kinds for split, name in shown]
+def _make_curve(reports: Sequence[EvalReport], split: str, name: str) -> Curve:
+    return [(report.policy_version, report.summary[f"{split}/{MODE}"][name]) for report in reports]
+
+
+def _draw_curves(
+    axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str] = COLOURS, xlabel: str = "training iterations"
+) -> None:
+    """A line and a band for each label; the label stands at the end of the line."""
+    ends, end_colours = {}, {}
+    for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
+        places = [place for place, _ in curve]
+        mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))
+        axes.fill_between(places, low, high, color=colour, alpha=0.14, linewidth=0)
+        axes.plot(places, mean, color=colour, marker=marker, markersize=4.5, linewidth=1.8)
+        ends[label], end_colours[label] = mean[-1], colour
+    for label, height in _spread(ends, gap=7.0, top=101.0).items():
+        shown = label if len(label) <= MAX_LABEL else f"\u2026{label[1 - MAX_LABEL :]}"
+        axes.annotate(
+            f"{shown} {ends[label]:.0f}",
+            (1.0, height),
+            xycoords=axes.get_yaxis_transform(),
+            xytext=(6, 0),
+            textcoords="offset points",
+            color=end_colours[label],
+            va="center",
+            annotation_clip=False,
+        )
+    axes.set(xlabel=xlabel, ylabel="percent of the maximum", ylim=(0, 103))
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axes.grid(axis="y")
+
+
+def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, float]:
+    """The heights pushed down, from the highest on, to be at most ``top`` and at least ``gap`` apart."""
+    placed: dict[str, float] = {}
+    for label in sorted(heights, key=heights.__getitem__, reverse=True):
+        placed[label] = min(heights[label], top)
+        top = placed[label] - gap
+    return placed
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn
-def turns_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
+def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
     """Joint return of the first turn against the last turn for every sampled trajectory, before and after training.
 
-    With trajectories of one turn: each problem's mean return before training against after it. The area of a point is
-    the number of points that coincide in it. Trajectories that ended early count their last turn.
+    A panel for each split. With trajectories of one turn: each problem's mean return before training against after it.
+    The area of a point is the number of points that coincide in it. Trajectories that ended early count their last
+    turn. A single evaluation is drawn if it has turns.
     """
-    panels = turn_panels(reports, maxima)
-    one = longest_episode(reports) == 1
-    note = "Trajectories have one turn here, so each problem is drawn before training against after it."
-    return _compose(panels, 5.0 + 0.3 * one, note if one else "")
-
-
-def turn_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
-    """The panels of :func:`turns_picture`, one for each split; a single evaluation is drawn if it has turns."""
     before, after = reports[0], reports[-1]
     last = longest_episode(reports)
 
-    def turns(axes: Axes, split: str) -> None:
+    def draw_turns(axes: Axes, split: str) -> None:
         if len(reports) > 1:
-            _draw_points(axes, _first_and_last(before, split, maxima), BEFORE, "before training", hollow=True)
+            _draw_points(axes, _turn_points(before, split, maxima), BEFORE, "before training", hollow=True)
         label = "after training" if len(reports) > 1 else "trajectories"
-        _draw_points(axes, _first_and_last(after, split, maxima), AFTER, label)
+        _draw_points(axes, _turn_points(after, split, maxima), AFTER, label)
         _finish_scatter(axes, "turn 1", f"turn {last}")
 
-    def problems(axes: Axes, split: str) -> None:
-        x, y = _per_problem(before, split, maxima), _per_problem(after, split, maxima)
+    def draw_problems(axes: Axes, split: str) -> None:
+        x, y = _problem_returns(before, split, maxima), _problem_returns(after, split, maxima)
         _draw_points(axes, [(x[task_id], y[task_id]) for task_id in x if task_id in y], AFTER, "problem")
         _finish_scatter(axes, "before training", "after training")
 
-    draw = turns if last > 1 else problems
-    return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 5.0) for split in _splits(reports)]
+    draw = draw_turns if last > 1 else draw_problems
+    return [Panel(SPLIT_TITLES[split].capitalize(), partial(draw, split=split), 5.0) for split in _list_splits(reports)]
 
 
 def longest_episode(reports: Sequence[EvalReport]) -> int:
@@ -276,21 +249,16 @@ def longest_episode(reports: Sequence[EvalReport]) -> int:
     return max(len(row.parts) for report in (reports[0], reports[-1]) for row in report.rows)
 
 
-def _first_and_last(report: EvalReport, split: str, maxima: Mapping[str, float]) -> list[Point]:
-    rows = [row for row in report.rows if row.split == split and row.mode == MODE]
+def _turn_points(report: EvalReport, split: str, maxima: Mapping[str, float]) -> list[Point]:
+    rows = _sampled_rows(report, split)
     return [(_percent(row.parts[0], maxima), _percent(row.parts[-1], maxima)) for row in rows]
 
 
-def _per_problem(report: EvalReport, split: str, maxima: Mapping[str, float]) -> dict[str, float]:
+def _problem_returns(report: EvalReport, split: str, maxima: Mapping[str, float]) -> dict[str, float]:
     returns = defaultdict(list)
-    for row in report.rows:
-        if row.split == split and row.mode == MODE:
-            returns[row.task_id].append(_percent(row.parts[-1], maxima))
+    for row in _sampled_rows(report, split):
+        returns[row.task_id].append(_percent(row.parts[-1], maxima))
     return {task_id: fmean(values) for task_id, values in returns.items()}
-
-
-def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
-    return 100 * sum(parts.values()) / sum(maxima.values())
 
 
 def _draw_points(axes: Axes, points: Sequence[Point], colour: str, label: str, hollow: bool = False) -> None:
@@ -313,18 +281,11 @@ def _finish_scatter(axes: Axes, x: str, y: str) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ cloud
-def cloud_picture(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> Figure:
-    """The panels of :func:`cloud_panels` side by side."""
-    return _compose(cloud_panels(reports, maxima), 4.4, CLOUD)
-
-
 def cloud_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
     """The joint return of every sampled trajectory in every evaluation, and the mean; a panel for each split."""
+    draw = partial(_draw_cloud, reports=reports, maxima=maxima)
     return [
-        Panel(
-            f"Joint returns, {SPLIT_TITLES[split]}", partial(_draw_cloud, reports=reports, split=split, maxima=maxima)
-        )
-        for split in _splits(reports)
+        Panel(f"Joint returns, {SPLIT_TITLES[split]}", partial(draw, split=split)) for split in _list_splits(reports)
     ]
 
 
@@ -332,11 +293,10 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
     """A column of points for each evaluation; its width at each height is the number of returns there."""
     versions = [report.policy_version for report in reports]
     room = 0.42 * min((b - a for a, b in itertools.pairwise(versions)), default=1)
-    returns = [
-        [_percent(row.parts[-1], maxima) for row in report.rows if row.split == split and row.mode == MODE]
-        for report in reports
-    ]
-    for version, values in zip(versions, returns, strict=True):
+    means = []
+    for report in reports:
+        values = [_percent(row.parts[-1], maxima) for row in _sampled_rows(report, split)]
+        means.append(fmean(values))
         bins = Counter(round(value / _BIN) for value in values)
         most = max(bins.values())
         seen: Counter[int] = Counter()
@@ -345,29 +305,9 @@ def _draw_cloud(axes: Axes, reports: Sequence[EvalReport], split: str, maxima: M
             place = round(value / _BIN)
             seen[place] += 1
             spread = (seen[place] - 0.5) / bins[place] - 0.5  # evenly over the width of the column here
-            x.append(version + 2 * room * spread * bins[place] / most)
+            x.append(report.policy_version + 2 * room * spread * bins[place] / most)
             y.append(value + 0.7 * (2 * seen[place] % 5 - 2) * (bins[place] > 5))
         axes.scatter(x, y, s=7, color=AFTER, alpha=0.35, linewidths=0, rasterized=True, zorder=2)
-    means = [fmean(values) for values in returns]
     axes.plot(versions, means, color=INK, marker="o", markersize=4.5, linewidth=1.8, zorder=3)
     axes.set(xlabel="training iterations", ylabel="joint return, % of maximum", ylim=(-4, 104), xticks=versions)
     axes.grid(axis="y")
-
-
-def _compose(panels: Sequence[Panel], height: float, note: str, rows: int = 1) -> Figure:
-    """The panels in rows, under their titles, with a note below."""
-    with mpl.rc_context(STYLE):
-        figure, every = _panels(len(panels) // rows, height, rows)
-        for panel, axes in zip(panels, every, strict=True):
-            panel.draw(axes)
-            axes.set_title(panel.title)
-        if note:
-            figure.supxlabel(note, fontsize=9.5, color=GREY)
-    return figure
-
-
-def _panels(number: int, height: float, rows: int = 1, width: float = 9.0) -> tuple[Figure, list[Axes]]:
-    """A figure ``width`` inches wide with ``rows`` rows of ``number`` panels side by side, row by row."""
-    figure = Figure(figsize=(width, height), layout=ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.08))
-    FigureCanvasAgg(figure)
-    return figure, list(figure.subplots(rows, number, squeeze=False).flat)

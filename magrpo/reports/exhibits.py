@@ -5,15 +5,16 @@ The watch list looks for an exploited reward: problems whose return rose in trai
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from magrpo.interfaces import Reward
+from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.reports.page import Exhibit, Exhibits
-from magrpo.reports.tables import ReportTable
-from magrpo.types import EvalReport, EvalRow, Problem
+from magrpo.reports.page import Exhibit, Exhibits, ReportTable
+from magrpo.types import EvalReport, EvalRow
 
 TESTS = "tests"
 """The part of a reward that measures whether programs are correct."""
@@ -21,17 +22,19 @@ NUM_LISTED = 20
 NUM_SHOWN = 5
 
 
-def choose_examples(reports: Sequence[EvalReport], reward: Reward, problems: Mapping[str, Problem]) -> Exhibits:
-    """The first sampled trajectory of three held-out problems, before and after training.
+def choose_examples(run: EvaluatedRun) -> Exhibits:
+    """The first sampled trajectory of the held-out problems with the largest, median and smallest gain of return.
 
-    The problems are those with the largest, median and smallest gain of return; with one evaluation those with the
-    highest, median and lowest return.
+    With one evaluation: of those with the highest, median and lowest return.
     """
-    before, after = _first_sampled(reports[0]), _first_sampled(reports[-1])
-    single = len(reports) == 1
+    before, after = _first_sampled(run.reports[0]), _first_sampled(run.last)
     shared = [task_id for task_id in after if task_id in before]
-    last, first = ({t: 100 * reward.fraction(rows[t].returns[-1]) for t in shared} for rows in (after, before))
-    gains = last if single else {t: last[t] - first[t] for t in shared}
+    fraction = run.config.reward.fraction
+    last, first = (
+        {task_id: 100 * fraction(rows[task_id].returns[-1]) for task_id in shared} for rows in (after, before)
+    )
+    single = len(run.reports) == 1
+    gains = last if single else {task_id: last[task_id] - first[task_id] for task_id in shared}
     order = sorted(shared, key=lambda task_id: (gains[task_id], task_id))
     if single:
         words = ("Highest return", "Middle return", "Lowest return")
@@ -46,8 +49,8 @@ def choose_examples(reports: Sequence[EvalReport], reward: Reward, problems: Map
     for task_id, word in chosen.items():
         gain = f"{gains[task_id]:.1f} %" if single else f"{gains[task_id]:+.1f} points"
         sides = {"": after[task_id]} if single else {"before": before[task_id], "after": after[task_id]}
-        exhibits.append(_make_exhibit(f"{word}, {gain}: {task_id}", sides, reward, problems))
-    note = f"The first sampled trajectory of the held-out problems {rule}; {_describe_texts(reports)}"
+        exhibits.append(_make_exhibit(f"{word}, {gain}: {task_id}", sides, run))
+    note = f"The first sampled trajectory of the held-out problems {rule}; {_describe_texts(run)}"
     return Exhibits("Examples", exhibits, note)
 
 
@@ -63,15 +66,16 @@ class Watched:
     """The gain of every part."""
 
 
-def find_watched(reports: Sequence[EvalReport], reward: Reward) -> list[Watched]:
+def find_watched(run: EvaluatedRun) -> list[Watched]:
     """The watch list, largest gain of return first, from the sampled trajectories of every split.
 
     Problems that passed all tests before training have nothing to gain and are left out. Empty if the reward has no
     part ``tests`` or there is one evaluation.
     """
-    if TESTS not in reward.maxima or len(reports) < 2:
+    reward = run.config.reward
+    if TESTS not in reward.maxima or len(run.reports) < 2:
         return []
-    before, after = (_sampled_means(report, reward) for report in (reports[0], reports[-1]))
+    before, after = (_sampled_means(report, reward) for report in (run.reports[0], run.last))
     watched = []
     for (split, task_id), now in after.items():
         then = before.get((split, task_id))
@@ -81,48 +85,39 @@ def find_watched(reports: Sequence[EvalReport], reward: Reward) -> list[Watched]
     return sorted(watched, key=lambda one: (one.returns[0] - one.returns[1], one.task_id))
 
 
-def watch_table(reports: Sequence[EvalReport], reward: Reward, watched: Sequence[Watched]) -> ReportTable:
+def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
     """The watch list as a table, or the reason why there is none."""
     title = "Watch list: the return rose, the tests did not"
+    reward = run.config.reward
     if TESTS not in reward.maxima:
         parts = ", ".join(reward.maxima)
         return ReportTable(title, (), (), f"Does not apply: this reward runs no tests (its parts: {parts}).")
-    if len(reports) < 2:
+    if len(run.reports) < 2:
         return ReportTable(title, (), (), "Does not apply: there is only one evaluation.")
-    total = len(_sampled_means(reports[-1], reward))
     columns = ("problem", "of", "return, %", "tests, %", "what rose, points")
-    rows = [
-        (
-            one.task_id,
-            SPLIT_TITLES[one.split],
-            _format_change(one.returns),
-            _format_change(one.tests),
-            ", ".join(f"{quantity_title(part)} {100 * gain:+.0f}" for part, gain in one.parts.items() if gain > 0),
-        )
-        for one in watched[:NUM_LISTED]
-    ]
+    rows = []
+    for one in watched[:NUM_LISTED]:
+        rose = ", ".join(f"{quantity_title(part)} {100 * gain:+.0f}" for part, gain in one.parts.items() if gain > 0)
+        split = SPLIT_TITLES[one.split]
+        rows.append((one.task_id, split, _format_change(one.returns), _format_change(one.tests), rose))
     more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
     note = (
-        f"{len(watched)} of {total} problems, means over their sampled trajectories, before and after training; "
-        f"problems that passed every test are left out.{more} A rise without tests is what an exploited reward looks "
-        "like; it is no proof of one."
+        f"{len(watched)} of {len(_sampled_means(run.last, reward))} problems, means over their sampled trajectories, "
+        f"before and after training; problems that passed every test are left out.{more} A rise without tests is what "
+        "an exploited reward looks like; it is no proof of one."
     )
     return ReportTable(title, columns, rows, note, text=True)
 
 
-def watch_exhibits(
-    reports: Sequence[EvalReport], reward: Reward, problems: Mapping[str, Problem], watched: Sequence[Watched]
-) -> Exhibits:
+def watch_exhibits(run: EvaluatedRun, watched: Sequence[Watched]) -> Exhibits:
     """Completions of the first problems of the watch list."""
     exhibits = [
-        _make_exhibit(
-            f"{one.task_id}: return {_format_change(one.returns)} %", _best_failing(reports, one), reward, problems
-        )
+        _make_exhibit(f"{one.task_id}: return {_format_change(one.returns)} %", _best_failing(run.reports, one), run)
         for one in watched[:NUM_SHOWN]
     ]
     note = (
         "The failing trajectory with the highest return after training, and the trajectory of the same number before; "
-        f"{_describe_texts(reports)}"
+        f"{_describe_texts(run)}"
     )
     return Exhibits("Completions of the watch list", exhibits, note, folded=True)
 
@@ -147,10 +142,10 @@ def _first_sampled(report: EvalReport) -> dict[str, EvalRow]:
 
 def _sampled_means(report: EvalReport, reward: Reward) -> dict[tuple[str, str], dict[str, float]]:
     """The mean return and parts of each split and problem over its sampled trajectories, fractions of the maximum."""
-    rows: dict[tuple[str, str], list[EvalRow]] = {}
+    rows: dict[tuple[str, str], list[EvalRow]] = defaultdict(list)
     for row in report.rows:
         if row.mode == "sampled":
-            rows.setdefault((row.split, row.task_id), []).append(row)
+            rows[row.split, row.task_id].append(row)
     return {
         key: {"return": reward.fraction(fmean(row.returns[-1] for row in members))}
         | {part: fmean(row.parts[-1].get(part, 0.0) for row in members) / top for part, top in reward.maxima.items()}
@@ -158,26 +153,27 @@ def _sampled_means(report: EvalReport, reward: Reward) -> dict[tuple[str, str], 
     }
 
 
-def _make_exhibit(title: str, sides: Mapping[str, EvalRow], reward: Reward, problems: Mapping[str, Problem]) -> Exhibit:
+def _make_exhibit(title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun) -> Exhibit:
     """Completions for one problem, and their reward by part and turn."""
+    reward = run.config.reward
     turns = [
         (f"{name}{f', turn {turn + 1}' if len(row.returns) > 1 else ''}".lstrip(", "), row, turn)
         for name, row in sides.items()
         for turn in range(len(row.returns))
     ]
     [task_id] = {row.task_id for row in sides.values()}
-    parts = [
+    lines = [
         (quantity_title(part), f"{top:g}", *(f"{row.parts[turn].get(part, 0.0):.2f}" for _, row, turn in turns))
         for part, top in reward.maxima.items()
     ]
-    total = ("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns))
-    table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), [*parts, total])
+    lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
+    table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
     texts = {name or "completions": list(row.texts.items()) for name, row in sides.items()}
-    return Exhibit(title, problems[task_id].prompt, table, texts)
+    return Exhibit(title, run.problems[task_id].prompt, table, texts)
 
 
-def _describe_texts(reports: Sequence[EvalReport]) -> str:
-    several = any(len(row.returns) > 1 for row in reports[-1].rows)
+def _describe_texts(run: EvaluatedRun) -> str:
+    several = any(len(row.returns) > 1 for row in run.last.rows)
     return f"the text of every agent{' in the last turn' if several else ''}, and the parts of the reward."
 
 

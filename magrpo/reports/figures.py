@@ -1,4 +1,4 @@
-"""Figures as text: titles of quantities, formats of intervals and durations, the closing table, the CSV files.
+"""Figures as text: CSV files, titles of quantities, formats of intervals and durations, the closing table.
 
 Fractions of the maximum are shown in percent, with bootstrap 95 % intervals. Untrained agents that act side by side are
 the paper's baseline "naive concatenation".
@@ -7,8 +7,8 @@ the paper's baseline "naive concatenation".
 from __future__ import annotations
 
 import csv
-import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 from rich import box
 from rich.table import Table
@@ -20,29 +20,23 @@ from magrpo.types import EvalReport, Interval
 UNTRAINED = "untrained (naive concatenation)"
 LOADED = "loaded (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
+UNDEFINED = "-"
+EVALUATION_COLUMNS = ("policy_version", "split", "mode", "quantity", "mean", "low", "high")
 SPLIT_TITLES = {"train": "training problems", "test": "held-out problems", "ood": "new compositions (ood)"}
 
 
-def evaluation_csv(reports: Sequence[EvalReport]) -> str:
-    """Every figure of every evaluation in long form: fractions of the maximum, tokens as counts."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["policy_version", "split", "mode", "quantity", "mean", "low", "high"])
+def write_csv(path: Path, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Write rows under their column names."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([columns, *rows])
+
+
+def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...]]:
+    """Every figure of every evaluation in long form, :data:`EVALUATION_COLUMNS`: fractions of the maximum or tokens."""
     for report in reports:
         for key, summary in report.summary.items():
             for name, value in summary.items():
-                writer.writerow([report.policy_version, *key.split("/"), name, value.mean, value.low, value.high])
-    return text.getvalue()
-
-
-def budget_csv(budgets: Sequence[Budget]) -> str:
-    """The cumulative budget, one line for each iteration. ``executions`` depends on interruptions of the run."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["iteration", *UNITS, "seconds"])
-    for budget in budgets:
-        writer.writerow([budget.iteration, *budget.counts.values(), f"{budget.seconds:.3f}"])
-    return text.getvalue()
+                yield report.policy_version, *key.split("/"), name, value.mean, value.low, value.high
 
 
 def format_budget(budget: Budget) -> str:
@@ -50,19 +44,17 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(f"{count:,} {UNITS[unit]}" for unit, count in budget.counts.items())
 
 
-def closing_table(
-    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, mode: str = "sampled"
-) -> Table:
+def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED) -> Table:
     """The table printed at the end of a run: a section for each split, a line for each quantity; fits 80 columns."""
     columns = first_and_last(reports, start)
-    table = Table(box=box.SIMPLE_HEAD, title=f"{mode}; percent of the maximum, 95 % interval over problems")
+    table = Table(box=box.SIMPLE_HEAD, title="sampled; percent of the maximum, 95 % interval over problems")
     table.add_column("")
     for title in columns:
         table.add_column(title.replace(" (", "\n("), justify="right")
     last = reports[-1].summary
     for key in sort_summary_keys(last):
-        split, key_mode = key.split("/")
-        if key_mode == mode:
+        split, mode = key.split("/")
+        if mode == "sampled":
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
             for name in shown_quantities(last[key], maxima):
@@ -100,8 +92,13 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
 
 def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
     """The quantities of a summary that tables show, in display order."""
-    pass_at = sorted((name for name in summary if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
+    pass_at = sort_pass_at(summary)
     return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "response_tokens"]
+
+
+def sort_pass_at(names: Iterable[str]) -> list[str]:
+    """The names of pass@k among ``names``, by k."""
+    return sorted((name for name in names if name.startswith("pass_at_")), key=lambda name: int(name[8:]))
 
 
 def quantity_title(name: str) -> str:
@@ -109,15 +106,18 @@ def quantity_title(name: str) -> str:
     return name.replace("pass_at_", "pass@").replace("_", " ")
 
 
-def format_interval(name: str, value: Interval) -> str:
-    """``mean [low, high]``, in percent unless the quantity ``name`` counts tokens."""
-    scale = quantity_scale(name)
-    return f"{value.mean * scale:.1f} [{value.low * scale:.1f}, {value.high * scale:.1f}]"
+def format_interval(name: str, value: Interval | None) -> str:
+    """``mean [low, high]`` in the unit in which tables show the quantity ``name``; a dash without a value."""
+    if value is None:
+        return UNDEFINED
+    scale, digits = quantity_scale(name), {"seconds": 3, "tokens_per_s": 0}.get(name, 1)
+    mean, low, high = (f"{figure * scale:.{digits}f}" for figure in (value.mean, value.low, value.high))
+    return f"{mean} [{low}, {high}]"
 
 
 def quantity_scale(name: str) -> float:
-    """Factor from a stored value to the value in tables: 1 for tokens, 100 for fractions."""
-    return 1.0 if name.endswith("_tokens") else 100.0
+    """Factor from a stored value to the value in tables: 100 for fractions, 1 for tokens and times."""
+    return 1.0 if name.endswith("_tokens") or name in ("seconds", "tokens_per_s") else 100.0
 
 
 def format_difference(difference: Interval, scale: float = 100.0) -> str:
@@ -127,8 +127,10 @@ def format_difference(difference: Interval, scale: float = 100.0) -> str:
     return f"{mean:+,.1f} [{low:+,.1f}, {high:+,.1f}]"
 
 
-def format_tested_difference(difference: Interval, scale: float = 100.0) -> str:
-    """:func:`format_difference`, preceded by ``~`` if the interval holds 0 (:data:`NO_DIFFERENCE`)."""
+def format_tested_difference(difference: Interval | None, scale: float = 100.0) -> str:
+    """:func:`format_difference`, preceded by ``~`` if the interval holds 0 (:data:`NO_DIFFERENCE`); a dash for None."""
+    if difference is None:
+        return UNDEFINED
     mark = "~ " if difference.low <= 0 <= difference.high else ""
     return mark + format_difference(difference, scale)
 

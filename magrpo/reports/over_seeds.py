@@ -1,33 +1,42 @@
-"""Settings that were each run with several seeds: means, intervals, and tables at equal cost."""
+"""Settings that were each run with several seeds: means, intervals, and tables at equal cost and at an equal bar."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 
-from magrpo.reports.budget import UNITS, budget_at
-from magrpo.reports.evaluated_run import EvaluatedRun
-from magrpo.reports.figures import (
-    NO_DIFFERENCE,
-    format_duration,
-    format_interval,
-    format_tested_difference,
-    quantity_title,
+from magrpo.algo.stats import seed_interval
+from magrpo.reports import figures
+from magrpo.reports.budget import UNITS, Budget
+from magrpo.reports.evaluations import (
+    EvaluatedRun,
+    common_parts,
+    common_share,
+    interval_over_seeds,
+    shared_keys,
+    subtract_means,
 )
-from magrpo.reports.problem_means import Means, MeansBySummary, interval_over_seeds, shared_keys, subtract_means
-from magrpo.reports.tables import ReportTable
+from magrpo.reports.page import ReportTable
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Settings = Mapping[str, Sequence[EvaluatedRun]]
 """The finished runs of each setting, one for each seed, by the setting's title."""
-Evaluations = Mapping[str, Sequence[int]]
-"""For each run of each setting the index of an evaluation."""
+Evaluation = tuple[EvaluatedRun, int]
+"""A run and the index of one of its evaluations."""
+Evaluations = Mapping[str, Sequence[Evaluation]]
+"""For each setting an evaluation of each of its runs."""
 COMPARED = ("return", "pass_at_1")
 """Quantities of curves and differences."""
 SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 OVER_SEEDS = "Sampled completions; means over seeds, 95 % intervals for new seeds on new problems."
+BARS = {"pass_at_1": 0.70, "common": 0.85}
+"""Fractions to reach on held-out problems, sampled; ``common``: the parts that all rewards have, together."""
+_COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SEED = 0
 """Of the resampling for settings with one seed."""
+
+Crossing = Mapping[str, float]
+"""The cost of training (``iteration``, ``tokens`` and so on) when a bar was reached."""
 
 
 def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
@@ -37,21 +46,17 @@ def average_evaluations(runs: Sequence[EvaluatedRun]) -> list[EvalReport]:
     """
     if len(runs) == 1:
         return list(runs[0].reports)
-    indices = [{report.policy_version: index for index, report in enumerate(run.reports)} for run in runs]
-    shared = sorted(set.intersection(*map(set, indices)))
-    return [
-        _average_means([run.means[index_of[iteration]] for run, index_of in zip(runs, indices, strict=True)], iteration)
-        for iteration in shared
-    ]
-
-
-def _average_means(means: Sequence[MeansBySummary], iteration: int) -> EvalReport:
-    summary: dict[str, dict[str, Interval]] = {}
-    for key in shared_keys(means):
-        names = shared_keys([one[key] for one in means])
-        values = {name: interval_over_seeds([one[key][name] for one in means], _SEED) for name in names}
-        summary[key] = {name: value for name, value in values.items() if value is not None}
-    return EvalReport(iteration, (), summary)
+    versions = [[report.policy_version for report in run.reports] for run in runs]
+    averages = []
+    for iteration in sorted(set.intersection(*map(set, versions))):
+        means = [run.means[of_run.index(iteration)] for run, of_run in zip(runs, versions, strict=True)]
+        summary: dict[str, dict[str, Interval]] = {}
+        for key in shared_keys(means):
+            names = shared_keys([of_run[key] for of_run in means])
+            values = {name: interval_over_seeds([of_run[key][name] for of_run in means], _SEED) for name in names}
+            summary[key] = {name: value for name, value in values.items() if value is not None}
+        averages.append(EvalReport(iteration, (), summary))
+    return averages
 
 
 def tokens_by_iteration(
@@ -59,26 +64,9 @@ def tokens_by_iteration(
 ) -> dict[str, dict[int, float]]:
     """Tokens generated in training by each evaluation of each setting, a mean over its seeds."""
     return {
-        title: {
-            report.policy_version: fmean(
-                budget_at(run.budgets, report.policy_version).tokens for run in settings[title]
-            )
-            for report in reports
-        }
+        title: {one.policy_version: fmean(run.budget_at(one).tokens for run in settings[title]) for one in reports}
         for title, reports in evaluations.items()
     }
-
-
-def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
-    """Results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
-    tokens = min(run.budgets[-1].tokens for runs in settings.values() for run in runs)
-    nearest = {title: [run.nearest_evaluation(tokens) for run in runs] for title, runs in settings.items()}
-    title = "At an equal budget of tokens"
-    note = (
-        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
-    )
-    yield evaluation_table(title, settings, nearest, note)
-    yield from difference_tables(title, settings, nearest)
 
 
 def budget_table(settings: Settings) -> ReportTable:
@@ -87,64 +75,148 @@ def budget_table(settings: Settings) -> ReportTable:
     for title, runs in settings.items():
         budgets = [run.budgets[-1] for run in runs]
         counts = (f"{fmean(budget.counts[unit] for budget in budgets):,.0f}" for unit in UNITS)
-        rows.append((title, *counts, format_duration(fmean(budget.seconds for budget in budgets))))
+        rows.append((title, *counts, figures.format_duration(fmean(budget.seconds for budget in budgets))))
     note = "Training only, a mean over the finished runs of each setting; cached programs are not run again."
     return ReportTable("Budget of a run", ("setting", *UNITS.values(), "time in stages"), rows, note)
 
 
-def evaluation_table(title: str, settings: Settings, evaluations: Evaluations, note: str) -> ReportTable:
+# ---------------------------------------------------------------------------------------------- at given evaluations
+def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportTable:
     """Results and cost of each setting at the given evaluations of its runs."""
-    means = {setting: _headline_means(runs, evaluations[setting]) for setting, runs in settings.items()}
-    names = shared_keys([one for of_setting in means.values() for one in of_setting])
-    columns = [name for name in SHOWN if name in names]
+    columns = _shared_quantities(SHOWN, evaluations)
     rows = []
-    for setting, runs in settings.items():
-        budgets = [run.budget_of(index) for run, index in zip(runs, evaluations[setting], strict=True)]
+    for setting, chosen in evaluations.items():
+        budgets = [run.budget_at(run.reports[index]) for run, index in chosen]
         counts = (f"{fmean(getattr(budget, unit) for budget in budgets):,.0f}" for unit in ("iteration", *UNITS))
         cells = []
         for name in columns:
-            value = interval_over_seeds([one[name] for one in means[setting]], _SEED)
-            cells.append("-" if value is None else format_interval(name, value))
-        rows.append((setting, str(len(runs)), *counts, *cells))
-    heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(quantity_title, columns))
+            means = [run.means[index][HEADLINE][name] for run, index in chosen]
+            cells.append(figures.format_interval(name, interval_over_seeds(means, _SEED)))
+        rows.append((setting, str(len(chosen)), *counts, *cells))
+    heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(figures.quantity_title, columns))
     return ReportTable(title, heads, rows, note)
 
 
-def difference_tables(title: str, settings: Settings, evaluations: Evaluations) -> Iterator[ReportTable]:
+def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTable]:
     """Each setting less the first, paired by seed and problem; no table without two shared seeds."""
-    first, *others = settings
-    means = {setting: _headline_means(runs, evaluations[setting]) for setting, runs in settings.items()}
-    names = shared_keys([one for of_setting in means.values() for one in of_setting])
-    shown = [name for name in COMPARED if name in names]
-    by_seed = {
-        setting: {run.config.train.seed: (run, one) for run, one in zip(runs, means[setting], strict=True)}
-        for setting, runs in settings.items()
-    }
+    first, *others = evaluations
+    shown = _shared_quantities(COMPARED, evaluations)
+    by_seed = {name: {one[0].config.train.seed: one for one in chosen} for name, chosen in evaluations.items()}
     rows = []
     for setting in others:
-        seeds = [seed for seed in by_seed[setting] if seed in by_seed[first]]
-        if len(seeds) > 1:
-            pairs = [(by_seed[setting][seed], by_seed[first][seed]) for seed in seeds]
-            rows.append((setting, *(_seed_difference(pairs, name) for name in shown), str(len(seeds))))
+        pairs = [(chosen, by_seed[first][seed]) for seed, chosen in by_seed[setting].items() if seed in by_seed[first]]
+        if len(pairs) > 1:
+            rows.append((setting, *(_format_seed_difference(pairs, name) for name in shown), str(len(pairs))))
     if rows:
-        note = (
-            "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
-            f"{NO_DIFFERENCE}"
-        )
-        yield ReportTable(f"{title}, less {first}", ("setting", *map(quantity_title, shown), "seeds"), rows, note)
+        note = "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
+        columns = ("setting", *map(figures.quantity_title, shown), "seeds")
+        yield ReportTable(f"{title}, less {first}", columns, rows, note + figures.NO_DIFFERENCE)
 
 
-def _seed_difference(
-    pairs: Sequence[tuple[tuple[EvaluatedRun, Means], tuple[EvaluatedRun, Means]]], quantity: str
-) -> str:
+def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
+    """Results at the evaluations nearest to the cheapest run's tokens, and differences to the first setting."""
+    tokens = min(run.budgets[-1].tokens for runs in settings.values() for run in runs)
+    nearest = {title: [(run, run.nearest_evaluation(tokens)) for run in runs] for title, runs in settings.items()}
+    title = "At an equal budget of tokens"
+    note = (
+        f"Each run at the evaluation nearest to {tokens:,} tokens generated in training, the total of the cheapest run."
+    )
+    yield evaluation_table(title, nearest, note)
+    yield from difference_tables(title, nearest)
+
+
+def _shared_quantities(names: Sequence[str], evaluations: Evaluations) -> list[str]:
+    """Those of ``names`` that every evaluation has on held-out problems, sampled."""
+    means = [run.means[index][HEADLINE] for chosen in evaluations.values() for run, index in chosen]
+    return [name for name in names if all(name in of_run for of_run in means)]
+
+
+def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
     """The mean difference with its interval over seeds, on problems whose text is the same in both runs."""
     differences = []
-    for (run, ours), (base, theirs) in pairs:
-        both = subtract_means(ours[quantity], theirs[quantity])
+    for (run, index), (base, base_index) in pairs:
+        both = subtract_means(run.means[index][HEADLINE][quantity], base.means[base_index][HEADLINE][quantity])
         differences.append({t: value for t, value in both.items() if run.problems[t] == base.problems[t]})
     value = interval_over_seeds(differences, _SEED)
-    return "other problems" if value is None else format_tested_difference(value)
+    return "other problems" if value is None else figures.format_tested_difference(value)
 
 
-def _headline_means(runs: Sequence[EvaluatedRun], indices: Sequence[int]) -> list[Means]:
-    return [run.means[index][HEADLINE] for run, index in zip(runs, indices, strict=True)]
+# ------------------------------------------------------------------------------------------------------ at equal bars
+def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
+    """The cost for each setting's runs to reach each bar, and the tokens less those of the first setting."""
+    every = [run for runs in settings.values() for run in runs]
+    common = common_parts([run.config.reward.maxima for run in every])
+    rows, differences = [], []
+    for bar, value in BARS.items():
+        if not (common if bar == "common" else all(bar in r.summary[HEADLINE] for run in every for r in run.reports)):
+            continue
+        title = f"{figures.quantity_title(bar)} of {value:.0%}"
+        crossings = {name: [find_crossing(run, bar, value, common) for run in runs] for name, runs in settings.items()}
+        rows += [(title, name, *_format_crossings(of_runs)) for name, of_runs in crossings.items()]
+        differences += [(title, *row) for row in _token_differences(settings, crossings)]
+    if not rows:
+        return
+    units = (title for unit, title in UNITS.items() if unit != "updates")
+    note = (
+        "Where held-out problems, sampled, first reach the bar, interpolated linearly between the evaluations on both "
+        "sides of it; means over the seeds, if all of them reach it."
+    )
+    if common:
+        note += f" Common: {', '.join(common)} together, in percent of their maxima."
+    yield ReportTable("Reaching an equal bar", ("bar", "", "reached by", "iterations", *units), rows, note)
+    if differences:
+        note = (
+            "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
+            f"(Student's t). {figures.NO_DIFFERENCE}"
+        )
+        title = f"Tokens to an equal bar, less {next(iter(settings))}"
+        yield ReportTable(title, ("bar", "", "difference", "seeds"), differences, note)
+
+
+def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:
+    """The cost of training when ``quantity`` first reached ``bar``; None if it never did.
+
+    Interpolated linearly between the first evaluation at or above the bar and the one before it. If the run's first
+    evaluation is at the bar, its cost counts.
+    """
+    before: tuple[float, Budget] | None = None
+    for report in run.reports:
+        summary, budget = report.summary[HEADLINE], run.budget_at(report)
+        if quantity == "common":
+            value = common_share({part: summary[part].mean for part in common}, common)
+        else:
+            value = summary[quantity].mean
+        if value >= bar:
+            low, start = before or (bar, budget)
+            share = (bar - low) / (value - low) if value > low else 0.0
+            return {
+                name: getattr(start, name) + share * (getattr(budget, name) - getattr(start, name)) for name in _COUNTS
+            }
+        before = value, budget
+    return None
+
+
+def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
+    """How many seeds reach the bar, and the mean of each count; no means unless all do."""
+    reached = [crossing for crossing in crossings if crossing is not None]
+    number = f"{len(reached)} of {len(crossings)} seeds" if reached else "not reached"
+    complete = len(reached) == len(crossings)
+    return [number, *(f"{fmean(one[name] for one in reached):,.0f}" if complete else "" for name in _COUNTS)]
+
+
+def _token_differences(
+    settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
+) -> Iterator[tuple[str, str, str]]:
+    """For each setting but the first: its title, its tokens to a bar less the first setting's, the number of seeds."""
+    by_seed = {
+        title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
+        for title, of_runs in crossings.items()
+    }
+    first, *others = settings
+    for title in others:
+        pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]
+        less = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
+        if len(pairs) > 1:
+            complete = len(less) == len(pairs)
+            text = figures.format_tested_difference(seed_interval(less), 1.0) if complete else "not reached by all"
+            yield title, text, str(len(pairs))

@@ -1,65 +1,34 @@
-"""Pages of blocks under their titles: one HTML file that loads nothing from anywhere, and its twin in Markdown."""
+"""Blocks of reports, and pages of them: one HTML file that loads nothing from anywhere, and its twin in Markdown."""
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+import shlex
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from magrpo.reports.charts import Panel, render_svg
-from magrpo.reports.tables import ReportTable
 
 
-class Block(Protocol):
-    """A part of a page."""
+@dataclass(frozen=True, slots=True)
+class ReportTable:
+    """A table under its title; the first column names the row. ``text``: the other columns hold words, not figures."""
 
-    kind: ClassVar[str]
-    """Names the macro of ``page.html.j2`` that renders it."""
-
-    @property
-    def title(self) -> str: ...
-
-    def markdown_lines(self) -> Iterator[str]:
-        """Its lines below the title."""
-        ...
-
-
-def write_page(path: Path, title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> list[Path]:
-    """Write ``path.html`` (see :func:`render_html`) and ``path.md``; returns both paths."""
-    texts = {".html": render_html(title, blocks, lead, width), ".md": render_markdown(title, blocks, lead)}
-    paths = [path.with_name(path.name + ending) for ending in texts]
-    for written, text in zip(paths, texts.values(), strict=True):
-        written.write_text(text, encoding="utf-8")
-    return paths
-
-
-def render_html(title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> str:
-    """The blocks as one HTML file, at most ``width`` wide; ``lead`` stands below the title.
-
-    Jinja escapes every text: completions are whatever a model wrote.
-    """
-    environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(render_svg=render_svg, split_interval=_split_interval)
-    page = environment.get_template("page.html.j2")
-    return page.render(title=title, blocks=blocks, lead=lead, width=width).lstrip() + "\n"
-
-
-def render_markdown(title: str, blocks: Sequence[Block], lead: str = "") -> str:
-    """The blocks as Markdown."""
-    lines = [f"# {title}", *(["", lead] if lead else [])]
-    for block in blocks:
-        lines += ["", f"## {block.title}", "", *block.markdown_lines()]
-    return "\n".join(lines) + "\n"
+    kind: ClassVar = "table"
+    title: str
+    columns: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    note: str = ""
+    text: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +38,6 @@ class Facts:
     kind: ClassVar = "facts"
     title: str
     facts: Sequence[tuple[str, str, str]]
-
-    def markdown_lines(self) -> Iterator[str]:
-        for name, value, remark in self.facts:
-            yield f"- {name}: **{value}**{f' ({remark})' if remark else ''}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +49,6 @@ class Pictures:
     panels: Sequence[Panel]
     image: str = ""
     note: str = ""
-
-    def markdown_lines(self) -> Iterator[str]:
-        yield f"![{self.title}]({self.image})" if self.image else "Drawn in the page of HTML."
-        if self.note:
-            yield from ("", self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,14 +71,6 @@ class Exhibits:
     note: str = ""
     folded: bool = False
 
-    def markdown_lines(self) -> Iterator[str]:
-        yield self.note
-        for exhibit in self.exhibits:
-            yield from ("", f"### {exhibit.title}", "", *_fence(exhibit.problem), "", *exhibit.reward.markdown_lines())
-            for name, texts in exhibit.sides.items():
-                for agent, text in texts:
-                    yield from ("", f"{name}, {agent}:", "", *_fence(text))
-
 
 @dataclass(frozen=True, slots=True)
 class Listing:
@@ -128,17 +80,58 @@ class Listing:
     title: str
     text: str
 
-    def markdown_lines(self) -> Iterator[str]:
-        yield from _fence(self.text)
+
+Block = ReportTable | Facts | Pictures | Exhibits | Listing
+"""A part of a page. Its ``kind`` names the macro of ``page.html.j2`` and ``page.md.j2`` that renders it."""
 
 
-def _fence(text: str) -> tuple[str, str, str]:
-    """The text as a code block, its fence longer than any run of backticks inside."""
-    fence = "`" * max(3, 1 + max((len(run) for run in re.findall(r"`+", text)), default=0))
-    return fence, text, fence
+def write_page(path: Path, title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> list[Path]:
+    """Write ``path.html``, at most ``width`` wide, and ``path.md``; returns both. ``lead`` stands below the title."""
+    paths = [path.with_name(f"{path.name}.{form}") for form in ("html", "md")]
+    for written in paths:
+        page = render_template(f"page{written.suffix}.j2", title=title, blocks=blocks, lead=lead, width=width)
+        written.write_text(page, encoding="utf-8")
+    return paths
+
+
+def render_template(name: str, **values: object) -> str:
+    """A template beside this module, filled in. HTML escapes every text: completions are whatever a model wrote."""
+    return _ENVIRONMENT.get_template(name).render(values).lstrip()
+
+
+def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
+    """Print tables with their titles and notes."""
+    for shown in tables:
+        table = Table(box=box.SIMPLE_HEAD, title=shown.title, title_justify="left", title_style="bold")
+        for index, column in enumerate(shown.columns):
+            table.add_column(column, justify="left" if shown.text or index == 0 else "right", overflow="fold")
+        for row in shown.rows:
+            table.add_row(*map(Text, row))  # Text: brackets in cells are not markup
+        console.print(table if shown.rows else f"[bold]{shown.title}[/bold]")
+        if shown.note:
+            console.print(shown.note, style="dim", markup=False)
+        console.print()
+
+
+def _fence(text: str) -> str:
+    """The text as a code block of Markdown, its fence longer than any run of backticks inside."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall(r"`+", text)), default=0))
+    return f"{fence}\n{text}\n{fence}"
 
 
 def _split_interval(cell: str) -> tuple[str, str]:
     """``1.0 [0.9, 1.1]`` as ``1.0`` and ``[0.9, 1.1]``; the second is empty if there is none."""
     found = re.fullmatch(r"(.*) (\[[^\]]*\])", cell, re.DOTALL)
     return (found[1], found[2]) if found else (cell, "")
+
+
+_ENVIRONMENT = Environment(
+    loader=FileSystemLoader(Path(__file__).parent),
+    autoescape=select_autoescape(["html.j2"]),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.filters.update(fence=_fence, json=json.dumps, quote=shlex.quote)
+_ENVIRONMENT.globals.update(render_svg=render_svg, split_interval=_split_interval)

@@ -9,34 +9,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from magrpo.config import RunConfig
-from magrpo.reports.figures import quantity_title
-from magrpo.reports.tables import ReportTable
+from magrpo.reports.figures import UNDEFINED, quantity_title
+from magrpo.reports.page import ReportTable
 
 TASKS = ("humaneval", "coophumaneval")
 """The paper's problem sets, by ``problems.kind``."""
 QUANTITIES = ("tokens_per_s", "structure", "syntax", "tests", "cooperation", "return")
 
-PAPER: Mapping[str, Mapping[str, float]] = {
-    name: dict(zip(QUANTITIES, figures, strict=False))
-    for name, figures in {
-        "single": (73.1, 100.0, 100.0, 64.8),
-        "naive": (99.6, 98.4, 96.5, 56.4, 35.1, 63.1),
-        "sequential": (97.4, 97.5, 96.3, 55.2, 35.2, 62.5),
-        "discussion": (82.5, 98.1, 94.8, 41.2, 30.2, 57.5),
-        "one_turn": (190.0, 100.0, 97.8, 61.6, 83.4, 83.7),
-        "two_turns": (95.2, 99.9, 97.3, 67.9, 84.9, 85.8),
-    }.items()
+PAPER = {
+    "single": ("single agent, 7B", (73.1, 100.0, 100.0, 64.8)),
+    "naive": ("naive concatenation", (99.6, 98.4, 96.5, 56.4, 35.1, 63.1)),
+    "sequential": ("sequential pipeline", (97.4, 97.5, 96.3, 55.2, 35.2, 62.5)),
+    "discussion": ("one-round discussion", (82.5, 98.1, 94.8, 41.2, 30.2, 57.5)),
+    "one_turn": ("MAGRPO, one turn", (190.0, 100.0, 97.8, 61.6, 83.4, 83.7)),
+    "two_turns": ("MAGRPO, two turns", (95.2, 99.9, 97.3, 67.9, 84.9, 85.8)),
 }
-"""By name of the row in the table of baselines."""
-
-_TITLES = {
-    "single": "paper: single agent, 7B",
-    "naive": "paper: naive concatenation",
-    "sequential": "paper: sequential pipeline",
-    "discussion": "paper: one-round discussion",
-    "one_turn": "paper: MAGRPO, one turn",
-    "two_turns": "paper: MAGRPO, two turns",
-}
+"""Title and figures, in the order of :data:`QUANTITIES`, by name of the row in the table of baselines."""
 
 
 def trained_row_name(num_turns: int) -> str:
@@ -47,9 +35,7 @@ def trained_row_name(num_turns: int) -> str:
 def paper_tables(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, str]]]) -> Iterator[ReportTable]:
     """Our rows, each above the paper's; no table unless the task is one of the paper's.
 
-    Args:
-        rows: title of our row, name of the paper's row, our figures by quantity. Rows that the paper does not report
-            are left out.
+    A row is its title, the name of the paper's row and our figures by quantity; rows the paper lacks are left out.
     """
     rows = [row for row in rows if row[1] in PAPER]
     if config.problems.kind not in TASKS or not rows:
@@ -57,9 +43,10 @@ def paper_tables(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, 
     shown = [quantity for quantity in QUANTITIES if any(quantity in ours for _, _, ours in rows)]
     lines = []
     for title, name, ours in rows:
-        theirs = {quantity: f"{value:.1f}" for quantity, value in PAPER[name].items()}
-        for line_title, figures in ((title, ours), (_TITLES[name], theirs)):
-            lines.append((line_title, *(figures.get(quantity, "-") for quantity in shown)))
+        paper_title, values = PAPER[name]
+        theirs = {quantity: f"{value:.1f}" for quantity, value in zip(QUANTITIES, values, strict=False)}
+        for line_title, figures in ((title, ours), (f"paper: {paper_title}", theirs)):
+            lines.append((line_title, *(figures.get(quantity, UNDEFINED) for quantity in shown)))
     models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
     note = (
         f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, quoted second-hand; Qwen2.5-Coder, 7B for "

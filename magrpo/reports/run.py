@@ -3,92 +3,57 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
-from magrpo.config import RunConfig
+from matplotlib.figure import Figure
+
 from magrpo.config_diff import list_changed_values
-from magrpo.reports.budget import UNITS, Budget
-from magrpo.reports.charts import (
-    CLOUD,
-    OVER_PROBLEMS,
-    cloud_panels,
-    cloud_picture,
-    learning_panels,
-    learning_picture,
-    longest_episode,
-    save_figure,
-    turn_panels,
-    turns_picture,
-)
+from magrpo.reports import charts, figures
+from magrpo.reports.budget import UNITS
+from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
-from magrpo.reports.figures import (
-    LOADED,
-    NO_DIFFERENCE,
-    budget_csv,
-    evaluation_csv,
-    first_and_last,
-    format_budget,
-    format_difference,
-    format_duration,
-    format_interval,
-    format_tested_difference,
-    judge_gain,
-    quantity_scale,
-    quantity_title,
-    shown_quantities,
-    sort_summary_keys,
-    start_title,
-    summary_title,
-)
-from magrpo.reports.page import Block, Facts, Listing, Pictures, write_page
+from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.problem_means import MeansBySummary, compute_problem_means, paired_gain
-from magrpo.reports.tables import ReportTable
-from magrpo.types import HEADLINE, EvalReport, Interval, Problem
+from magrpo.types import HEADLINE, Interval
 
 
-@dataclass(frozen=True)
-class RunReport:
-    """A run's evaluations in their order, its ledger of budgets, and the evaluated problems by id."""
+class RunReport(EvaluatedRun):
+    """An evaluated run and the files of its report."""
 
-    config: RunConfig
-    reports: Sequence[EvalReport]
-    budgets: Sequence[Budget]
-    problems: Mapping[str, Problem]
-
-    def write_files(self, folder: Path, run_id: str) -> None:
+    def write_files(self, folder: Path) -> None:
         """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
-        reports, maxima = self.reports, self.config.reward.maxima
-        write_page(folder / "report", f"Run {run_id}", list(self._blocks()), self._summary())
-        (folder / "report.csv").write_text(evaluation_csv(reports), encoding="utf-8")
-        (folder / "report.json").write_text(json.dumps(self._tree(run_id), indent=1) + "\n", encoding="utf-8")
+        drawn = list(self._draw_pictures())
+        blocks = list(self._list_blocks([pictures for pictures, _ in drawn]))
+        write_page(folder / "report", f"Run {self.store.run_id}", blocks, self._describe_run())
+        figures.write_csv(folder / "report.csv", figures.EVALUATION_COLUMNS, figures.evaluation_rows(self.reports))
+        text = json.dumps(self._collect_figures(), indent=1, default=asdict)
+        (folder / "report.json").write_text(text + "\n", encoding="utf-8")
         if self._trained:
-            (folder / "budget.csv").write_text(budget_csv(self.budgets), encoding="utf-8")
-        if len(reports) > 1:
-            save_figure(learning_picture(reports, maxima), folder / "learning")
-            save_figure(cloud_picture(reports, maxima), folder / "cloud")
-        if len(reports) > 1 or longest_episode(reports) > 1:
-            save_figure(turns_picture(reports, maxima), folder / "turns")
+            # The budget is cumulative; ``executions`` depends on interruptions of the run.
+            rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
+            figures.write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
+        for pictures, figure in drawn:
+            charts.save_figure(figure, folder / Path(pictures.image).stem)
 
     def evaluation_tables(self) -> list[ReportTable]:
         """A table for each split and mode: the agents before training and after it, and the paired difference."""
-        columns = first_and_last(self.reports, start_title(self.config))
+        columns = figures.first_and_last(self.reports, figures.start_title(self.config))
         heads = ["", *columns, *(["gain, paired by problem"] if len(columns) == 2 else [])]
-        note = f"Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. {NO_DIFFERENCE}"
-        tables = []
-        for key in sort_summary_keys(self._last.summary):
+        note = "Percent of the maximum, bootstrap 95 % intervals over problems; tokens are counts. "
+        tables: list[ReportTable] = []
+        for key in figures.sort_summary_keys(self.last.summary):
             lines = []
-            for name in shown_quantities(self._last.summary[key], self.config.reward.maxima):
-                cells = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+            for name in figures.shown_quantities(self.last.summary[key], self.config.reward.maxima):
+                cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if len(columns) == 2:
-                    cells.append(format_tested_difference(self._gain(key, name), quantity_scale(name)))
-                lines.append([quantity_title(name), *cells])
-            tables.append(ReportTable(summary_title(key), heads, lines, note))
-            note = ""
+                    cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))
+                lines.append([figures.quantity_title(name), *cells])
+            tables.append(
+                ReportTable(figures.summary_title(key), heads, lines, "" if tables else note + figures.NO_DIFFERENCE)
+            )
         return tables
 
     def paper_tables(self) -> Iterator[ReportTable]:
@@ -96,33 +61,24 @@ class RunReport:
         config = self.config
         untrained = "single" if len(config.agents) == 1 else "naive"
         rows = []
-        for title, report in first_and_last(self.reports, start_title(config)).items():
+        start = figures.start_title(config)
+        for title, report in figures.first_and_last(self.reports, start).items():
             name = trained_row_name(config.env.num_turns) if report.policy_version else untrained
-            if title == start_title(config) == LOADED or (len(config.agents) == 1 and report.policy_version):
+            if title == start == figures.LOADED or (len(config.agents) == 1 and report.policy_version):
                 continue  # the paper reports no such row
             summary = report.summary[HEADLINE]
-            rows.append((title, name, {q: format_interval(q, summary[q]) for q in QUANTITIES if q in summary}))
+            rows.append((title, name, {q: figures.format_interval(q, summary[q]) for q in QUANTITIES if q in summary}))
         yield from paper_tables(config, rows)
-
-    @property
-    def _last(self) -> EvalReport:
-        return self.reports[-1]
 
     @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
 
-    @cached_property
-    def _means(self) -> tuple[MeansBySummary, MeansBySummary]:
-        """Problem means of the first evaluation and the last."""
-        first, last = (compute_problem_means(report, self.config.reward) for report in (self.reports[0], self._last))
-        return first, last
-
     def _gain(self, key: str, name: str) -> Interval:
-        first, last = self._means
-        return paired_gain(first[key][name], last[key][name], self.config.eval.seed)
+        """The change from the first evaluation to the last, paired by problem."""
+        return paired_gain(self.means[0][key][name], self.means[-1][key][name], self.config.eval.seed)
 
-    def _summary(self) -> str:
+    def _describe_run(self) -> str:
         config = self.config
         agents = ", ".join(f"{agent.name} ({agent.model})" for agent in config.agents)
         turns = "one turn" if config.env.num_turns == 1 else f"{config.env.num_turns} turns"
@@ -130,49 +86,60 @@ class RunReport:
         work = training if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
-    def _blocks(self) -> Iterator[Block]:
-        reports, reward = self.reports, self.config.reward
-        yield Facts("In short", list(self._facts()))
+    def _list_blocks(self, pictures: Sequence[Pictures]) -> Iterator[Block]:
+        yield Facts("In short", list(self._list_facts()))
         yield from self.evaluation_tables()
         yield from self.paper_tables()
-        turns = longest_episode(reports)
-        if len(reports) > 1:
-            yield Pictures("Learning curves", learning_panels(reports, reward.maxima), "learning.png", OVER_PROBLEMS)
-            yield Pictures("The cloud of joint returns", cloud_panels(reports, reward.maxima), "cloud.png", CLOUD)
-        if len(reports) > 1 or turns > 1:
-            title = f"Turn 1 against turn {turns}" if turns > 1 else "Problem by problem, before against after"
-            note = "The area of a point is the number of trajectories or problems that coincide in it."
-            yield Pictures(title, turn_panels(reports, reward.maxima), "turns.png", note)
-        yield choose_examples(reports, reward, self.problems)
-        watched = find_watched(reports, reward)
-        yield watch_table(reports, reward, watched)
+        yield from pictures
+        yield choose_examples(self)
+        watched = find_watched(self)
+        yield watch_table(self, watched)
         if watched:
-            yield watch_exhibits(reports, reward, self.problems, watched)
+            yield watch_exhibits(self, watched)
         if self._trained:
             yield self._budget_table()
         left_out = ("tracking", "notify", "registry", "baselines")
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
         yield Listing("Configuration", "\n".join(lines))
 
-    def _facts(self) -> Iterator[tuple[str, str, str]]:
-        for key, name in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
-            if key in self._last.summary:
-                yield self._fact(name, key, "return")
+    def _draw_pictures(self) -> Iterator[tuple[Pictures, Figure]]:
+        """The pictures as the page shows them, and as their files do."""
+        reports, maxima = self.reports, self.config.reward.maxima
+        if len(reports) > 1:
+            panels = charts.learning_panels(reports, maxima)
+            figure = charts.compose_figure(panels[:2], charts.OVER_PROBLEMS)
+            yield Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), figure
+            panels = charts.cloud_panels(reports, maxima)
+            figure = charts.compose_figure(panels, charts.CLOUD)
+            yield Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD), figure
+        panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
+        note = "The area of a point is the number of trajectories or problems that coincide in it."
+        if turns > 1:
+            title = f"Turn 1 against turn {turns}"
+            yield Pictures(title, panels, "turns.png", note), charts.compose_figure(panels, "", 5.0)
+        elif len(reports) > 1:
+            figure = charts.compose_figure(panels, charts.ONE_TURN, 5.3)
+            yield Pictures("Problem by problem, before against after", panels, "turns.png", note), figure
+
+    def _list_facts(self) -> Iterator[tuple[str, str, str]]:
+        for key, title in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
+            if key in self.last.summary:
+                yield self._make_fact(title, key, "return")
                 if len(self.reports) > 1 and key == HEADLINE:
                     gain = self._gain(key, "return")
-                    value, _, limits = format_difference(gain).partition(" ")
-                    first, last = self._means
-                    both = len(first[key]["return"].keys() & last[key]["return"].keys())
-                    yield f"gain, paired by problem: {judge_gain(gain)}", value, f"{limits} points, {both} problems"
-        if "pass_at_1" in self._last.summary[HEADLINE]:
-            yield self._fact("held-out pass@1", HEADLINE, "pass_at_1")
+                    value, _, limits = figures.format_difference(gain).partition(" ")
+                    both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
+                    title = f"gain, paired by problem: {figures.judge_gain(gain)}"
+                    yield title, value, f"{limits} points, {both} problems"
+        if "pass_at_1" in self.last.summary[HEADLINE]:
+            yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
-            tokens, _, rest = format_budget(self.budgets[-1]).partition(" generated, ")
-            remark = f"generated; {rest}; {format_duration(self.budgets[-1].seconds)} in stages"
+            tokens, _, rest = figures.format_budget(self.budgets[-1]).partition(" generated, ")
+            remark = f"generated; {rest}; {figures.format_duration(self.budgets[-1].seconds)} in stages"
             yield "training took", tokens, remark
 
-    def _fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
-        first, last = (report.summary[key][name] for report in (self.reports[0], self._last))
+    def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
+        first, last = (report.summary[key][name] for report in (self.reports[0], self.last))
         interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
         if len(self.reports) == 1:
             return title, f"{last.mean:.1%}", interval
@@ -185,26 +152,19 @@ class RunReport:
         for report in self.reports:
             if budget := budgets.get(report.policy_version):
                 counts = (f"{count:,}" for count in budget.counts.values())
-                value = format_interval("return", report.summary[HEADLINE]["return"])
-                rows.append((str(budget.iteration), *counts, format_duration(budget.seconds), value))
+                value = figures.format_interval("return", report.summary[HEADLINE]["return"])
+                rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
         note = "Cost of training by each evaluation, evaluations not included. Every iteration: budget.csv."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
-    def _tree(self, run_id: str) -> dict[str, object]:
+    def _collect_figures(self) -> dict[str, object]:
         """Every figure of the report; fractions of the maximum."""
-        first, last = self._means
+        first, last = self.means[0], self.means[-1]
         keys = sorted(first.keys() & last.keys()) if len(self.reports) > 1 else []
-        gains = {key: {name: asdict(self._gain(key, name)) for name in last[key] if name in first[key]} for key in keys}
         return {
-            "run": run_id,
-            "evaluations": [
-                {
-                    "policy_version": report.policy_version,
-                    "summary": {k: {n: asdict(v) for n, v in s.items()} for k, s in report.summary.items()},
-                }
-                for report in self.reports
-            ],
-            "gains": gains,
-            "watch_list": [asdict(one) for one in find_watched(self.reports, self.config.reward)],
-            "budget": [asdict(budget) for budget in self.budgets],
+            "run": self.store.run_id,
+            "evaluations": [{"policy_version": one.policy_version, "summary": one.summary} for one in self.reports],
+            "gains": {key: {name: self._gain(key, name) for name in last[key] if name in first[key]} for key in keys},
+            "watch_list": find_watched(self),
+            "budget": self.budgets,
         }

@@ -24,10 +24,8 @@ from magrpo.rewards.stand_ins import first_argument, first_result, module_of, un
 from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
-HELPER = "aux"
-"""Name of the function that the helper writes."""
-VARIANTS = ("wrapper", "identity", "constant")
-"""Report names of the variants: programs in which one of the two functions does nothing."""
+HELPER = "aux"  # the function that the helper writes
+VARIANTS = ("wrapper", "identity", "constant")  # names of reports: programs in which one of two functions does nothing
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 
@@ -127,7 +125,7 @@ class CodingReward(ProgramReward):
 class SoloReward(ProgramReward):
     """Reward of ``solo``, who writes the entry point, at most 2.5 before scaling.
 
-    The parts and the report ``program`` are those of :class:`CodingReward`, without cooperation.
+    The parts and the report ``program`` are those of the reward ``coding``, without cooperation.
     """
 
     max_executions: ClassVar[int] = 1
@@ -225,6 +223,13 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     )
 
 
+@lru_cache(maxsize=4096)
+def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
+    """Join the problem's preamble and the completion into one program; say whether it defines the entry point."""
+    module = extract_module(text, entry_point, prompt=prompt)
+    return join_modules([extract_preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)
+
+
 def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:
     """The variant in which main only calls ``aux`` and unpacks the result, and those with a stand-in for ``aux``."""
     above, helper, main = modules
@@ -234,8 +239,8 @@ def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
     variants = {"wrapper": join_modules([*modules, module_of(unpacker, unpack), forward])}
     for name, stand_in in (("identity", first_argument), ("constant", first_result)):
-        replace = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
-        variants[name] = join_modules([above, helper, replace, main])
+        replacement = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
+        variants[name] = join_modules([above, helper, replacement, main])
     assert tuple(variants) == VARIANTS
     return variants
 
@@ -249,13 +254,6 @@ def _does_as_well(variant: str, reports: Reports) -> bool:
             if not passed <= {i for i, case in enumerate(cases) if case.status == "pass"}:
                 return False
     return True
-
-
-@lru_cache(maxsize=4096)
-def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
-    """Join the problem's preamble and the completion into one program; say whether it defines the entry point."""
-    module = extract_module(text, entry_point, prompt=prompt)
-    return join_modules([extract_preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)
 
 
 def _pair(texts: Texts, role: str) -> Texts:

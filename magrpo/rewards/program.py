@@ -14,12 +14,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 
-MAX_CHARS = 32_768
-"""Completions are cut to this many characters first."""
-MAX_DEPTH = 300
-"""Maximum depth of a syntax tree, so that the result does not depend on the depth of the caller's stack."""
-_PARSE_CHARS = 8 * MAX_CHARS
-"""Maximum number of characters parsed for one completion over all attempts; bounds the time a hostile text takes."""
+MAX_CHARS = 32_768  # of a completion; the rest is cut off first
+MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack
+_PARSE_CHARS = 8 * MAX_CHARS  # parsed for one completion over all attempts; bounds the time a hostile text takes
 _FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
 _PYTHON = frozenset({"", "py", "python", "python3"})
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)

@@ -19,14 +19,11 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
-import contextlib
 import marshal
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
-from magrpo.sandboxes.jail.recorder import HOOK, SAME
+from magrpo.sandboxes.jail.recorder import HOOK
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,32 +51,8 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     return Instrumented(base64.b64encode(code).decode(), needs, asserts)
 
 
-def pairs_as_test(pairs: Iterable[tuple[Sequence[Any], Any]], tolerance: float = 1e-6) -> str:
-    """Test source with one assert for each ``(arguments, expected)``.
-
-    Outputs must have the same exact types at every level (``True`` is not 1, 1 is not 1.0); floats are compared with a
-    relative or absolute ``tolerance``.
-
-    Raises:
-        ValueError: a value is not a literal of plain data.
-    """
-    lines = []
-    for arguments, expected in pairs:
-        passed = ", ".join(map(_format_literal, arguments))
-        lines.append(f"assert {SAME}(candidate({passed}), {_format_literal(expected)}, {tolerance!r})")
-    return "\n".join(lines)
-
-
-def _format_literal(value: Any) -> str:
-    text = repr(value)
-    with contextlib.suppress(ValueError, SyntaxError):
-        if repr(ast.literal_eval(text)) == text:
-            return text
-    raise ValueError(f"{text[:100]} is not plain data: use numbers, strings, lists, tuples, sets and dicts")
-
-
 def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
-    known = {"candidate", entry_point, SAME, "__name__", *dir(builtins)}
+    known = {"candidate", entry_point, "__name__", *dir(builtins)}
     known |= _list_definitions(tree) | _list_names(tree, ast.Store)
     for node in ast.walk(tree):
         match node:
@@ -108,8 +81,8 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
     tainted = {"candidate", entry_point}
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):
-            arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            tainted |= {argument.arg for argument in arguments}
+            parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
+            tainted |= {parameter.arg for parameter in parameters}
     size = 0
     while size != len(tainted):
         size = len(tainted)

@@ -78,9 +78,7 @@ def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 
 def build_command(spec: JailSpec, info: int) -> list[str]:
-    """Build the command line of one jail; its standard input is the control socket.
-
-    ``info``: descriptor to which bubblewrap writes the id of its child.
+    """Build the command line of one jail; bubblewrap writes the id of its child to the descriptor ``info``.
 
     Raises:
         LevelUnavailable: a program that the level needs is missing.

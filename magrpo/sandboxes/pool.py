@@ -20,7 +20,7 @@ from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.ladder import Rung, choose_level
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
-from magrpo.types import Case, Execution, ExecutionReport
+from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -182,7 +182,7 @@ class Pool:
             return self._report_failure(result["unusable"])
         ran_out = [["timeout", "the test code ran out of time on what the program returned"]]
         cases = tuple(Case(status, message) for status, message in result.pop("cases", ran_out))
-        status = next((case.status for case in cases if case.status != "pass"), "pass")
+        status: CaseStatus = next((case.status for case in cases if case.status != "pass"), "pass")
         return ExecutionReport(status, cases, self.level, **result)
 
     def _report_failure(self, message: str) -> ExecutionReport:

@@ -47,25 +47,22 @@ class Worker:
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         info_read, info_write = os.pipe()
-        with far, open(os.devnull, "r+b") as null:  # noqa: PTH123
-            try:
-                self.process = subprocess.Popen(
-                    build_command(spec, info_write),
-                    stdin=far.fileno(),
-                    stdout=null,
-                    stderr=subprocess.PIPE,
-                    pass_fds=(info_write,) if spec.uses_bubblewrap else (),
-                    env=ENVIRONMENT,
-                    cwd="/",
-                    start_new_session=True,
-                )
-            except BaseException:
-                self.control.close()
-                os.close(info_read)
-                raise
-            finally:
-                os.close(info_write)
         with os.fdopen(info_read, "rb") as info:
+            with far, open(info_write, "wb"), open(os.devnull, "r+b") as null:  # noqa: PTH123
+                try:
+                    self.process = subprocess.Popen(
+                        build_command(spec, info_write),
+                        stdin=far.fileno(),
+                        stdout=null,
+                        stderr=subprocess.PIPE,
+                        pass_fds=(info_write,) if spec.uses_bubblewrap else (),
+                        env=ENVIRONMENT,
+                        cwd="/",
+                        start_new_session=True,
+                    )
+                except BaseException:
+                    self.control.close()
+                    raise
             readable, _, _ = select.select([self.control], [], [], START_S)
             if not readable or self.control.recv(16) != b"ready":
                 assert self.process.stderr

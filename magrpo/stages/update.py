@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from magrpo.algo.loss import DIVISORS, LossOf, importance_weights, policy_loss
+from magrpo.algo.loss import LossOf, importance_weights, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
@@ -157,7 +157,7 @@ class Updater:
         kept = [sample for sample in samples if sample.weight and (sample.advantage or self.algo.beta)]
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
-        divisor = DIVISORS[self.algo.loss_norm](num_sequences, num_tokens, self.rollout.max_new_tokens)
+        divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
         return _Work(agent, kept, plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]), divisor)
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
@@ -262,7 +262,7 @@ class Updater:
             return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=bias)
 
     def _collate_batches(self, work: _Work) -> Iterator[Batch]:
-        return (collate(work.samples, rows).to(self.policy.device) for rows in work.batches)
+        return (collate(work.samples, rows, self.policy.device) for rows in work.batches)
 
     def _non_finite(self, work: _Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""

@@ -24,19 +24,15 @@ def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
     """The configuration's URI, else MLFLOW_TRACKING_URI, else a SQLite file in the run root."""
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or _default_uri(root)
+    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.absolute() / 'mlflow.db'}"
 
 
 def check_reachable(uri: str) -> None:
-    """Send the tracking store a small request.
-
-    Raises:
-        Unavailable: it does not answer, or answers with an error.
-    """
+    """Send the tracking store a small request; Unavailable if it does not answer, or answers with an error."""
     quieten_mlflow()
     from mlflow import MlflowClient  # takes seconds
 
-    with translate_to_unavailable(uri):
+    with translate_errors(uri):
         MlflowClient(uri).search_experiments(max_results=1)
 
 
@@ -84,13 +80,9 @@ def quieten_mlflow() -> None:
     logging.getLogger("alembic").setLevel(logging.WARNING)
 
 
-def _default_uri(root: Path) -> str:
-    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
-
-
 @contextmanager
-def translate_errors(uri: str) -> Iterator[None]:
-    """Translate the errors of MLflow into :class:`Unavailable` or :class:`Refused`."""
+def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
+    """Translate the errors of MLflow into Unavailable, or, if it ``may_refuse`` a record for its content, Refused."""
     from mlflow.exceptions import MlflowException  # takes seconds
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -98,16 +90,7 @@ def translate_errors(uri: str) -> Iterator[None]:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
         reason = str(error).partition("\n")[0].replace(uri.rstrip("/"), hide_password(uri))[:300]
-        if isinstance(error, MlflowException) and error.error_code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
+        code = error.error_code if isinstance(error, MlflowException) else ""
+        if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise Refused(reason) from error
         raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({reason})") from error
-
-
-@contextmanager
-def translate_to_unavailable(uri: str) -> Iterator[None]:
-    """Translate every error of MLflow into :class:`Unavailable`, for requests that have no reason to be refused."""
-    try:
-        with translate_errors(uri):
-            yield
-    except Refused as error:
-        raise Unavailable(f"MLflow at {hide_password(uri)} cannot be used ({error})") from error

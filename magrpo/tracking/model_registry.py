@@ -7,13 +7,14 @@ newest version.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from magrpo.tracking.connection import make_database, quieten_mlflow, translate_to_unavailable
+from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -48,19 +49,15 @@ class ModelRegistry:
 
     def find_champion(self) -> TeamVersion | None:
         """The version with the alias ``champion``, if there is one."""
-        with translate_to_unavailable(self.uri):
-            found = self._client.search_registered_models(f"name = '{self.model}'")
+        with self._connect() as client:
+            found = client.search_registered_models(f"name = '{self.model}'")
             number = found[0].aliases.get(CHAMPION) if found else None
-            return None if number is None else _version(self._client.get_model_version(self.model, number))
+            return None if number is None else _version(client.get_model_version(self.model, number))
 
     def register_team(self, mlflow_run_id: str, weights: Path, label: str) -> TeamVersion:
-        """Upload ``weights`` to ``team/<label>`` of the run's artifacts; the version made of it, or found.
-
-        ``label`` must differ between different weights of one run.
-        """
+        """Upload ``weights`` to ``team/<label>`` of the run's artifacts; the version made of it, or found there."""
         folder = f"team/{label}"
-        with translate_to_unavailable(self.uri):
-            client = self._client
+        with self._connect() as client:
             source = f"{client.get_run(mlflow_run_id).info.artifact_uri}/{folder}"
             if not client.search_registered_models(f"name = '{self.model}'"):
                 client.create_registered_model(self.model, description="A team of agents, trained together by magrpo.")
@@ -72,28 +69,28 @@ class ModelRegistry:
     def describe_version(self, version: TeamVersion, folder: Path, text: str, tags: Mapping[str, str]) -> None:
         """Upload the files of ``folder`` beside the weights, and set the version's description (Markdown) and tags.
 
-        The description of a long text ends early and refers to ``README.md``, which the folder should hold.
+        A long description ends early and refers to ``README.md``, which the folder should hold.
         """
-        with translate_to_unavailable(self.uri):
-            run = self._client.get_run(version.mlflow_run_id)
+        with self._connect() as client:
+            run = client.get_run(version.mlflow_run_id)
             target = version.source.removeprefix(f"{run.info.artifact_uri}/")
-            self._client.log_artifacts(version.mlflow_run_id, str(folder), target)
-            self._client.update_model_version(self.model, str(version.number), description=_shortened(text))
+            client.log_artifacts(version.mlflow_run_id, str(folder), target)
+            client.update_model_version(self.model, str(version.number), description=_shortened(text))
         self.tag_version(version, tags)
 
     def tag_version(self, version: TeamVersion, tags: Mapping[str, str]) -> None:
         """Set tags of a version."""
-        with translate_to_unavailable(self.uri):
+        with self._connect() as client:
             for key, value in tags.items():
-                self._client.set_model_version_tag(self.model, str(version.number), key, value[:_LENGTH])
+                client.set_model_version_tag(self.model, str(version.number), key, value[:_LENGTH])
 
     def set_champion(self, number: int | None) -> None:
         """Move the alias ``champion`` to the version of this number; None deletes it."""
-        with translate_to_unavailable(self.uri):
+        with self._connect() as client:
             if number is None:
-                self._client.delete_registered_model_alias(self.model, CHAMPION)
+                client.delete_registered_model_alias(self.model, CHAMPION)
             else:
-                self._client.set_registered_model_alias(self.model, CHAMPION, str(number))
+                client.set_registered_model_alias(self.model, CHAMPION, str(number))
 
     def read_file(self, version: TeamVersion, file: str) -> str:
         """The text of one file of the version's folder."""
@@ -110,19 +107,17 @@ class ModelRegistry:
     def _fetch(self, source: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts  # takes seconds
 
-        with translate_to_unavailable(self.uri):
-            inside = folder / "fetched"  # MLflow creates it
-            found = download_artifacts(
-                artifact_uri=source, dst_path=str(inside), tracking_uri=self.uri, registry_uri=self.uri
-            )
-            return Path(found)
+        with translate_errors(self.uri):
+            inside = str(folder / "fetched")  # MLflow creates it
+            return Path(download_artifacts(source, dst_path=inside, tracking_uri=self.uri, registry_uri=self.uri))
 
-    @property
-    def _client(self) -> MlflowClient:
+    @contextmanager
+    def _connect(self) -> Iterator[MlflowClient]:
         from mlflow import MlflowClient  # takes seconds
 
-        make_database(self.uri)
-        return MlflowClient(self.uri, registry_uri=self.uri)
+        with translate_errors(self.uri):
+            make_database(self.uri)
+            yield MlflowClient(self.uri, registry_uri=self.uri)
 
 
 def _version(found: ModelVersion) -> TeamVersion:

@@ -15,11 +15,7 @@ def collect_provenance() -> dict[str, str]:
 
     Unknown tags are left out: a user id may have no name, and git may be missing or refuse another user's folder.
     """
-    tags = {
-        "version.python": sys.version.split()[0],
-        "mlflow.source.name": "magrpo",
-        "mlflow.source.type": "LOCAL",
-    }
+    tags = {"version.python": sys.version.split()[0], "mlflow.source.name": "magrpo", "mlflow.source.type": "LOCAL"}
     with suppress(KeyError, OSError):  # no environment variable and no passwd entry; OSError from Python 3.13 on
         tags["mlflow.user"] = getpass.getuser()
     for name in ("magrpo", "torch", "triton", "transformers", "peft", "vllm", "prefect", "mlflow"):

@@ -13,8 +13,9 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import takewhile
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -38,15 +39,13 @@ class Refused(Exception):
 
 
 class Sink(Protocol):
-    """The destination of a spool's records."""
+    """The destination of a spool's records. Both methods raise :class:`Unavailable`."""
 
     def connect(self) -> None:
-        """Find or create the run; may be called again. Raises :class:`Unavailable`."""
-        ...
+        """Find or create the run; may be called again."""
 
     def deliver(self, records: Sequence[Record]) -> None:
-        """Store records of one kind; storing them twice changes nothing. Raises Unavailable or Refused."""
-        ...
+        """Store records of one kind, or raise :class:`Refused`; storing them twice changes nothing."""
 
 
 class Spool:
@@ -124,13 +123,16 @@ class SpooledTracker:
 
     def record_start(self) -> None:
         """Record that the run is under way, again if it had ended."""
-        self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time.time() * 1000)})
+        self._record_status("RUNNING")
 
     def close(self, status: str) -> None:
         """Record how the run ended, and :meth:`flush`."""
         assert status in FINAL, status
-        self.append_record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
+        self._record_status(status)
         self.flush()
+
+    def _record_status(self, status: str) -> None:
+        self.append_record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
 
     def flush(self) -> None:
         """Deliver pending records, or warn that some are left; takes at most the sink's timeouts. The last call."""
@@ -144,7 +146,8 @@ class SpooledTracker:
 
     def next_step(self, prefix: str) -> int:
         """The step after the last one at which a metric that starts with ``prefix`` was recorded; 0 at first."""
-        steps = [r["step"] for r in self._spool.records if r["kind"] == "metrics" and _starts(r["values"], prefix)]
+        metrics = (record for record in self._spool.records if record["kind"] == "metrics")
+        steps = (record["step"] for record in metrics if any(key.startswith(prefix) for key in record["values"]))
         return 1 + max(steps, default=-1)
 
     @property
@@ -195,40 +198,29 @@ class SpooledTracker:
 
     def _drain(self) -> None:
         while pending := self._spool.pending:
-            group = _leading(pending)
-            if group[0]["kind"] == "status" and any(later["kind"] == "status" for later in pending[len(group) :]):
-                self._spool.mark_sent(len(group))  # superseded by a later status
-                continue
-            try:
-                self._sink.deliver(group)
-                self._spool.mark_sent(len(group))
-            except Refused:
-                for record in group:
-                    self._deliver_alone(record)
+            kind, leading = next(groupby(pending, key=itemgetter("kind")))
+            if kind == "status" and any(later["kind"] == "status" for later in pending[1:]):
+                self._spool.mark_sent(1)  # superseded by a later status
+            else:
+                self._deliver(list(leading))
 
-    def _deliver_alone(self, record: Record) -> None:
+    def _deliver(self, records: Sequence[Record]) -> None:
+        """Deliver records of one kind; if some are refused, each alone."""
         try:
-            self._sink.deliver([record])
+            self._sink.deliver(records)
         except Refused as error:
-            log.warning("tracking: a %s record was refused and left out: %s", record["kind"], error)
-        self._spool.mark_sent(1)
-
-
-def _starts(keys: Iterable[str], prefix: str) -> bool:
-    return any(key.startswith(prefix) for key in keys)
+            if len(records) > 1:
+                for record in records:
+                    self._deliver([record])
+                return
+            log.warning("tracking: a %s record was refused and left out: %s", records[0]["kind"], error)
+        self._spool.mark_sent(len(records))
 
 
 def check_keys(metrics: Mapping[str, float]) -> None:
     """Assert that MLflow accepts these keys."""
     for key in metrics:
         assert _KEY.fullmatch(key), f"metric key {key!r}: MLflow allows letters, digits, _ - . : / and space"
-
-
-def _leading(records: Sequence[Record]) -> list[Record]:
-    """The longest prefix of records of one kind; a status alone, as a later one may supersede it."""
-    if records[0]["kind"] == "status":
-        return [records[0]]
-    return list(takewhile(lambda record: record["kind"] == records[0]["kind"], records))
 
 
 def _fact(record: Record, key: str) -> tuple[object, ...]:

@@ -5,10 +5,10 @@ MLflow's monitor gives up at the first request that fails; here its collectors f
 
 from __future__ import annotations
 
+import itertools
 import threading
-from collections.abc import Callable, Mapping
-from contextlib import suppress
-from types import TracebackType
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psutil
@@ -20,45 +20,31 @@ INTERVAL_S = 10.0
 """Time between samples, the default of MLflow's monitor."""
 
 
-class SystemMonitor:
-    """A thread that samples every ``interval_s`` seconds (None: ``INTERVAL_S``) while the block lasts.
+@contextmanager
+def sample_system(record: Callable[[Mapping[str, float], int], None], first: int) -> Iterator[None]:
+    """``record`` a sample and its number, from ``first`` on, every ``INTERVAL_S`` seconds while the block lasts."""
+    ending = threading.Event()
 
-    Args:
-        record: called with the metrics and the number of the sample.
-        first: number of the first sample.
-    """
-
-    def __init__(
-        self, record: Callable[[Mapping[str, float], int], None], first: int, interval_s: float | None = None
-    ) -> None:
-        self._record, self._next = record, first
-        self._interval_s = INTERVAL_S if interval_s is None else interval_s
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._work, name="magrpo-system-metrics", daemon=True)
-
-    def __enter__(self) -> SystemMonitor:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._ending.set()
-        self._thread.join()
-
-    def _work(self) -> None:
+    def take_samples() -> None:
         psutil.cpu_percent()  # measures since the previous call
-        if self._ending.wait(self._interval_s):
+        if ending.wait(INTERVAL_S):
             return  # a short run need not import MLflow
-        sample = _sampler()
-        while True:
-            self._record(sample(), self._next)
-            self._next += 1
-            if self._ending.wait(self._interval_s):
+        sample = _make_sampler()
+        for number in itertools.count(first):
+            record(sample(), number)
+            if ending.wait(INTERVAL_S):
                 return
 
+    thread = threading.Thread(target=take_samples, name="magrpo-system-metrics", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join()
 
-def _sampler() -> Callable[[], dict[str, float]]:
+
+def _make_sampler() -> Callable[[], dict[str, float]]:
     """A function that samples processors, memory, and the GPUs found by NVML."""
     quieten_mlflow()
     from mlflow.system_metrics.metrics.cpu_monitor import CPUMonitor  # takes seconds
@@ -83,21 +69,15 @@ def run_memory() -> int:
     """Bytes of memory used by this process and its descendants: the sum of their proportional set sizes.
 
     A page shared by n processes counts 1/n for each. Pages of files (libraries) are included, unlike in MLflow's figure
-    for the machine.
+    for the machine. A process whose page tables may not be read (a jailed program, unless root asks) counts its
+    resident anonymous pages.
     """
-    here = psutil.Process()
-    return sum(map(_memory_share, [here, *here.children(recursive=True)]))
-
-
-def _memory_share(process: psutil.Process) -> int:
-    """The proportional set size of a process in bytes; 0 if it has ended.
-
-    Without permission to read its page tables (a jailed program, unless root asks): its resident anonymous pages.
-    """
-    with suppress(psutil.NoSuchProcess):
-        try:
-            return int(process.memory_full_info().pss)
-        except psutil.AccessDenied:
-            resident = process.memory_info()
-            return int(resident.rss - resident.shared)
-    return 0
+    total, here = 0, psutil.Process()
+    for process in [here, *here.children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess):  # it has ended
+            try:
+                total += int(process.memory_full_info().pss)
+            except psutil.AccessDenied:
+                resident = process.memory_info()
+                total += int(resident.rss - resident.shared)
+    return total

@@ -10,9 +10,11 @@ not the duration of one completion. Spans of one batch begin nanoseconds apart, 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 from base64 import b64encode
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from magrpo.tracking.spool import Record, Refused
@@ -27,11 +29,19 @@ _HOPELESS = frozenset(range(400, 500)) - {401, 403, 408, 429}
 
 
 def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> Record:
-    """The spool's record of a trajectory: complete plain JSON, deliverable even after the run's files are gone.
-
-    ``step`` is the iteration; ``times`` has an entry for each turn.
-    """
-    turns = zip(trajectory.steps, times, strict=True)
+    """The spool's record of a trajectory of iteration ``step``: plain JSON, whole without the files of the run."""
+    turns = [
+        {
+            "rollout": list(when.rollout),
+            "score": list(when.score),
+            "agents": {name: _agent_record(taken, name) for name in taken.actions},
+            "reports": {name: _execution_record(report) for name, report in taken.turn.reports.items()},
+            "reward": taken.turn.reward.total,
+            "parts": dict(taken.turn.reward.parts),
+            "masked": taken.turn.masked,
+        }
+        for taken, when in zip(trajectory.steps, times, strict=True)
+    ]
     return {
         "kind": "trace",
         "step": step,
@@ -40,19 +50,7 @@ def trace_record(trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) 
         "split": trajectory.split,
         "mode": trajectory.mode,
         "path": list(trajectory.path),
-        "turns": [_turn_record(taken, when) for taken, when in turns],
-    }
-
-
-def _turn_record(step: TrajectoryStep, times: TurnTimes) -> Record:
-    return {
-        "rollout": list(times.rollout),
-        "score": list(times.score),
-        "agents": {name: _agent_record(step, name) for name in step.actions},
-        "reports": {name: _execution_record(report) for name, report in step.turn.reports.items()},
-        "reward": step.turn.reward.total,
-        "parts": dict(step.turn.reward.parts),
-        "masked": step.turn.masked,
+        "turns": turns,
     }
 
 
@@ -84,18 +82,20 @@ def _execution_record(report: ExecutionReport) -> Record:
 def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Sequence[Record]) -> None:
     """Store records of :func:`trace_record` as traces of a run.
 
-    Raises:
-        Refused: the server does not support such traces (older than MLflow 3.4), or rejects this one.
+    Refused if the server does not support such traces (older than MLflow 3.4), or rejects this one.
     """
     from mlflow.exceptions import MlflowException  # takes seconds
     from mlflow.tracing.client import TracingClient
 
     client = TracingClient(uri)
-    traces = [(trace_id(mlflow_run_id, record), record) for record in records]
+    traces = []
+    for record in records:
+        facts = (record[key] for key in ("step", "split", "mode", "task_id"))
+        traces.append(("tr-" + _hash(mlflow_run_id, *facts, *record["path"]), record))
     try:
-        client.log_spans(experiment_id, [span for name, record in traces for span in _spans(name, record)])
-        for name, record in traces:
-            client.start_trace(_info(name, record, experiment_id, mlflow_run_id))
+        client.log_spans(experiment_id, [span for trace in traces for span in _make_spans(*trace)])
+        for trace_id, record in traces:
+            client.start_trace(_make_info(trace_id, record, experiment_id, mlflow_run_id))
     except NotImplementedError as error:
         raise Refused(str(error)) from error
     except MlflowException as error:
@@ -105,71 +105,60 @@ def deliver_traces(uri: str, experiment_id: str, mlflow_run_id: str, records: Se
         raise
 
 
-def trace_id(mlflow_run_id: str, record: Record) -> str:
-    """The id of a trajectory's trace, the same whenever it is recorded."""
-    parts = [mlflow_run_id, *(record[key] for key in ("step", "split", "mode", "task_id"))]
-    return "tr-" + _hash(*parts, *record["path"])
-
-
 def _hash(*parts: object) -> str:
     """32 hexadecimal digits."""
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
 
 
-def _spans(name: str, record: Record) -> Iterator[Span]:
+def _make_spans(trace: str, record: Record) -> Iterator[Span]:
+    """The spans of the trace: the root, then for each turn its agents' answers and its scoring."""
     turns = record["turns"]
-    began, ended = _interval(record)
-    written = {agent: text for turn in turns for agent, text in _completions(turn).items()}
-    outputs = {"rewards": [turn["reward"] for turn in turns if _priced(turn)], "completions": written}
-    inputs = {"problem": record["problem"]}
+    make_span = partial(_make_span, trace, itertools.count())
+    completions = {agent: text for turn in turns for agent, text in _completions(turn).items()}
+    outputs = {"rewards": [turn["reward"] for turn in turns if _is_priced(turn)], "completions": completions}
     attributes = {key: record[key] for key in ("task_id", "split", "mode", "path")} | {"iteration": record["step"]}
-    yield _span(name, 0, record["task_id"], "CHAIN", (began, ended), inputs, outputs, attributes)
-    number = 1
+    inputs = {"problem": record["problem"]}
+    yield make_span(record["task_id"], "CHAIN", _work_interval(record), inputs, outputs, attributes)
     for index, turn in enumerate(turns, start=1):
         suffix = f" turn {index}" if len(turns) > 1 else ""
         for agent, said in turn["agents"].items():
-            yield _agent_span(name, number, f"{agent}{suffix}", turn["rollout"], said)
-            number += 1
-        if not _priced(turn):
-            continue
-        outputs = {key: turn[key] for key in ("reward", "parts", "reports")}
-        inputs = {"completions": _completions(turn)}
-        status = "STATUS_CODE_ERROR" if turn["masked"] else "STATUS_CODE_OK"
-        attributes = {"masked": turn["masked"]}
-        times = turn["score"]
-        yield _span(name, number, f"score{suffix}", "EVALUATOR", times, inputs, outputs, attributes, status)
-        number += 1
+            yield make_span(f"{agent}{suffix}", "CHAT_MODEL", turn["rollout"], *_describe_answer(said))
+        if _is_priced(turn):
+            outputs = {key: turn[key] for key in ("reward", "parts", "reports")}
+            inputs, attributes = {"completions": _completions(turn)}, {"masked": turn["masked"]}
+            yield make_span(f"score{suffix}", "EVALUATOR", turn["score"], inputs, outputs, attributes, turn["masked"])
 
 
-def _agent_span(name: str, number: int, title: str, times: Sequence[float], said: Record) -> Span:
+def _describe_answer(said: Record) -> tuple[Record, Record, Record]:
+    """Inputs, outputs and attributes of the span of an agent's answer."""
     answer = {"message": {"role": "assistant", "content": said["completion"]}, "finish_reason": said["finish_reason"]}
-    usage = {
+    attributes = {key: said[key] for key in ("policy_version", "finish_reason", "log_probability")}
+    attributes["mlflow.chat.tokenUsage"] = {
         "input_tokens": said["prompt_tokens"],
         "output_tokens": said["completion_tokens"],
         "total_tokens": said["prompt_tokens"] + said["completion_tokens"],
     }
-    attributes = {key: said[key] for key in ("policy_version", "finish_reason", "log_probability")}
-    attributes |= {"mlflow.chat.tokenUsage": usage, "mlflow.message.format": "openai"}
-    inputs = {"messages": said["messages"]}
-    return _span(name, number, title, "CHAT_MODEL", times, inputs, {"choices": [answer]}, attributes)
+    attributes["mlflow.message.format"] = "openai"
+    return {"messages": said["messages"]}, {"choices": [answer]}, attributes
 
 
-def _span(
-    name: str,
-    number: int,
+def _make_span(
+    trace: str,
+    numbers: Iterator[int],
     title: str,
     kind: str,
     times: Sequence[float],
-    inputs: object,
-    outputs: object,
-    attributes: Mapping[str, object],
-    status: str = "STATUS_CODE_OK",
+    inputs: Record,
+    outputs: Record,
+    attributes: Record,
+    failed: bool = False,
 ) -> Span:
-    """Span ``number`` of the trace ``name``; number 0 is the root and parent of all others."""
+    """The next span of a trace; number 0 is the root and parent of all others."""
     from mlflow.entities import Span  # takes seconds
 
+    number = next(numbers)
     described = {
-        "mlflow.traceRequestId": name,
+        "mlflow.traceRequestId": trace,
         "mlflow.spanType": kind,
         "mlflow.spanInputs": inputs,
         "mlflow.spanOutputs": outputs,
@@ -178,30 +167,26 @@ def _span(
     began, ended = (round(seconds * 1e9) for seconds in times)
     return Span.from_dict(
         {
-            "trace_id": _bytes(name.removeprefix("tr-")),
-            "span_id": _span_id(name, number),
-            "parent_span_id": _span_id(name, 0) if number else None,
+            "trace_id": _encode(trace.removeprefix("tr-")),
+            "span_id": _encode(_hash(trace, number)[:16]),
+            "parent_span_id": _encode(_hash(trace, 0)[:16]) if number else None,
             "name": title,
             "start_time_unix_nano": began + number,
             "end_time_unix_nano": max(ended, began + number),
-            "status": {"code": status, "message": ""},
+            "status": {"code": "STATUS_CODE_ERROR" if failed else "STATUS_CODE_OK", "message": ""},
             "attributes": {key: json.dumps(value) for key, value in described.items()},
         }
     )
 
 
-def _span_id(name: str, number: int) -> str:
-    return _bytes(_hash(name, number)[:16])
-
-
-def _bytes(digits: str) -> str:
+def _encode(digits: str) -> str:
     return b64encode(bytes.fromhex(digits)).decode()
 
 
-def _info(name: str, record: Record, experiment_id: str, mlflow_run_id: str) -> TraceInfo:
+def _make_info(name: str, record: Record, experiment_id: str, mlflow_run_id: str) -> TraceInfo:
     from mlflow.entities import TraceInfo, TraceLocation, TraceState  # takes seconds
 
-    began, ended = (round(seconds * 1000) for seconds in _interval(record))
+    began, ended = (round(seconds * 1000) for seconds in _work_interval(record))
     last = record["turns"][-1]
     tags = {"iteration": record["step"], "split": record["split"], "mode": record["mode"]}
     answer = ", ".join(f"{key} {value:g}" for key, value in {"reward": last["reward"], **last["parts"]}.items())
@@ -237,12 +222,12 @@ def _feedback(name: str, turn: Record, time_ms: int) -> Iterator[Feedback]:
         yield feedback
 
 
-def _interval(record: Record) -> tuple[float, float]:
+def _work_interval(record: Record) -> tuple[float, float]:
     """Start and end of the trajectory, seconds since 1970."""
     return record["turns"][0]["rollout"][0], record["turns"][-1]["score"][1]
 
 
-def _priced(turn: Record) -> bool:
+def _is_priced(turn: Record) -> bool:
     """Whether the turn was scored; not while an agent of the team has yet to write."""
     return bool(turn["parts"]) or turn["masked"]
 

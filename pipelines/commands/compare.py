@@ -6,20 +6,19 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from magrpo.layout import makes_tables, steps
 from magrpo.plugins import ConfigError
-from magrpo.reports.baselines import BaselineResult, BaselineTable, baseline_folders, pool_baselines, read_baselines
-from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, comparison_picture, save_figure
+from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
+from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
 from magrpo.reports.comparison import comparison_tables
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run, load_run_config
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, load_run_config
 from magrpo.reports.over_seeds import COMPARED, OVER_SEEDS, average_evaluations, evaluation_table, tokens_by_iteration
-from magrpo.reports.page import Block, Pictures, write_page
-from magrpo.reports.tables import ReportTable, print_tables
+from magrpo.reports.page import Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
-from magrpo.tracking import recorded_runs, tracking_uri
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import Root
 from pipelines.experiments.baselines import BASELINES
@@ -64,10 +63,9 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     runs = [load_evaluated_run(letter, store) for letter, store in zip(string.ascii_uppercase, stores, strict=False)]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}
-    picture = comparison_picture(evaluations, tokens=tokens)
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
     names = [store.run_id for store in stores]
-    _write_comparison(folder, names, picture, [curves, _overview_table(runs, root), *comparison_tables(runs)], console)
+    _write_comparison(folder, names, curves, [_overview_table(runs, root), *comparison_tables(runs)], console)
 
 
 def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
@@ -104,26 +102,24 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     means = {title: average_evaluations(runs) for title, runs in settings.items()}
     tokens = tokens_by_iteration(settings, means)
     quantities = [("test", quantity) for quantity in COMPARED]
-    picture = comparison_picture(means, OVER_SEEDS, tokens, quantities)
     curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), "curves.png", OVER_SEEDS)
     note = (
         "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
     )
     at_end = "At the end of training"
-    results = evaluation_table(at_end, settings, last_evaluations(settings), note)
-    blocks: list[Block] = [curves, results, *tables_over_seeds(at_end, settings)]
-    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], picture, blocks, console)
+    tables = [evaluation_table(at_end, last_evaluations(settings), note), *tables_over_seeds(at_end, settings)]
+    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], curves, tables, console)
 
 
 def _write_comparison(
-    folder: Path, names: Sequence[str], picture: Figure, blocks: Sequence[Block], console: Console
+    folder: Path, names: Sequence[str], curves: Pictures, tables: Sequence[ReportTable], console: Console
 ) -> None:
-    """Write the page, its Markdown and the picture to ``folder``, and print the tables."""
+    """Write the page, its Markdown and the curves to ``folder``, and print the tables."""
     folder.mkdir(parents=True, exist_ok=True)
-    save_figure(picture, folder / "curves")
-    write_page(folder / "compare", f"Comparison of {', '.join(names[:-1])} and {names[-1]}", blocks)
-    print_tables([block for block in blocks if isinstance(block, ReportTable)], console)
+    save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
+    write_page(folder / "compare", f"Comparison of {', '.join(names[:-1])} and {names[-1]}", [curves, *tables])
+    print_tables(tables, console)
     console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
 
 
@@ -134,15 +130,16 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
         config = store.config()
         if not all(store.is_committed(step.folder) for step in steps(config) if step.stage == "baseline"):
             raise ConfigError(f"run {store.run_id} is not finished; resume it: magrpo train --resume {store.run_id}")
-        runs.append(read_baselines(config, baseline_folders(store, config)))
+        runs.append(read_baselines(store, config))
     problems = [{row.task_id for result in results for row in result.report.rows} for results in runs]
     for store, task_ids in zip(stores, problems, strict=True):
         if task_ids != problems[0]:
             first = stores[0].run_id
             raise ConfigError(f"run {store.run_id} was not evaluated on the problems of {first}: they do not compare")
     pooled = pool_baselines(runs, {name: entry.title for name, entry in BASELINES.items()})
-    names = {result.name for result in pooled}
-    others = {result.name: "not in all of the runs" for run in runs for result in run if result.name not in names}
+    names = {result.row.name for result in pooled}
+    rows = [result.row.name for results in runs for result in results]
+    others = {name: "not in all of the runs" for name in rows if name not in names}
     config = stores[0].config()
     baselines = config.baselines.model_copy(update={"left_out": {**config.baselines.left_out, **others}})
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)

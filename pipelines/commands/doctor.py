@@ -18,7 +18,7 @@ from rich.table import Table
 from magrpo.config import TrackingConfig
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.tracking import check_reachable, hide_password, tracking_uri
+from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import Root
 from pipelines.environment import prefect_target

@@ -21,7 +21,8 @@ from magrpo.config_diff import digest_config, list_differing_keys, read_flat_con
 from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import MlflowTracker, RecordedRun, hide_password, recorded_runs, tracking_uri
+from magrpo.tracking.connection import hide_password, tracking_uri
+from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import FINAL, Unavailable
 from pipelines.arguments import Root
 
@@ -71,7 +72,7 @@ def sync_run(run: str, /, *, root: Root = Path("runs")) -> int:
         run: Id of a run.
     """
     store = RunStore.open(root, run)
-    tracker = MlflowTracker(store.config().tracking, root, run, run, store.path)
+    tracker = MlflowTracker(store.config().tracking, root, run, store.path)
     tracker.flush()
     if tracker.num_undelivered:
         print(f"{tracker.num_undelivered} records of {run} still wait for {hide_password(tracker.uri)}")

@@ -11,8 +11,7 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from magrpo.embedded.recipes import demonstrate_second_turns, train_on_demonstrations
-from magrpo.embedded.warm_start import WarmStartConfig
+from magrpo.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
 from magrpo.plugins import ConfigError, validate_config
 from pipelines.flows.local_server import STARTING, LocalServer
 

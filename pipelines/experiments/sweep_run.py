@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -14,14 +13,11 @@ from rich.console import Console
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
 from magrpo.reports import charts, figures, over_seeds
-from magrpo.reports.equal_bar import equal_bar_tables
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import OVER_SEEDS, Settings
-from magrpo.reports.page import Block, Pictures, write_page
-from magrpo.reports.problem_means import shared_keys
-from magrpo.reports.tables import ReportTable, print_tables
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables
+from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
-from magrpo.tracking import PARENT_TAG, SWEEP_TAG, MlflowTracker
+from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
 from magrpo.types import HEADLINE, EvalReport
 from pipelines.experiments.sweep_grid import Sweep
@@ -37,7 +33,7 @@ Averages = Mapping[str, Sequence[EvalReport]]
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
     """Execute the unfinished runs in turn, also after failures, then compare all; returns the reasons of failures."""
     config = load_resolved(sweep.children[0].config)
-    open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.name, sweep.folder, SWEEP_TAG)
+    open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
     values_tried: dict[str, dict[str, None]] = {}
     for child in sweep.children:
         for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
@@ -95,9 +91,10 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     shown = {short[title]: means[title] for title in means if title in best}
     tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
     split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
-    pictures = charts.save_figure(charts.comparison_picture(shown, OVER_SEEDS, tokens), sweep.folder / "curves")
+    panels = charts.comparison_panels(shown, tokens)
+    pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
     blocks: list[Block] = [
-        Pictures("Learning curves", charts.comparison_panels(shown, tokens), "curves.png", OVER_SEEDS),
+        Pictures("Learning curves", panels, "curves.png", OVER_SEEDS),
         Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
         *tables,
     ]
@@ -126,14 +123,14 @@ def short_titles(sweep: Sweep) -> dict[str, str]:
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
 
 
-def last_evaluations(settings: Settings) -> dict[str, list[int]]:
-    """The index of each run's last evaluation."""
-    return {title: [len(run.reports) - 1 for run in runs] for title, runs in settings.items()}
+def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
+    """Each run with the index of its last evaluation."""
+    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
 
 
 def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
     """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
-    yield from over_seeds.difference_tables(title, settings, last_evaluations(settings))
+    yield from over_seeds.difference_tables(title, last_evaluations(settings))
     if len(settings) > 1:
         yield from over_seeds.equal_tokens_tables(settings)
     yield from equal_bar_tables(settings)
@@ -168,12 +165,10 @@ def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
 
 def _write_csv(path: Path, done: Settings, means: Averages) -> None:
     """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
-    with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["setting", "seed", "policy_version", "split", "mode", "quantity", "mean", "low", "high"])
-        for title, runs in done.items():
-            series = [(str(run.config.train.seed), run.reports) for run in runs] + [("", means[title])]
-            for seed, report in ((seed, report) for seed, reports in series for report in reports):
-                for key, summary in report.summary.items():
-                    head = (title, seed, report.policy_version, *key.split("/"))
-                    writer.writerows((*head, name, mean.mean, mean.low, mean.high) for name, mean in summary.items())
+    rows = (
+        (title, seed, *row)
+        for title, runs in done.items()
+        for seed, reports in [*((str(run.config.train.seed), run.reports) for run in runs), ("", means[title])]
+        for row in figures.evaluation_rows(reports)
+    )
+    figures.write_csv(path, ("setting", "seed", *figures.EVALUATION_COLUMNS), rows)

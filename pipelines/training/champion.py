@@ -9,7 +9,8 @@ from typing import Any
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError
 from magrpo.store import CONFIG, RunStore, atomic_write
-from magrpo.tracking import ModelRegistry, TeamVersion, tracking_uri
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.derive import derive_config, start_from
 

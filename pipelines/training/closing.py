@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from rich.console import Console
 
 from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
-from magrpo.reports.baselines import BaselineTable, baseline_folders, read_baselines
+from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.budget import build_ledger
+from magrpo.reports.evaluations import mean_returns, paired_gain
 from magrpo.reports.figures import closing_table, format_budget, format_difference, judge_gain, start_title
-from magrpo.reports.problem_means import mean_returns, paired_gain
-from magrpo.reports.tables import print_tables
+from magrpo.reports.page import print_tables
 from magrpo.types import HEADLINE
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result
@@ -24,8 +24,7 @@ def print_closing(result: Result, console: Console) -> None:
     if makes_tables(config):
         if not console.is_terminal:
             console.width = 160  # a file or a pipe has no width; the table is wide
-        rows = read_baselines(config, baseline_folders(store, config))
-        print_tables([BaselineTable(config, rows).summary_table()], console)
+        print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
         for name, reason in config.baselines.left_out.items():
             console.print(f"left out: {name}: {reason}")
     else:

@@ -11,7 +11,8 @@ from time import perf_counter
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run
 from magrpo.store import Pointer, RunStore
-from magrpo.tracking import MlflowTracker, collect_provenance
+from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.provenance import collect_provenance
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
@@ -99,7 +100,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     with RunConsole(attempt.state) as console:
         if start:
             console.say(start)
-        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.run_id, store.path)
+        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path)
         attempt.mlflow_page = tracker.mlflow_page
 
         def describe(status: str) -> None:

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval
+from magrpo.reports.evaluations import subtract_means
 from magrpo.reports.figures import format_difference
-from magrpo.reports.problem_means import subtract_means
 from magrpo.types import Interval
 
 _SEED = 0

@@ -18,10 +18,12 @@ from pathlib import Path
 from magrpo.config import RunConfig
 from magrpo.layout import WEIGHTS, read_evaluation, split_file
 from magrpo.plugins import ConfigError
-from magrpo.reports.problem_means import mean_returns
+from magrpo.reports.evaluations import mean_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import CONFIG, Pointer, RunStore, digest
-from magrpo.tracking import ModelRegistry, TeamVersion, collect_provenance, tracking_uri
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
+from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
 from pipelines.training.champion import create_challenge, describe_start, fetch_version

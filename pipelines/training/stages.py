@@ -19,7 +19,6 @@ from magrpo.config import RunConfig
 from magrpo.engines import EngineError
 from magrpo.interfaces import Engine, Progress
 from magrpo.layout import StageName, Step
-from magrpo.reports.budget import build_ledger
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
@@ -207,8 +206,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         from magrpo.reports.run import RunReport  # matplotlib
 
         reports = [layout.read_evaluation(self._store.folder(pointer)) for pointer in inputs]
-        budgets, held_out = build_ledger(self._store.stage_metrics()), layout.read_held_out(self._store)
-        RunReport(self._config, reports, budgets, held_out).write_files(folder, self._store.run_id)
+        RunReport(self._store.run_id, self._store, self._config, reports).write_files(folder)
         before, after = (report.summary[HEADLINE]["return"].mean for report in (reports[0], reports[-1]))
         return {"report/return_gain": after - before}
 
@@ -216,8 +214,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Write the tables of a run of baselines."""
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
 
-        rows = read_baselines(self._config, [self._store.folder(pointer) for pointer in inputs])
-        BaselineTable(self._config, rows).write_files(folder)
+        BaselineTable(self._config, read_baselines(self._store, self._config)).write_files(folder)
         return {}
 
     # ------------------------------------------------------------------------------------------------------ plumbing

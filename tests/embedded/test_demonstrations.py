@@ -6,11 +6,11 @@ from collections import Counter
 import pytest
 
 from magrpo.embedded.conventions import WEIGHTS, write_completion
-from magrpo.embedded.demonstrations import Example, collect_texts, make_first_turns, make_revisions
-from magrpo.embedded.recipes import RECIPES
+from magrpo.embedded.demonstrations import RECIPES, Example, collect_texts, make_first_turns, make_revisions
 from magrpo.envs.diagnosis import BARE_LINES
-from magrpo.problems.coopcode import CoopCode, parse_composition
+from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.notes import Notes
+from magrpo.problems.operations import parse_composition
 from magrpo.types import Problem
 from tests.fakes import ScriptedSandbox
 

@@ -11,8 +11,7 @@ from transformers import AutoModelForCausalLM
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.embedded import warm_start as recipe
-from magrpo.embedded.demonstrations import Example, make_first_turns, render_plain_text
-from magrpo.embedded.recipes import RECIPES
+from magrpo.embedded.demonstrations import RECIPES, Example, make_first_turns, render_plain_text
 from magrpo.embedded.warm_start import EOS, PAD, WarmStart, WarmStartConfig, build_tokenizer, train_base_model
 from magrpo.policy import Policy
 from magrpo.problems.coopcode import CoopCode

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from magrpo.envs import expert
-from magrpo.envs.coding import CodingEnv
-from magrpo.envs.sequential import SequentialEnv
-from magrpo.envs.solo import SoloEnv
+from magrpo.envs.coding import CodingEnv, SequentialEnv, SoloEnv
 from magrpo.rewards.coding import CodingReward, SoloReward
 from magrpo.sandboxes.pool import Pool
 from magrpo.stages.backend import Cache

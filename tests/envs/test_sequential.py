@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from magrpo.envs.sequential import SequentialEnv
+from magrpo.envs.coding import SequentialEnv
 from magrpo.types import PENDING, Case, ExecutionReport, JointReward, Message, PastTurn, Problem
 
 PROBLEM = Problem("t/0", 'def f(xs):\n    """Sum."""\n', "f")

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import load_config
+from magrpo.envs.coding import SoloEnv
 from magrpo.envs.diagnosis import BARE_LINES
-from magrpo.envs.solo import SoloEnv
 from magrpo.types import Case, ExecutionReport, JointReward, Message, PastTurn, Problem
 
 CONFIGS = Path(__file__).parents[2] / "pipelines" / "configs"

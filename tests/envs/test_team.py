@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from magrpo.envs.team import TeamEnv
+from magrpo.envs.coding import TeamEnv
 from magrpo.types import Message, Problem
 
 PROBLEM = Problem("t/0", 'def f(xs):\n    """Sum."""\n', "f")

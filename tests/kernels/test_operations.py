@@ -15,7 +15,6 @@ from magrpo_kernels import (
     group_advantages,
     policy_loss_from_hidden,
     policy_loss_from_logits,
-    token_logps,
 )
 from tests.kernels.oracle import case
 
@@ -44,8 +43,6 @@ def test_schemas_fakes_and_autograd_are_registered_as_they_should_be(support: bo
     torch.library.opcheck(ops.policy_loss_from_hidden, (hidden, weight, bias, *row, *OPTIONS, [True] * 3))
     frozen = (hidden, weight.detach(), None, *row, *OPTIONS, [True, False, False])
     torch.library.opcheck(ops.policy_loss_from_hidden, frozen)
-    torch.library.opcheck(ops.token_logps, (hidden, weight, bias, row[0], 0.7, "torch", False))
-    torch.library.opcheck(ops.token_logps, (hidden, weight.detach(), None, row[0], 0.7, "torch", True))
     torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std", "torch"))
 
 
@@ -54,7 +51,7 @@ def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor, support
     inputs = TokenInputs(ids, advantages[torch.tensor([0, 0, 1, 1, 2, 2, 2])], support=support)
     from_hidden = policy_loss_from_hidden(hidden, weight, inputs, LossOptions(temperature=0.7)).loss
     from_logits = policy_loss_from_logits(hidden @ weight.t(), inputs).loss
-    return from_hidden + 2 * from_logits + token_logps(hidden, weight, ids).square().sum()
+    return from_hidden + 2 * from_logits
 
 
 @pytest.mark.parametrize("support", [None, Support(torch.arange(7), torch.arange(8))])
@@ -72,21 +69,6 @@ def test_compiled_without_a_graph_break_is_what_eager_is(trains_head: bool, supp
 
     for ours, expected in zip(gradients(compiled), gradients(_train), strict=True):
         torch.testing.assert_close(ours, expected)
-
-
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_any_loss_can_be_built_on_token_logps(with_bias: bool) -> None:
-    hidden, weight, bias = (tensor.double().requires_grad_() for tensor in _head())
-    ids = torch.tensor([1, 0, 10, 3, 3, 2, 9])
-    weights = torch.linspace(-1, 2, 7, dtype=torch.float64)
-
-    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
-        logps = token_logps(h, w, ids, temperature=1.3, bias=b if with_bias else None)
-        return (weights * logps).sum().exp() + logps.square().sum()
-
-    used = (hidden, weight, bias) if with_bias else (hidden, weight, bias.detach())
-    assert torch.autograd.gradcheck(loss, used)
-    assert torch.autograd.gradcheck(lambda h: loss(h, weight.detach(), bias.detach()), (hidden,))
 
 
 def test_logits_that_are_a_view_are_read_in_place() -> None:

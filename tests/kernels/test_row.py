@@ -13,7 +13,6 @@ from magrpo_kernels import (
     TokenInputs,
     policy_loss_from_hidden,
     policy_loss_from_logits,
-    token_logps,
 )
 from magrpo_kernels import hidden as hidden_module
 from tests.kernels.oracle import case, loss_by_definition, records
@@ -140,9 +139,6 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     ):
         torch.testing.assert_close(gradient, wanted)
     torch.testing.assert_close(result.logps, logps)
-    all_logps = token_logps(hidden, weight, arguments["token_ids"], bias=bias, temperature=0.7, impl="torch")
-    counted = arguments["coefficients"] != 0
-    assert support or torch.allclose(all_logps[counted], logps[counted])
 
 
 @pytest.mark.parametrize("support", [False, True])

@@ -15,9 +15,7 @@ from typing import Any
 import pytest
 from datasets import Dataset
 
-from magrpo.problems.apps import Apps
-from magrpo.problems.code_contests import CodeContests
-from magrpo.problems.contests import Contest
+from magrpo.problems.contests import Apps, CodeContests, Contest
 from magrpo.problems.livecodebench import LiveCodeBench
 from magrpo.problems.rows import read_rows
 from magrpo.rewards.coding import MAXIMA, CodingReward, SoloReward

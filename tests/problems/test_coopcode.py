@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import random
@@ -14,8 +15,8 @@ from hypothesis import strategies as st
 
 from magrpo.embedded.conventions import AUX, WEIGHTS, write_completion
 from magrpo.embedded.warm_start import WarmStartConfig
-from magrpo.problems.coopcode import Composition, CoopCode, make_problem, parse_composition
-from magrpo.problems.operations import OPERATIONS, parse_operation
+from magrpo.problems.coopcode import CoopCode, make_problem
+from magrpo.problems.operations import OPERATIONS, Composition, parse_composition, parse_operation
 from magrpo.types import Problem, Split
 
 Splits = dict[Split, list[Problem]]
@@ -133,7 +134,7 @@ def test_one_problem_in_full() -> None:
     assert problem.canonical_solution == "    ys = [x for x in xs if x > 3]\n    return sum(ys)\n"
     assert problem.tags == {"level": "2", "steps": "above:3 total", "split": "train"}
     assert problem.test.count("    assert candidate([") == 5
-    assert parse_composition(problem)([1, 4, 5]) == 9
+    assert compute(parse_composition(problem), [1, 4, 5]) == 9
 
 
 def test_splits_have_the_sizes_asked_for_and_share_no_problem(splits: Splits) -> None:
@@ -144,6 +145,10 @@ def test_splits_have_the_sizes_asked_for_and_share_no_problem(splits: Splits) ->
         assert {problem.tags["split"] for problem in problems} == {split}
         levels = Counter(problem.tags["level"] for problem in problems)
         assert set(levels.values()) == {len(problems) // 3}
+
+
+def compute(composition: Composition, value: object) -> object:
+    return functools.reduce(lambda given, step: step(given), composition.steps, value)
 
 
 def behaviour(composition: Composition) -> str:
@@ -158,7 +163,7 @@ def behaviour(composition: Composition) -> str:
     for _ in range(100):
         value = draws[composition.argument_kind]()
         try:
-            results.append(composition(value))
+            results.append(compute(composition, value))
         except (ValueError, TypeError):
             results.append(None)
     return f"{composition.argument_kind} {results}"

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from magrpo.problems.evalplus import HumanEvalPlus, MbppPlus
+from magrpo.problems.humaneval import HumanEvalPlus
+from magrpo.problems.mbpp import MbppPlus
 from magrpo.rewards.coding import SoloReward
 from magrpo.stages.score import score_texts
 from magrpo.types import Problem

@@ -176,7 +176,7 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
         ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a text, not 3"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
-        ({"test": "def check(:"}, r"mine\.jsonl:2: test is not Python: .*line 1 of the test"),
+        ({"test": "def check(:"}, r"mine\.jsonl:2: field 'test' is not Python: .*\(line 1\)"),
         ({"test": "assert f(1) == 1"}, r"mine\.jsonl:2: test does not define check\(candidate\)"),
     ],
 )

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from magrpo.problems.seen_functions import SeenFunctions
+from magrpo.problems.coopcode import SeenFunctions
 
 
 def test_functions_are_found_by_what_they_do() -> None:

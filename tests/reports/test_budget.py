@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from magrpo.reports.budget import Budget, budget_at, build_ledger
+from magrpo.reports.budget import Budget, build_ledger
 
 
 def test_a_ledger_by_hand() -> None:
@@ -24,5 +24,4 @@ def test_a_ledger_by_hand() -> None:
         Budget(1, tokens=40, joint_actions=20, executions=12, updates=1, seconds=4.0),
         Budget(2, tokens=45, joint_actions=24, executions=12, updates=2, seconds=5.0),
     ]
-    assert budget_at(budgets, 1) is budgets[1]
     assert build_ledger([]) == [Budget()]

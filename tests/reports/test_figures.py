@@ -18,20 +18,21 @@ from rich.console import Console
 from magrpo.reports.budget import Budget
 from magrpo.reports.charts import (
     _spread,
-    cloud_picture,
+    cloud_panels,
+    compose_figure,
     learning_panels,
-    learning_picture,
     render_svg,
     save_figure,
-    turns_picture,
+    turn_panels,
 )
 from magrpo.reports.figures import (
-    budget_csv,
+    EVALUATION_COLUMNS,
     closing_table,
-    evaluation_csv,
+    evaluation_rows,
     format_budget,
     format_tested_difference,
     judge_gain,
+    write_csv,
 )
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
@@ -65,8 +66,9 @@ TWO_TURNS = [
 ]
 
 
-def test_csv_holds_every_figure() -> None:
-    rows = list(csv.DictReader(evaluation_csv(ONE_TURN).splitlines()))
+def test_csv_holds_every_figure(tmp_path: Path) -> None:
+    write_csv(tmp_path / "report.csv", EVALUATION_COLUMNS, evaluation_rows(ONE_TURN))
+    rows = list(csv.DictReader((tmp_path / "report.csv").read_text().splitlines()))
     assert len(rows) == sum(len(summary) for report in ONE_TURN for summary in report.summary.values())
     assert rows[0] == {
         "policy_version": "0",
@@ -89,7 +91,7 @@ def test_closing_table_fits_a_terminal() -> None:
 
 
 def test_learning_curves_show_percent_over_iterations() -> None:
-    left, right = learning_picture(ONE_TURN, MAXIMA).axes
+    left, right = compose_figure(learning_panels(ONE_TURN, MAXIMA), "").axes
     assert [list(line.get_xdata()) for line in left.lines] == [[0, 40]]
     assert list(left.lines[0].get_ydata()) == pytest.approx([25, 45])
     assert [list(line.get_ydata()) for line in right.lines] == [pytest.approx([50, 90]), pytest.approx([50, 50])]
@@ -97,7 +99,7 @@ def test_learning_curves_show_percent_over_iterations() -> None:
 
 
 def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
-    [axes] = turns_picture(TWO_TURNS, MAXIMA).axes
+    [axes] = compose_figure(turn_panels(TWO_TURNS, MAXIMA), "").axes
     before, _, after, _ = axes.collections
     assert sorted(map(tuple, before.get_offsets().tolist())) == [(0, 25), (25, 50)]
     assert sorted(map(tuple, after.get_offsets().tolist())) == [(25, 100), (100, 100)]
@@ -107,16 +109,14 @@ def test_turns_are_set_against_each_other_in_percent_of_the_maximum() -> None:
 
 
 def test_with_one_turn_problems_are_set_before_against_after() -> None:
-    figure = turns_picture(ONE_TURN, MAXIMA)
-    [axes] = figure.axes
+    [axes] = compose_figure(turn_panels(ONE_TURN, MAXIMA), "").axes
     assert sorted(map(tuple, axes.collections[0].get_offsets().tolist())) == [(25, 75), (25, 100)]
     assert axes.get_ylabel() == "joint return after training, % of maximum"
-    assert "one turn" in figure.get_supxlabel()
 
 
 def test_points_that_coincide_are_one_with_their_area() -> None:
     rows = (*(_row(f"p{i}", (1, 3), (1, 3)) for i in range(3)), _row("q", (0, 0), (1, 3)))
-    [axes] = turns_picture([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA).axes
+    [axes] = compose_figure(turn_panels([_report(0, 0.5, rows), _report(5, 0.5, rows)], MAXIMA), "").axes
     sizes = dict(
         zip(map(tuple, axes.collections[0].get_offsets().tolist()), axes.collections[0].get_sizes(), strict=True)
     )
@@ -124,17 +124,17 @@ def test_points_that_coincide_are_one_with_their_area() -> None:
 
 
 def test_pictures_are_the_same_each_time(tmp_path: Path) -> None:
-    paths = save_figure(learning_picture(ONE_TURN, MAXIMA), tmp_path / "one")
+    paths = save_figure(compose_figure(learning_panels(ONE_TURN, MAXIMA), "note"), tmp_path / "one")
     assert [path.name for path in paths] == ["one.png", "one.svg"]
     data = paths[0].read_bytes()
     assert data.startswith(b"\x89PNG")
     assert struct.unpack(">I", data[16:20]) == (1800,)
-    again = save_figure(learning_picture(ONE_TURN, MAXIMA), tmp_path / "two")
+    again = save_figure(compose_figure(learning_panels(ONE_TURN, MAXIMA), "note"), tmp_path / "two")
     assert [path.read_bytes() for path in again] == [path.read_bytes() for path in paths]
 
 
 def test_the_cloud_has_every_trajectory_and_their_mean() -> None:
-    [axes] = cloud_picture(ONE_TURN, MAXIMA).axes
+    [axes] = compose_figure(cloud_panels(ONE_TURN, MAXIMA), "").axes
     assert [len(points.get_offsets()) for points in axes.collections] == [3, 3]
     assert list(axes.lines[0].get_ydata()) == pytest.approx([25, 250 / 3])
     x, y = axes.collections[1].get_offsets().T.tolist()
@@ -157,14 +157,9 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
     assert not set(ids) & set(others), "two panels of a page share no id"
 
 
-def test_the_ledger_has_a_line_for_each_iteration() -> None:
-    budgets = [Budget(), Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)]
-    assert budget_csv(budgets).splitlines() == [
-        "iteration,tokens,joint_actions,executions,updates,seconds",
-        "0,0,0,0,0,0.000",
-        "1,1200,8,3,1,1.500",
-    ]
-    assert format_budget(budgets[1]) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
+def test_a_budget_in_words() -> None:
+    budget = Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)
+    assert format_budget(budget) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 updates"
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,9 +13,10 @@ from magrpo.config import RunConfig, load_config
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
-from magrpo.reports.page import render_html, render_markdown
+from magrpo.reports.page import write_page
 from magrpo.reports.run import RunReport
 from magrpo.stages.evaluate import summarise_rows
+from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
@@ -102,8 +103,14 @@ def reports(config: RunConfig) -> list[EvalReport]:
 BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
 
 
+def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
+    report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
+    report.budgets, report.problems = budgets, PROBLEMS
+    return report
+
+
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    RunReport(config, reports, BUDGETS, PROBLEMS).write_files(tmp_path, "first")
+    make_report(config, reports, BUDGETS).write_files(tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Page(text)
     for heading in ("In short", "Held-out problems, sampled", "Learning curves", "The cloud of joint returns",
@@ -120,14 +127,20 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
     names = {"report.html", "report.md", "report.csv", "report.json", "budget.csv"}
     pictures = {f"{name}.{suffix}" for name in ("learning", "cloud", "turns") for suffix in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names | pictures
+    assert "Trajectories have one turn here" in (tmp_path / "turns.svg").read_text()
     tree = json.loads((tmp_path / "report.json").read_text())
     assert [one["task_id"] for one in tree["watch_list"]] == ["ood/b", "test/b"]
     assert tree["gains"]["test/sampled"]["tests"]["mean"] == pytest.approx((1 + 0 + 0 - 0.5) / 4)
     assert tree["budget"][-1]["tokens"] == 500
+    assert (tmp_path / "budget.csv").read_text().splitlines()[:3] == [
+        "iteration,tokens,joint_actions,executions,updates,seconds",
+        "0,0,0,0,0,0.000",
+        "1,100,10,1,1,2.000",
+    ]
 
 
 def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport]) -> None:
-    first = RunReport(config, reports, BUDGETS, PROBLEMS).evaluation_tables()[0]
+    first = make_report(config, reports, BUDGETS).evaluation_tables()[0]
     assert first.title == "Held-out problems, sampled"
     assert list(first.columns) == [
         "",
@@ -141,7 +154,7 @@ def test_the_figures_of_the_tables(config: RunConfig, reports: list[EvalReport])
 
 
 def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    RunReport(config, reports[1:], [Budget()], PROBLEMS).write_files(tmp_path, "alone")
+    make_report(config, reports[1:], [Budget()]).write_files(tmp_path)
     shown = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "Learning curves" not in shown.headings
     assert "Budget" not in shown.headings
@@ -151,7 +164,7 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
-    shown = choose_examples(reports, config.reward, PROBLEMS).exhibits
+    shown = choose_examples(make_report(config, reports, BUDGETS)).exhibits
     assert [one.title for one in shown] == [
         "Largest gain, +62.5 points: test/a",
         "Median gain, +37.5 points: test/b",
@@ -163,10 +176,10 @@ def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[Eval
 
 
 def test_what_is_watched_gained_return_without_tests(config: RunConfig, reports: list[EvalReport]) -> None:
-    first, second = find_watched(reports, config.reward)
+    first, second = find_watched(make_report(config, reports, BUDGETS))
     assert (first.task_id, second.task_id) == ("ood/b", "test/b")
     assert first.returns == pytest.approx((2.0 / 4, 3.5 / 4))
-    table = watch_table(reports, config.reward, [first])
+    table = watch_table(make_report(config, reports, BUDGETS), [first])
     assert list(table.rows[0]) == [
         "ood/b",
         "new compositions (ood)",
@@ -180,23 +193,23 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
     class Prose:
         maxima: Mapping[str, float] = {"structure": 1.0, "style": 1.0}
 
-    assert find_watched(reports, Prose()) == []  # type: ignore[arg-type]
-    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in (
-        watch_table(reports, Prose(), []).note  # type: ignore[arg-type]
-    )
+    run = make_report(config.model_copy(update={"reward": Prose()}), reports, BUDGETS)
+    assert find_watched(run) == []
+    assert "Does not apply: this reward runs no tests (its parts: structure, style)" in watch_table(run, []).note
 
 
-def test_markdown_fences_what_holds_a_fence(config: RunConfig, reports: list[EvalReport]) -> None:
+def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
-    text = render_markdown("t", [choose_examples([reports[0], fenced], config.reward, PROBLEMS)])
-    assert "````\n```\n# not a heading\n```\n````" in text
+    examples = choose_examples(make_report(config, [reports[0], fenced], BUDGETS))
+    _, page = write_page(tmp_path / "page", "t", [examples])
+    assert "````\n```\n# not a heading\n```\n````" in page.read_text(encoding="utf-8")
 
 
-def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[EvalReport]) -> None:
-    assert list(RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()) == []
+def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
+    assert list(make_report(config, reports, BUDGETS).paper_tables()) == []
     problems = config.problems.model_copy(update={"kind": "humaneval"})
     config = config.model_copy(update={"problems": problems})
-    [section] = RunReport(config, reports, BUDGETS, PROBLEMS).paper_tables()
+    [section] = make_report(config, reports, BUDGETS).paper_tables()
     assert [line[0] for line in section.rows] == [
         UNTRAINED,
         "paper: naive concatenation",
@@ -205,4 +218,5 @@ def test_the_paper_stands_beside_its_own_tasks(config: RunConfig, reports: list[
     ]
     assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
     assert "arXiv 2508.04652" in section.note
-    Page(render_html("t", [section]))
+    page, _ = write_page(tmp_path / "page", "t", [section])
+    Page(page.read_text(encoding="utf-8"))

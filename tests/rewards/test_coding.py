@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from magrpo.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
-from magrpo.problems.coopcode import CoopCode, parse_composition
+from magrpo.problems.coopcode import CoopCode
+from magrpo.problems.operations import parse_composition
 from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward
 from magrpo.rewards.common import make_trusted_test
 from magrpo.sandboxes.pool import PoolSandbox

@@ -12,20 +12,14 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import TrackingConfig
-from magrpo.tracking import (
-    MlflowTracker,
-    ModelRegistry,
-    check_reachable,
-    collect_provenance,
-    hide_password,
-    tracking_uri,
-)
-from magrpo.tracking.connection import make_database
-from magrpo.tracking.recorded import newest_by_step
+from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
+from magrpo.tracking.mlflow_runs import MlflowTracker, newest_by_step
+from magrpo.tracking.model_registry import ModelRegistry
+from magrpo.tracking.provenance import collect_provenance
 
 
 def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
-    return MlflowTracker(TrackingConfig(), root, run_id, run_id, root / run_id)
+    return MlflowTracker(TrackingConfig(), root, run_id, root / run_id)
 
 
 def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -158,7 +152,7 @@ def test_an_unreachable_server_is_reported_once_and_everything_kept(
         port = free.getsockname()[1]
     config = TrackingConfig(uri=f"http://me:secret@127.0.0.1:{port}")
     with caplog.at_level(logging.WARNING):
-        tracker = MlflowTracker(config, tmp_path, "run-1", "run-1", tmp_path / "run-1")
+        tracker = MlflowTracker(config, tmp_path, "run-1", tmp_path / "run-1")
         tracker.metrics({"reward/joint": 1.0}, 1)
         tracker.close("FINISHED")
     assert tracker.num_undelivered == 2
@@ -183,7 +177,7 @@ def test_provenance_names_the_libraries() -> None:
 
 
 def test_importing_tracking_imports_no_mlflow() -> None:
-    code = "import sys, magrpo.tracking; sys.exit('mlflow' in sys.modules)"
+    code = "import sys, magrpo.tracking.mlflow_runs, magrpo.tracking.model_registry; sys.exit('mlflow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
@@ -222,7 +216,7 @@ def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest
 def _work_with_a_registry(uri: str, folder: Path) -> None:
     deadline = time.monotonic() + 240
     while True:
-        tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", "run-1", folder / "run-1")
+        tracker = MlflowTracker(TrackingConfig(uri=uri), folder, "run-1", folder / "run-1")
         tracker.close("FINISHED")
         if tracker.mlflow_run_id:
             break

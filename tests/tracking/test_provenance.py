@@ -14,7 +14,7 @@ from types import MappingProxyType
 
 import pytest
 
-from magrpo.tracking import collect_provenance
+from magrpo.tracking.provenance import collect_provenance
 
 SOURCE = Path(__file__).parents[2] / "magrpo" / "tracking" / "provenance.py"
 GIT_TAGS = {"mlflow.source.git.commit", "git.dirty"}

@@ -15,8 +15,8 @@ import pytest
 from mlflow import MlflowClient
 
 from magrpo.config import TrackingConfig
-from magrpo.tracking import MlflowTracker
-from magrpo.tracking.system import SystemMonitor, run_memory
+from magrpo.tracking.mlflow_runs import MlflowTracker
+from magrpo.tracking.system import run_memory, sample_system
 
 MACHINE = (
     "system/cpu_utilization_percentage",
@@ -49,10 +49,11 @@ class Samples:
             assert self.came.acquire(timeout=60)
 
 
-def test_samples_are_numbered_from_the_first_and_end_with_the_block() -> None:
+def test_samples_are_numbered_from_the_first_and_end_with_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
     samples = Samples()
     before = threading.active_count()
-    with SystemMonitor(samples, 5, interval_s=0.01):
+    with sample_system(samples, 5):
         samples.wait(2)
     assert threading.active_count() == before
     assert [step for step, _ in samples.taken[:2]] == [5, 6]
@@ -134,8 +135,9 @@ def test_a_gpu_is_sampled_where_nvml_finds_one(monkeypatch: pytest.MonkeyPatch) 
     nvml.NVMLError = RuntimeError  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setattr("mlflow.system_metrics.metrics.gpu_monitor.pynvml", nvml, raising=False)
+    monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
     samples = Samples()
-    with SystemMonitor(samples, 0, interval_s=0.01):
+    with sample_system(samples, 0):
         samples.wait(1)
     values = samples.taken[0][1]
     assert set(values) == {*MACHINE, *(f"system/gpu_0_{key}" for key in GPU)}
@@ -146,7 +148,7 @@ def test_a_gpu_is_sampled_where_nvml_finds_one(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_short_run_is_over_before_a_sample() -> None:
     samples = Samples()
-    with SystemMonitor(samples, 0, interval_s=60):
+    with sample_system(samples, 0):
         pass
     assert samples.taken == []
 
@@ -155,7 +157,7 @@ def test_samples_of_a_resumed_run_follow_those_before(tmp_path: Path, monkeypatc
     monkeypatch.setattr("magrpo.tracking.system.INTERVAL_S", 0.01)
     uri = f"sqlite:///{tmp_path / 'mlflow.db'}"
     for _ in range(2):
-        tracker = MlflowTracker(TrackingConfig(uri=uri), tmp_path, "run-1", "run-1", tmp_path / "run-1")
+        tracker = MlflowTracker(TrackingConfig(uri=uri), tmp_path, "run-1", tmp_path / "run-1")
         samples = Samples()
         tracked = tracker.metrics
         monkeypatch.setattr(tracker, "metrics", lambda m, s, to=tracked, also=samples: (to(m, s), also(m, s)))

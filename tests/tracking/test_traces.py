@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Trace
 
 from magrpo.config import TrackingConfig
-from magrpo.tracking import MlflowTracker
+from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.spool import Refused
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import (
@@ -55,7 +55,7 @@ TRAJECTORY = Trajectory(Problem("set/1", "Add two numbers."), "test", "sampled",
 
 def record(uri: str, root: Path, trajectories: Sequence[Trajectory]) -> str:
     """Record trajectories of iteration 20 in the run ``run-1``; returns MLflow's id of the experiment."""
-    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "run-1", "run-1", root / "run-1")
+    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "run-1", root / "run-1")
     for trajectory in trajectories:
         tracker.trace(trajectory, 20, TIMES[: len(trajectory.steps)])
     tracker.close("FINISHED")

@@ -19,8 +19,7 @@ from . import recorder, wire
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
-HELLO = "confined"
-"""The first message, sent before any foreign code is there to send it."""
+HELLO = "confined"  # the first message, sent before any foreign code is there to send it
 
 
 class Watch:
@@ -55,18 +54,14 @@ def _refuse(*_: Any, **__: Any) -> Any:
     raise HiddenResultUsed
 
 
-class Hidden:
-    """A value on which every operation raises."""
-
-
 OPERATIONS = (
     "bool eq ne lt le gt ge hash len iter next contains getitem setitem delitem call int float complex index round "
     "trunc floor ceil abs neg pos invert add radd iadd sub rsub isub mul rmul imul truediv rtruediv floordiv "
     "rfloordiv mod rmod divmod rdivmod pow rpow and rand or ror xor rxor lshift rlshift rshift rrshift str repr "
     "format bytes reversed enter exit getattr deepcopy copy"
 )
-for _name in OPERATIONS.split():
-    setattr(Hidden, f"__{_name}__", _refuse)
+Hidden = type("Hidden", (), {f"__{name}__": _refuse for name in OPERATIONS.split()})
+"""A value on which every operation raises."""
 
 
 class CandidateProgram:

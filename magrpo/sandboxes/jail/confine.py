@@ -13,24 +13,22 @@ from dataclasses import dataclass
 
 from .seccomp import build_base_filter, build_foreign_filter
 
+OWN_PROCESSES = 6
+"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready, dying."""
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
-PR_SET_NO_NEW_PRIVS = 38
-CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # the same numbers on every architecture
-VERSION = 1
-PATH_BENEATH = 1
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
+PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 22, 24, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 4, 2
+CAPABILITY_VERSION_3, LAST_CAPABILITY = 0x20080522, 40
+
+# Landlock; its calls have the same numbers on every architecture
+CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446
+CREATE_RULESET_VERSION, RULE_PATH_BENEATH = 1, 1
 READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Rights known to each version of the interface; the newest version not above the kernel's is used."""
 NET_SINCE, NET_RIGHTS = 4, 3
 SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
-
-OWN_PROCESSES = 6
-"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready, dying."""
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
-PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 4, 24, 47, 4
-CAPABILITY_VERSION_3 = 0x20080522
-LAST_CAPABILITY = 40
-PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 
 libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,7 +78,7 @@ def forbid_privileges() -> None:
 
 def landlock_version() -> int:
     """Version of the kernel's Landlock interface; 0: none."""
-    return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), VERSION)))
+    return max(0, int(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), CREATE_RULESET_VERSION)))
 
 
 def create_ruleset(paths: list[str]) -> int:
@@ -104,7 +102,7 @@ def create_ruleset(paths: list[str]) -> int:
             continue
         allowed = READ_FILE | READ_DIR if os.path.isdir(path) else READ_FILE  # noqa: PTH112
         rule = struct.pack("=Qi", allowed, opened)
-        check_call(libc.syscall(ADD_RULE, ruleset, PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
+        check_call(libc.syscall(ADD_RULE, ruleset, RULE_PATH_BENEATH, rule, 0), f"landlock_add_rule {path}")
         os.close(opened)
     return ruleset
 

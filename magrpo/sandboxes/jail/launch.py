@@ -17,14 +17,16 @@ MS_BIND, MS_REC, MS_PRIVATE = 4096, 16384, 1 << 18
 STAGE = "/tmp"
 
 
-def stage_binds(binds: list[list[str]]) -> list[str]:
-    """Bind each source below :data:`STAGE`; return the bubblewrap arguments that bind it to its destination."""
+def main() -> None:
+    """``argv[1]``: JSON with uid, binds (source and destination), and the command before and after the binds."""
+    config = json.loads(sys.argv[1])
+    binds: list[list[str]] = config["binds"]
     confine.unshare_namespaces(confine.CLONE_NEWNS)
     confine.mount_path("none", "/", "", MS_REC | MS_PRIVATE)
     opened = [os.open(source, os.O_PATH) for source, _ in binds]  # before the stage hides any of them
     confine.mount_path("tmpfs", STAGE, "tmpfs", 0)
     os.chmod(STAGE, 0o755)  # noqa: PTH101 - pathlib is slow to import
-    arguments: list[str] = []
+    command: list[str] = config["before"]
     for k, (descriptor, (_, destination)) in enumerate(zip(opened, binds, strict=True)):
         target = f"{STAGE}/{k}"
         if stat.S_ISDIR(os.fstat(descriptor).st_mode):  # by now the stage may hide the path
@@ -33,16 +35,8 @@ def stage_binds(binds: list[list[str]]) -> list[str]:
             os.close(os.open(target, os.O_CREAT))
         confine.mount_path(f"/proc/self/fd/{descriptor}", target, "", MS_BIND | MS_REC)
         os.close(descriptor)
-        arguments += ["--ro-bind", target, destination]
-    return arguments
-
-
-def main() -> None:
-    """``argv[1]``: JSON with uid, binds, and the command before and after the binds."""
-    config = json.loads(sys.argv[1])
-    binds = stage_binds(config["binds"])
+        command += ["--ro-bind", target, destination]
     confine.become_user(config["uid"])
     confine.forbid_privileges()
     os.chdir("/")
-    command = [*config["before"], *binds, *config["after"]]
-    os.execv(command[0], command)
+    os.execv(command[0], [*command, *config["after"]])

@@ -22,8 +22,7 @@ WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
 """The same multiple, counting all waiting: otherwise a program could wait for its own children."""
-WATCH_S = 0.05
-"""Seconds between two checks of the memory of a candidate that may have children."""
+WATCH_S = 0.05  # between two checks of the memory of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 SPECIAL = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
 EXCEPTIONS: dict[str, type[Exception]] = {
@@ -85,9 +84,9 @@ class Proxy(Callee):
             self.replays.append([arguments, keywords, answer])
         if status != "ok":
             name, message = value
-            error = EXCEPTIONS.get(name, RuntimeError)(message)
-            self.raised = error, status, message
-            raise error
+            exception = EXCEPTIONS.get(name, RuntimeError)(message)
+            self.raised = exception, status, message
+            raise exception
         try:
             result, after = wire.decode_value(value), wire.decode_value(mutated)
             if mutated is not None:

@@ -7,13 +7,11 @@ from __future__ import annotations
 
 import builtins
 import marshal
-import math
 import re
 import reprlib
 from typing import Any
 
 HOOK = "__magrpo__"
-SAME = "__same__"
 MAX_CASES = 10_000
 MAX_MESSAGE = 500
 
@@ -123,8 +121,8 @@ def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str
         Unusable: the test itself cannot be run.
     """
     recorder = Recorder(callee)
-    hooks = {HOOK: recorder, SAME: same, "candidate": callee, entry_point: callee}
-    namespace = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
+    hooks = {HOOK: recorder, "candidate": callee, entry_point: callee}
+    namespace: dict[str, Any] = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
     try:
         exec(marshal.loads(code), namespace)  # the test code, compiled by the parent
         check = namespace.get("check")
@@ -134,27 +132,3 @@ def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str
         recorder.skipped(error, len(recorder.cases), 0, [])
     recorder.finish_test()
     return recorder.cases
-
-
-def same(claimed: Any, expected: Any, tolerance: float) -> bool:
-    """Equality of plain data with the same exact types at every level; floats within a relative or absolute tolerance.
-
-    ``True`` is not 1 and 1 is not 1.0; ``nan`` equals ``nan``.
-    """
-    if type(claimed) is not type(expected):
-        return False
-    if isinstance(expected, float):
-        close = math.isclose(claimed, expected, rel_tol=tolerance, abs_tol=tolerance)
-        return close or (math.isnan(claimed) and math.isnan(expected))
-    if isinstance(expected, (list, tuple)):
-        pairs = zip(claimed, expected, strict=False)
-        return len(claimed) == len(expected) and all(same(a, b, tolerance) for a, b in pairs)
-    if isinstance(expected, dict):
-        claims = {(type(key), key): value for key, value in claimed.items()}
-        return len(claimed) == len(expected) and all(
-            (type(key), key) in claims and same(claims[type(key), key], value, tolerance)
-            for key, value in expected.items()
-        )
-    if isinstance(expected, (set, frozenset)):
-        return {(type(item), item) for item in claimed} == {(type(item), item) for item in expected}
-    return bool(claimed == expected)

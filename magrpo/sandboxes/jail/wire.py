@@ -132,6 +132,7 @@ _TAGS = {
 _EXACT: dict[type, Callable[[Any], Any]] = {
     int: int.__pos__, float: float.__pos__, str: str.__str__, complex: complex.__pos__,
 }  # fmt: skip
+_SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset}
 _MRO = type.__dict__["__mro__"].__get__
 _NAME = type.__dict__["__name__"].__get__
 
@@ -169,9 +170,6 @@ def _build(data: Any, depth: int) -> Any:
         case ["o", str(name)]:
             return Opaque(name[:100])
     raise WireError("malformed value")
-
-
-_SEQUENCES: dict[str, Callable[[Any], Any]] = {"l": list, "t": tuple, "s": set, "f": frozenset}
 
 
 def frame_message(message: Any) -> bytes:

@@ -15,10 +15,10 @@ import pytest
 from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
 from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_returns
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
-from magrpo.tracking import recorded_runs
+from magrpo.tracking.mlflow_runs import recorded_runs
 from pipelines.cli import main
 from pipelines.commands.runs import seconds_at_work
 from tests.pipelines.micro import write_config

@@ -20,10 +20,15 @@ from magrpo.interfaces import Engine
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.policy import Policy
 from magrpo.reports.budget import Budget
-from magrpo.reports.equal_bar import equal_bar_tables, find_crossing
-from magrpo.reports.evaluated_run import EvaluatedRun, load_evaluated_run
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_interval
-from magrpo.reports.over_seeds import average_evaluations, difference_tables, evaluation_table
+from magrpo.reports.over_seeds import (
+    average_evaluations,
+    difference_tables,
+    equal_bar_tables,
+    evaluation_table,
+    find_crossing,
+)
 from magrpo.rewards.common import ProgramReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -137,7 +142,7 @@ def test_means_and_intervals_are_over_seeds_and_problems(tmp_path: Path) -> None
 
 def test_a_single_seed_has_the_interval_over_problems(tmp_path: Path) -> None:
     run = compared(tmp_path, 0, {0: [0.0, 0.5, 1.0, 1.0]})
-    section = evaluation_table("", {"a": [run]}, {"a": [0]}, "")
+    section = evaluation_table("", {"a": [(run, 0)]}, "")
     assert section.rows[0][-2] == format_interval("tests", run.last.summary["test/sampled"]["tests"])
 
 
@@ -145,15 +150,16 @@ def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked
     base = [compared(tmp_path, seed, {0: [0.0, 0.5, 1.0, 0.2 + 0.01 * seed]}) for seed in (0, 1)]
     more = [compared(tmp_path, seed, {0: [0.1, 0.6, 1.1, 0.3 + 0.01 * seed]}) for seed in (0, 1)]
     noise = [compared(tmp_path, seed, {0: [0.0, 0.6, 0.9, 0.2]}) for seed in (0, 1)]
-    ends = {"base": [0, 0], "more": [0, 0], "noise": [0, 0]}
-    [section] = difference_tables("At the end", {"base": base, "more": more, "noise": noise}, ends)
+    ends = {title: [(run, 0) for run in runs] for title, runs in (("base", base), ("more", more), ("noise", noise))}
+    [section] = difference_tables("At the end", ends)
     (_, better, *_), (_, same, *_) = section.rows
     assert better == "+10.0 [+10.0, +10.0]"
     assert same.startswith("~ ")
     assert "~: the interval holds 0, so no difference is shown" in section.note
     for run in more:
         run.problems = {task_id: Problem(task_id, "another") for task_id in run.problems}
-    [section] = difference_tables("At the end", {"base": base, "more": more}, ends)
+    del ends["noise"]
+    [section] = difference_tables("At the end", ends)
     assert section.rows[0][1] == "other problems"
 
 

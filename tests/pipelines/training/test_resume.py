@@ -23,8 +23,8 @@ from mlflow.entities import Run, RunInfo
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step
 from magrpo.store import MANIFEST, RunStore
-from magrpo.tracking import collect_provenance
-from magrpo.tracking.recorded import newest_by_step
+from magrpo.tracking.mlflow_runs import newest_by_step
+from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.system import PREFIX
 from tests.pipelines.micro import command, write_config
 

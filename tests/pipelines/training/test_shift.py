@@ -13,13 +13,11 @@ import pytest
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.embedded.demonstrations import make_revisions
-from magrpo.embedded.recipes import RECIPES
+from magrpo.embedded.demonstrations import RECIPES, make_revisions
 from magrpo.layout import Step
 from magrpo.problems.coopcode import CoopCode
-from magrpo.reports.evaluated_run import EvaluatedRun
+from magrpo.reports.evaluations import EvaluatedRun, mean_returns
 from magrpo.reports.exhibits import choose_examples, find_watched
-from magrpo.reports.problem_means import mean_returns
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
@@ -49,14 +47,16 @@ def test_evaluation_and_what_reads_it_problem_by_problem(tmp_path, config: RunCo
     made = report(config, 0, 1.0)
     assert made.summary[HEADLINE]["return"].mean == 0.75
     assert mean_returns(made, HEADLINE, config.reward) == {"t": 0.75}
-    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).last_returns(HEADLINE) == {"t": 0.75}
+    assert EvaluatedRun("A", RunStore(tmp_path, "run"), config, [made]).means[-1][HEADLINE]["return"] == {"t": 0.75}
 
 
-def test_examples_and_watch_list(config: RunConfig) -> None:
+def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
     made = [report(config, 0, 0.0), report(config, 5, 1.0)]
-    [one] = find_watched(made, config.reward)
+    run = EvaluatedRun("A", RunStore(tmp_path, "run"), config, made)
+    run.problems = {"t": Problem("t", "write t")}
+    [one] = find_watched(run)
     assert one.returns == (0.5, 0.75)
-    [shown] = choose_examples(made, config.reward, {"t": Problem("t", "write t")}).exhibits
+    [shown] = choose_examples(run).exhibits
     assert shown.title == "Largest gain, +25.0 points: t"
     assert list(shown.reward.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
 

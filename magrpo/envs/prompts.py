@@ -1,0 +1,10 @@
+"""The prompts of the environments by section and role, from ``prompts.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+
+_FILE = Path(__file__).with_suffix(".toml")
+PROMPTS: Mapping[str, Mapping[str, str]] = tomllib.loads(_FILE.read_text(encoding="utf-8"))

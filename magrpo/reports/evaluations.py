@@ -1,0 +1,128 @@
+"""Evaluations as reports read them: a run with all of its own, means by problem, differences and shared parts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from magrpo.algo.stats import bootstrap_interval, crossed_interval
+from magrpo.config import RunConfig
+from magrpo.interfaces import Reward
+from magrpo.layout import find_evaluations, read_evaluation, read_held_out
+from magrpo.plugins import ConfigError
+from magrpo.reports.budget import Budget, build_ledger
+from magrpo.stages.evaluate import values_by_problem
+from magrpo.store import RunStore
+from magrpo.types import EvalReport, Interval, Problem
+
+Means = Mapping[str, Mapping[str, float]]
+"""The mean of each problem, ``means[quantity][task_id]``: fractions, counts or seconds."""
+
+
+@dataclass
+class EvaluatedRun:
+    """A run under the label that tables and curves give it."""
+
+    label: str
+    store: RunStore
+    config: RunConfig
+    reports: Sequence[EvalReport]
+    """Its evaluations in their order, at least one."""
+
+    @property
+    def last(self) -> EvalReport:
+        return self.reports[-1]
+
+    @cached_property
+    def means(self) -> Sequence[Mapping[str, Means]]:
+        """The problem means of each evaluation: ``means[-1]["test/sampled"]["return"][task_id]``."""
+        return [compute_problem_means(report, self.config.reward) for report in self.reports]
+
+    @cached_property
+    def budgets(self) -> list[Budget]:
+        """The cost of its training by iteration."""
+        return build_ledger(self.store.stage_metrics())
+
+    @cached_property
+    def problems(self) -> Mapping[str, Problem]:
+        """The problems it does not train on, by id."""
+        return read_held_out(self.store)
+
+    def budget_at(self, evaluation: EvalReport) -> Budget:
+        """The cost of training up to one of its evaluations."""
+        return next(budget for budget in self.budgets if budget.iteration == evaluation.policy_version)
+
+    def nearest_evaluation(self, tokens: int) -> int:
+        """Index of the evaluation whose budget is nearest to ``tokens`` generated in training."""
+        distances = [abs(self.budget_at(report).tokens - tokens) for report in self.reports]
+        return distances.index(min(distances))
+
+
+def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
+    """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
+    config = load_run_config(store)
+    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+    if not reports:
+        raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
+    return EvaluatedRun(label, store, config, reports)
+
+
+def load_run_config(store: RunStore) -> RunConfig:
+    """The configuration of a run; ConfigError if another version wrote it."""
+    try:
+        return store.config()
+    except ConfigError:
+        raise
+    except ValueError as error:
+        raise ConfigError(f"run {store.run_id}: config.json is of another version ({error})") from error
+
+
+# ------------------------------------------------------------------------------------------------------ problem means
+def compute_problem_means(report: EvalReport, reward: Reward) -> dict[str, dict[str, dict[str, float]]]:
+    """The means of each problem, ``means["test/sampled"]["return"][task_id]``, in the units of the summary."""
+    return {
+        key: {name: {task_id: fmean(v) for task_id, v in values.items()} for name, values in quantities.items()}
+        for key, quantities in values_by_problem(report.rows, reward).items()
+    }
+
+
+def mean_returns(report: EvalReport, key: str, reward: Reward) -> dict[str, float]:
+    """The mean return on each problem of one summary (``test/sampled``); fractions of the maximum."""
+    return compute_problem_means(report, reward).get(key, {}).get("return", {})
+
+
+def interval_over_seeds(values: Sequence[Mapping[str, float]], seed: int) -> Interval | None:
+    """The mean over seeds and problems, with its interval for new seeds on new problems; None without values.
+
+    ``values`` has a value for each problem, one mapping for each training seed; problems that some lack are left out.
+    With one mapping the interval is over problems, resampled with ``seed``.
+    """
+    shared = shared_keys(values)
+    return crossed_interval([[one[task_id] for task_id in shared] for one in values], seed) if shared else None
+
+
+def shared_keys(mappings: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys that all mappings have, in the order of the first."""
+    return [key for key in mappings[0] if all(key in other for other in mappings)] if mappings else []
+
+
+def subtract_means(minuend: Mapping[str, float], subtrahend: Mapping[str, float]) -> dict[str, float]:
+    """The differences on the problems that both have."""
+    return {task_id: value - subtrahend[task_id] for task_id, value in minuend.items() if task_id in subtrahend}
+
+
+def paired_gain(before: Mapping[str, float], after: Mapping[str, float], seed: int) -> Interval:
+    """The mean difference on the problems that both have, with its bootstrap interval over problems."""
+    return bootstrap_interval([[value] for value in subtract_means(after, before).values()], seed)
+
+
+def common_parts(maxima: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """The parts that all rewards have, with the maxima of the first reward."""
+    return {part: maxima[0][part] for part in shared_keys(maxima)}
+
+
+def common_share(fractions: Mapping[str, float], common: Mapping[str, float]) -> float:
+    """The common parts together as a share of their maxima; ``fractions`` holds each part over its own maximum."""
+    return sum(fractions[part] * maximum for part, maximum in common.items()) / sum(common.values())

@@ -1,0 +1,243 @@
+"""Training runs in MLflow: delivery of their records, and reading them back.
+
+Importing MLflow and creating its SQLite file take seconds; both happen in the delivering thread
+(:mod:`magrpo.tracking.spool`) while the run starts.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from magrpo.config import TrackingConfig
+from magrpo.tracking.connection import make_database, mlflow_page, quieten_mlflow, tracking_uri, translate_errors
+from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker
+from magrpo.tracking.system import PREFIX, sample_system
+from magrpo.tracking.traces import deliver_traces, trace_record
+from magrpo.types import Trajectory, TurnTimes
+
+if TYPE_CHECKING:
+    from mlflow.entities import Metric
+
+log = logging.getLogger(__name__)
+
+RUN_TAG = "magrpo.run_id"
+"""The MLflow tag by which a resumed run finds its MLflow run."""
+SWEEP_TAG = "magrpo.sweep"
+"""The tag of the MLflow run that stands for a sweep."""
+PARENT_TAG = "magrpo.parent"
+"""The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
+_PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
+_BATCH = {"metrics": 1000, "params": 100, "tags": 100}
+_DIGEST_LENGTH = 36
+
+
+@dataclass
+class MlflowSink:
+    """One MLflow run, found by its tag or created."""
+
+    uri: str
+    """Tracking URI; not a file store, which MLflow no longer supports."""
+    experiment: str
+    run_id: str
+    """Value of the tag, and name of a run created here."""
+    artifacts: Path | None
+    """Folder for the artifacts of an experiment created here; None: the server chooses."""
+    tag: str
+    mlflow_run_id: str = ""
+    experiment_id: str = ""
+
+    def connect(self) -> None:
+        quieten_mlflow()
+        from mlflow import MlflowClient  # takes seconds
+
+        with translate_errors(self.uri):
+            make_database(self.uri)
+            self._client = MlflowClient(self.uri)
+            self.experiment_id = self._find_experiment()
+            self.mlflow_run_id = self._find_run(self.tag, self.run_id)
+
+    def deliver(self, records: Sequence[Record]) -> None:
+        with translate_errors(self.uri, may_refuse=True):
+            getattr(self, f"_deliver_{records[0]['kind']}")(records)
+
+    def _find_experiment(self) -> str:
+        """The id of the experiment, created if there is none; another run may create it at the same moment."""
+        from mlflow.exceptions import MlflowException  # takes seconds
+
+        location = None if self.artifacts is None else (self.artifacts.absolute() / self.experiment).as_uri()
+        found = self._client.get_experiment_by_name(self.experiment)
+        if found is None:
+            try:
+                return str(self._client.create_experiment(self.experiment, artifact_location=location))
+            except MlflowException as error:
+                found = self._client.get_experiment_by_name(self.experiment)
+                if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
+                    raise
+        return str(found.experiment_id)
+
+    def _find_run(self, tag: str, value: str) -> str:
+        """The id of the run with this tag, created if there is none."""
+        found = self._client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1)
+        run = found[0] if found else self._client.create_run(self.experiment_id, tags={tag: value}, run_name=value)
+        return str(run.info.run_id)
+
+    def _deliver_metrics(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Metric  # takes seconds
+
+        points = []
+        for record in records:
+            points += [Metric(key, value, record["time_ms"], record["step"]) for key, value in record["values"].items()]
+        self._log_batches("metrics", points)
+
+    def _deliver_params(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Param  # takes seconds
+
+        # Of several values of a parameter the first stays.
+        values = {key: value[:_PARAM_LENGTH] for record in records[::-1] for key, value in record["values"].items()}
+        known = self._client.get_run(self.mlflow_run_id).data.params
+        changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
+        if changed:
+            log.warning("tracking: the run was first recorded with other values of %s; those stay", ", ".join(changed))
+        self._log_batches("params", [Param(key, value) for key, value in values.items() if key not in known])
+
+    def _deliver_tags(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import RunTag  # takes seconds
+
+        values = {key: value for record in records for key, value in record["values"].items()}
+        if PARENT_TAG in values:
+            values["mlflow.parentRunId"] = self._find_run(SWEEP_TAG, values[PARENT_TAG])
+        self._log_batches("tags", [RunTag(key, value) for key, value in values.items()])
+
+    def _log_batches(self, kind: str, entities: Sequence[Any]) -> None:
+        for start in range(0, len(entities), _BATCH[kind]):
+            batch: dict[str, Any] = {kind: entities[start : start + _BATCH[kind]]}
+            self._client.log_batch(self.mlflow_run_id, **batch)
+
+    def _deliver_dataset(self, records: Sequence[Record]) -> None:
+        from mlflow.entities import Dataset, DatasetInput, InputTag  # takes seconds
+
+        inputs = []
+        for record in records:
+            source = json.dumps({"uri": record["path"]})
+            dataset = Dataset(record["name"], record["digest"][:_DIGEST_LENGTH], "local", source)
+            inputs.append(DatasetInput(dataset, [InputTag("mlflow.data.context", record["context"])]))
+        self._client.log_inputs(self.mlflow_run_id, datasets=inputs)
+
+    def _deliver_artifact(self, records: Sequence[Record]) -> None:
+        for record in records:
+            path = Path(record["path"])
+            if not path.exists():
+                log.warning("tracking: artifact %s is gone and left out", path)
+            elif path.is_dir():
+                self._client.log_artifacts(self.mlflow_run_id, str(path), f"{record['folder']}/{path.name}")
+            else:
+                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
+
+    def _deliver_trace(self, records: Sequence[Record]) -> None:
+        deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
+
+    def _deliver_status(self, records: Sequence[Record]) -> None:
+        status, time_ms = records[-1]["value"], records[-1]["time_ms"]
+        if status in FINAL:
+            self._client.set_terminated(self.mlflow_run_id, status, time_ms)
+        else:
+            self._client.update_run(self.mlflow_run_id, status=status)
+
+
+class MlflowTracker(SpooledTracker):
+    """Records a run in MLflow: see :class:`SpooledTracker` and :class:`MlflowSink`. ``folder`` holds the spool."""
+
+    def __init__(self, config: TrackingConfig, root: Path, run_id: str, folder: Path, tag: str = RUN_TAG) -> None:
+        self.uri = tracking_uri(config, root)
+        local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
+        self._mlflow = MlflowSink(self.uri, config.experiment, run_id, root / "mlartifacts" if local else None, tag)
+        super().__init__(Spool(folder), self._mlflow)
+
+    def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
+        """Record a trajectory for delivery as an MLflow trace (:mod:`magrpo.tracking.traces`)."""
+        self.append_record(trace_record(trajectory, step, times))
+
+    def watch_system(self) -> AbstractContextManager[None]:
+        """Sample the use of processors, memory and GPUs while the block lasts, numbered after earlier samples."""
+        return sample_system(self.metrics, self.next_step(PREFIX))
+
+    def mlflow_page(self) -> tuple[str, str]:
+        """See :func:`magrpo.tracking.connection.mlflow_page`."""
+        return mlflow_page(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
+
+    @property
+    def mlflow_run_id(self) -> str:
+        """The id of the MLflow run; empty until MLflow was reached."""
+        return self._mlflow.mlflow_run_id
+
+
+# -------------------------------------------------------------------------------------------------------- reading back
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A training run as recorded in a tracking store. Times are milliseconds since 1970."""
+
+    run_id: str
+    status: str
+    started_ms: int
+    ended_ms: int | None
+    params: dict[str, str]
+    returns: tuple[float, ...]
+    """Held-out returns of its evaluations in their order, sampled; fractions of the maximum."""
+    iterations: int
+    mlflow_page: tuple[str, str]
+    """As :meth:`MlflowTracker.mlflow_page`."""
+
+
+def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str] = ()) -> list[RecordedRun]:
+    """The training runs in a tracking store, of every experiment: one request, and two more for each run.
+
+    ``only``: id of the only run to read; ``leave_out``: ids of runs to skip. Raises Unavailable.
+    """
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return []  # MLflow would create the file
+    quieten_mlflow()
+    from mlflow import MlflowClient  # takes seconds
+
+    found = []
+    with translate_errors(uri):
+        client = MlflowClient(uri)
+        experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
+        query = f"tags.`{RUN_TAG}` LIKE '%'" if only is None else f"tags.`{RUN_TAG}` = '{only}'"
+        for run in _read_pages(partial(client.search_runs, experiments, query)):
+            info, run_id = run.info, run.data.tags[RUN_TAG]
+            if run_id not in leave_out:
+                evaluated = newest_by_step(client.get_metric_history(info.run_id, "eval/return"))
+                updated = newest_by_step(client.get_metric_history(info.run_id, "update/lr"))
+                recorded = RecordedRun(
+                    run_id=run_id,
+                    status=info.status,
+                    started_ms=info.start_time,
+                    ended_ms=info.end_time,
+                    params=dict(run.data.params),
+                    returns=tuple(evaluated[step] for step in sorted(evaluated)),
+                    iterations=max(updated, default=0),
+                    mlflow_page=mlflow_page(uri, info.experiment_id, info.run_id),
+                )
+                found.append(recorded)
+    return found
+
+
+def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
+    """Every result of a paged search of MLflow."""
+    token = None
+    while token is None or token:
+        page = search(page_token=token)
+        yield from page
+        token = page.token or ""
+
+
+def newest_by_step(history: Iterable[Metric]) -> dict[int, float]:
+    """The value recorded last for each step; steps that were repeated have several."""
+    return {metric.step: metric.value for metric in sorted(history, key=lambda metric: metric.timestamp)}
