@@ -6,18 +6,13 @@ import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter
 
 from magrpo.plugins import ConfigError
-from pipelines.commands.arguments import Overrides, Positive, Root
-from pipelines.commands.bench import bench
+from pipelines.arguments import Overrides, Positive, Root
 from pipelines.environment import prepare_environment
-
-if TYPE_CHECKING:
-    from magrpo.config import RunConfig
-    from magrpo.store import RunStore
 
 app = App(
     name="magrpo",
@@ -39,7 +34,51 @@ For details: `magrpo COMMAND --help`.""",
     version=lambda: __import__("magrpo").__version__,
 )
 
+bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+LAZY_COMMANDS = {
+    "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "compare": (
+        "commands.compare:compare_runs",
+        "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
+        "table, with intervals over problems and seeds; sweeps are compared over their seeds.",
+    ),
+    "score": (
+        "commands.score:score_files",
+        "Run joint completions against their problems' tests in the sandbox and score them.\n\nExample: magrpo score "
+        "--problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl",
+    ),
+    "warm-start": (
+        "commands.warm_start:make_base_model",
+        "Train a base model like those that ship, from random weights.\n\n"
+        "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
+    ),
+    "doctor": (
+        "commands.doctor:check_machine",
+        "Check this machine for everything that training needs, with a remedy for each thing missing.",
+    ),
+    "sync": (
+        "commands.runs:sync_run",
+        "Deliver the tracking records of a run that its MLflow server has not received.",
+    ),
+    "bench orchestration": (
+        "benchmarks.orchestration:bench_orchestration",
+        "Split the wall time of a run into its stages, orchestration and tracking.",
+    ),
+    "bench credit": (
+        "benchmarks.credit:bench_credit",
+        "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
+    ),
+    "bench sandbox": (
+        "benchmarks.sandbox:bench_sandbox",
+        "Time the sandbox, and for comparison one bubblewrap per candidate.",
+    ),
+}
+"""The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
+for command, (function, text) in LAZY_COMMANDS.items():
+    parent = bench if command.startswith("bench ") else app
+    parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,18 +93,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         app["train"].help_epilogue = format_config_help()
     try:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
-        return code if isinstance(code, int) else 0
     except CycloptsError as error:
-        return _fail(f"{error} (see magrpo --help)", 2)
+        message, code = f"{error} (see magrpo --help)", 2
     except ConfigError as error:
-        return _fail(str(error), 2)
+        message, code = str(error), 2
     except RuntimeError as error:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
-        return _fail(str(error), 1)
-
-
-def _fail(message: str, code: int) -> int:
+        message, code = str(error), 1
+    else:
+        return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
 
@@ -84,20 +121,13 @@ def train(
 ) -> int:
     """Train the agents of a configuration, or resume a run.
 
-    Parameters
-    ----------
-    config
-        TOML file; pipelines/configs holds examples.
-    local
-        Run the same loop without Prefect.
-    resume
-        Resume this run where it stopped, with the configuration it was started with.
-    from_stage
-        With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
-    dry_run
-        Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
-    name
-        Name of the run; a date and a random suffix by default.
+    Args:
+        config: TOML file; pipelines/configs holds examples.
+        local: Run the same loop without Prefect.
+        resume: Resume this run where it stopped, with the configuration it was started with.
+        from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
+        dry_run: Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
+        name: Name of the run; a date and a random suffix by default.
     """
     from magrpo.config import load_config
     from magrpo.store import RunStore
@@ -109,29 +139,24 @@ def train(
         if config or overrides or name:
             raise ConfigError("--resume takes the run's own configuration: leave out CONFIG, overrides and --name")
         store = RunStore.open(root or Path("runs"), resume)
+        resolved = store.config()
     elif config is None:
         raise ConfigError("train needs a configuration file, or --resume RUN_ID (see magrpo train --help)")
     else:
-        extra = [f"root={root}"] if root else []
-        resolved = load_config(config, [*overrides, *extra])
-        if dry_run:
-            return _show_plan(resolved)
+        store, resolved = None, load_config(config, [*overrides, *([f"root={root}"] if root else [])])
+    if dry_run:
+        from pipelines.commands.dry_run import show_plan
+
+        return show_plan(resolved, store, from_stage)
+    if store is None:
         if resolved.model.device == "cuda":
             from magrpo.policy import device_of
 
             device_of(resolved.model)  # raises before a folder is created
         store = RunStore.create(resolved, name)
-    if dry_run:
-        return _show_plan(store.config(), store, from_stage)
-    if from_stage is not None:
+    elif from_stage is not None:
         rewind_run(store, from_stage)
     return train_run(store, local=local)
-
-
-def _show_plan(config: RunConfig, store: RunStore | None = None, from_stage: str | None = None) -> int:
-    from pipelines.commands.dry_run import show_plan
-
-    return show_plan(config, store, from_stage)
 
 
 @app.command(help_epilogue="")
@@ -151,26 +176,16 @@ def sweep(
 
     Example: magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
 
-    Parameters
-    ----------
-    config
-        TOML file.
-    settings
-        section.key=value,value,...: the values to try for one key; repeatable.
-    seeds
-        Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
-    local
-        Run without Prefect.
-    resume
-        Resume this sweep; finished runs are kept.
-    dry_run
-        List the runs; do nothing.
-    name
-        Name of the sweep and prefix of its runs' names; sweep- and the date by default.
+    Args:
+        config: TOML file.
+        settings: section.key=value,value,...: the values to try for one key; repeatable.
+        seeds: Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
+        local: Run without Prefect.
+        resume: Resume this sweep; finished runs are kept.
+        dry_run: List the runs; do nothing.
+        name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
-    from rich.console import Console
-
-    from pipelines.commands.sweep import launch_sweep
+    from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
 
     if resume is not None:
@@ -182,7 +197,7 @@ def sweep(
     else:
         chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
     if dry_run:
-        show_sweep(chosen, Console(highlight=False, soft_wrap=True))
+        show_sweep(chosen)
         return 0
     if resume is None:
         save_sweep(chosen)
@@ -206,29 +221,21 @@ def evaluate(
 
     Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
-    Parameters
-    ----------
-    run
-        Id of a run, or a TOML file to evaluate its untrained agents.
-    checkpoint
-        Iteration whose weights are evaluated; the last one by default.
-    baselines
-        Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
-    single_run
-        With --baselines: id of the run of a single trained agent.
-    partner
-        With --baselines: id of a run whose agents act together with this run's; repeatable.
-    local
-        Run the same stages without Prefect.
-    name
-        Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
+    Args:
+        run: Id of a run, or a TOML file to evaluate its untrained agents.
+        checkpoint: Iteration whose weights are evaluated; the last one by default.
+        baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
+        single_run: With --baselines: id of the run of a single trained agent.
+        partner: With --baselines: id of a run whose agents act together with this run's; repeatable.
+        local: Run the same stages without Prefect.
+        name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
     from pipelines.commands.train import train_run
-    from pipelines.experiments.derive import Opponents, Source, create_baselines, create_evaluation
+    from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
     source = Source(run, checkpoint, root, overrides)
     if baselines is not None:
-        return train_run(create_baselines(source, Opponents(baselines, single_run, partner), name), local=local)
+        return train_run(create_baselines(source, baselines, name, single_run, partner), local=local)
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
     return train_run(create_evaluation(source, name), local=local)
@@ -250,117 +257,15 @@ def serve(
 
     Example: magrpo serve pipelines/configs/embedded.toml --cron "0 2 * * *" --timezone Europe/Berlin
 
-    Parameters
-    ----------
-    config
-        TOML file; read again for every run.
-    cron
-        Five fields: minute, hour, day, month, day of the week.
-    interval
-        Time from one start to the next: 90s, 30m, 6h, 1d.
-    rrule
-        Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
-    timezone
-        Time zone of the schedule.
-    limit
-        Maximal number of runs at the same time.
-    name
-        Name of the schedule and prefix of its runs' names; the file's name by default.
+    Args:
+        config: TOML file; read again for every run.
+        cron: Five fields: minute, hour, day, month, day of the week.
+        interval: Time from one start to the next: 90s, 30m, 6h, 1d.
+        rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
+        timezone: Time zone of the schedule.
+        limit: Maximal number of runs at the same time.
+        name: Name of the schedule and prefix of its runs' names; the file's name by default.
     """
-    from pipelines.commands.serve import serve_schedule
+    from pipelines.commands.train import serve_schedule
 
     return serve_schedule(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
-
-
-@app.command(help_epilogue="")
-def runs(*, root: Root = Path("runs")) -> int:
-    """List the runs of a folder and of the tracking store, newest first."""
-    from pipelines.commands.runs import list_runs
-
-    return list_runs(root)
-
-
-@app.command(help_epilogue="")
-def compare(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
-    """Compare two or more runs: configuration, learning curves, evaluations, cost.
-
-    Runs of baselines become one table, with intervals over problems and seeds; sweeps are compared over their seeds.
-
-    Parameters
-    ----------
-    run
-        Ids of runs, or names of sweeps; differences are to the first.
-    output
-        Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
-    """
-    from pipelines.commands.compare import compare
-
-    return compare(run, root, output)
-
-
-@app.command(help_epilogue="")
-def score(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
-    """Run joint completions against their problems' tests in the sandbox and score them.
-
-    Example: magrpo score --problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl
-
-    Parameters
-    ----------
-    overrides
-        Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
-    problems
-        JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
-    completions
-        JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main. A task may
-        have several lines.
-    output
-        One JSON line for each line of completions, in order: task_id, index, status, tests_passed, tests_total,
-        reward, parts, level, duration_s.
-    """
-    from pipelines.commands.score import score_files
-
-    return score_files(problems, completions, output, overrides)
-
-
-@app.command(help_epilogue="")
-def warm_start(
-    *overrides: Annotated[str, Parameter(help="key=value changes one value of the recipe.")],
-    output: Path,
-    local: bool = False,
-) -> int:
-    """Train a base model like those that ship, from random weights.
-
-    Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000
-
-    Parameters
-    ----------
-    output
-        Folder to create: a transformers model, its tokenizer, and recipe.json.
-    local
-        Run the same steps without Prefect.
-    """
-    from pipelines.commands.warm_start import make_base_model
-
-    return make_base_model(output, overrides, local=local)
-
-
-@app.command(help_epilogue="")
-def doctor(*, root: Root = Path("runs")) -> int:
-    """Check this machine for everything that training needs, with a remedy for each thing missing."""
-    from pipelines.commands.doctor import check_machine
-
-    return check_machine(root)
-
-
-@app.command(help_epilogue="")
-def sync(run: str, /, *, root: Root = Path("runs")) -> int:
-    """Deliver the tracking records of a run that its MLflow server has not received.
-
-    Parameters
-    ----------
-    run
-        Id of a run.
-    """
-    from pipelines.commands.sync import sync_run
-
-    return sync_run(run, root)

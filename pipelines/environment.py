@@ -70,33 +70,29 @@ def prepare_environment() -> None:
 def reach_loopback_directly() -> None:
     """Exempt ``LOOPBACK`` from the proxies of the environment, for this process and its children.
 
-    A client of httpx sets up all proxies of the environment when it is created, even for a server that needs none.
-    Variables that httpx cannot use would make that fail: they are removed, with a warning.
+    Variables that httpx cannot use are removed, with a warning: every client sets up all proxies when it is created.
     """
     proxies = {name: os.environ[name] for name in os.environ if name.lower() in _PROXIES and os.environ[name]}
-    for name, url in proxies.items():
-        if reason := _why_unusable(url):
-            log.warning("the environment variable %s is ignored: %s", name, reason)
-            del os.environ[name]
-    if proxies:
-        exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
-        hosts = [host.strip() for host in exempt.split(",") if host.strip()]
-        missing = [] if "*" in hosts else [host for host in LOOPBACK if host not in hosts]
-        # Most libraries read the lower-case name first, some read only one of the two.
-        os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*hosts, *missing])
-
-
-def _why_unusable(url: str) -> str:
-    """Why httpx cannot use a proxy; empty if it can. Leaves out the URL, which may hold a password."""
+    if not proxies:
+        return
     import httpx  # loads in 0.1 s, and few machines have a proxy
 
-    try:
-        scheme = httpx.Proxy(url if "://" in url else f"http://{url}").url.scheme
-    except (httpx.InvalidURL, ValueError):
-        return "it is not the URL of an HTTP or SOCKS proxy"
-    if scheme.startswith("socks") and find_spec("socksio") is None:
-        return "a SOCKS proxy needs the package socksio (pip install 'httpx[socks]')"
-    return ""
+    for name, url in proxies.items():
+        reason = ""  # without the URL, which may hold a password
+        try:
+            scheme = httpx.Proxy(url if "://" in url else f"http://{url}").url.scheme
+            if scheme.startswith("socks") and find_spec("socksio") is None:
+                reason = "a SOCKS proxy needs the package socksio (pip install 'httpx[socks]')"
+        except (httpx.InvalidURL, ValueError):
+            reason = "it is not the URL of an HTTP or SOCKS proxy"
+        if reason:
+            log.warning("the environment variable %s is ignored: %s", name, reason)
+            del os.environ[name]
+    exempt = os.environ.get("no_proxy") or os.environ.get("NO_PROXY") or ""
+    hosts = [host.strip() for host in exempt.split(",") if host.strip()]
+    missing = [] if "*" in hosts else [host for host in LOOPBACK if host not in hosts]
+    # Most libraries read the lower-case name first, some read only one of the two.
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*hosts, *missing])
 
 
 def prefect_target() -> str | None:

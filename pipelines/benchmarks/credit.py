@@ -1,9 +1,8 @@
 """``magrpo bench credit``: the variance of the gradient under crossed and aligned credit, from the same completions.
 
-Batches are sampled and scored as in training with all joint actions (``joint_mode = "crossed"``), always with the
-initial weights. Each problem gives every agent's gradients under crossed credit, and under aligned credit for every
-pairing of the completions. Crossed credit is the mean of aligned credit over all pairings; to compare it with a single
-pairing would add the noise of that choice.
+Batches are sampled and scored with all joint actions and the initial weights. Each problem gives every agent's
+gradients under crossed credit, and under aligned credit for every pairing of the completions: crossed credit is the
+mean over all pairings, and a single pairing would add the noise of its choice.
 """
 
 from __future__ import annotations
@@ -13,9 +12,11 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from cyclopts import Parameter, validators
 from numpy.typing import NDArray
 from rich import box
 from rich.console import Console
@@ -29,32 +30,37 @@ from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
 from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
+from pipelines.arguments import Overrides
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
 
 Group = RolloutGroup[ScoredTurn]
-MODES = ("aligned", "crossed")
 _NUM_RESAMPLES = 1000
 
 
-def bench_credit(config: Path, overrides: Sequence[str], batches: int) -> int:
+def bench_credit(
+    config: Path, /, *overrides: Overrides, batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8
+) -> int:
     """Print gradient noise and joint actions of both modes; the exit code is 0.
 
-    Raises:
-        ConfigError: the configuration is unusable, has several turns, or only a subset of the joint actions.
+    Raises ConfigError if the configuration has several turns, or only a subset of the joint actions.
+
+    Args:
+        config: TOML file of a run with one turn.
+        batches: Number of iterations to sample problems for.
     """
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
             raise ConfigError("bench credit measures one turn with all joint actions: no crossed_pairs, num_turns = 1")
-        groups = [group for batch in _score_batches(resolved, batches) for group in batch]
+        groups = _score_batches(resolved, batches)
         complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
         if len(complete) < 2:
             raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
         gradients = _compute_gradients(resolved, complete)
     console = Console(highlight=False, soft_wrap=True)
-    console.print(_format_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
+    console.print(_make_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
     for agent, node_products in gradients.items():
         ratio = node_products.variance_ratio()
         console.print(
@@ -69,9 +75,9 @@ class NodeGradients:
     """Inner products of one agent's gradients at ``N`` nodes under both kinds of credit."""
 
     crossed: NDArray[np.float64]
-    """Inner products of the nodes' gradients under crossed credit, ``(N, N)``."""
+    """``(N, N)``."""
     aligned: NDArray[np.float64]
-    """Inner products of the nodes' mean gradients over all pairings, ``(N, N)``."""
+    """Of the mean gradients over all pairings, ``(N, N)``."""
     spread: NDArray[np.float64]
     """Mean squared distance of a pairing's gradient from the mean over all pairings, ``(N,)``."""
 
@@ -84,51 +90,41 @@ class NodeGradients:
         """
         products = self.crossed if mode == "crossed" else self.aligned
         num_nodes = len(products)
-        if counts is None:
-            counts = np.ones((1, num_nodes))
+        counts = np.ones((1, num_nodes)) if counts is None else counts
         squares = counts @ products.diagonal() - ((counts @ products) * counts).sum(1) / num_nodes
         variance = squares / (num_nodes - 1)
         return np.asarray(variance if mode == "crossed" else variance + counts @ self.spread / num_nodes)
 
     def relative_noise(self, mode: str, num_nodes: int) -> float:
-        """Variance of the mean over ``num_nodes`` nodes, divided by the squared norm of its expectation.
-
-        The estimate of the squared norm is unbiased; if it is not positive, the result is inf.
-        """
+        """Variance of the mean over ``num_nodes`` nodes by the squared norm of its expectation, estimated unbiased."""
         signal = float(self.crossed.mean() - self.estimate_variance("crossed")[0] / len(self.crossed))
         return float(self.estimate_variance(mode)[0] / num_nodes / signal) if signal > 0 else float("inf")
 
     def variance_ratio(self) -> Interval:
         """Variance under crossed credit over that under aligned credit, with a 95 % bootstrap interval over nodes."""
         num_nodes = len(self.spread)
-        generator = np.random.default_rng(0)
-        counts = generator.multinomial(num_nodes, [1 / num_nodes] * num_nodes, size=_NUM_RESAMPLES).astype(float)
-        ratios = _ratio(self.estimate_variance("crossed", counts), self.estimate_variance("aligned", counts))
+        resamples = np.random.default_rng(0).multinomial(num_nodes, [1 / num_nodes] * num_nodes, size=_NUM_RESAMPLES)
+        counts = np.vstack([np.ones(num_nodes), resamples])
+        crossed, aligned = (self.estimate_variance(mode, counts) for mode in ("crossed", "aligned"))
+        mean, *ratios = np.divide(crossed, aligned, out=np.ones_like(crossed), where=aligned > 0)  # 1: neither varies
         low, high = np.percentile(ratios, [2.5, 97.5])
-        [mean] = _ratio(self.estimate_variance("crossed"), self.estimate_variance("aligned"))
         return Interval(float(mean), float(low), float(high))
-
-
-def _ratio(crossed: NDArray[np.float64], aligned: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Crossed over aligned; 1 where neither varies."""
-    return np.divide(crossed, aligned, out=np.ones_like(crossed), where=aligned > 0)
 
 
 def list_pairings(group: Group) -> Iterator[Group]:
     """The node once for each pairing of its completions, with the joint actions of that pairing alone.
 
-    A pairing shifts every agent's completions against those of the first. ``n`` agents with ``G`` completions each have
-    ``G ** (n - 1)`` pairings. The first pairs equal indices; together they hold every joint action once.
+    A pairing shifts the completions of each of ``n`` agents, ``G`` each, against those of the first: ``G ** (n - 1)``
+    pairings, which hold every joint action once. The first pairs equal indices.
     """
     first, *others = group.actions
     size = len(group.actions[first])
     for shifts in itertools.product(range(size), repeat=len(others)):
-        shift_of = dict(zip(others, shifts, strict=True))
-        paired = (
+        paired = [
             turn
             for turn in group.turns
-            if all((turn.picks[agent] - turn.picks[first]) % size == shift for agent, shift in shift_of.items())
-        )
+            if all((turn.picks[a] - turn.picks[first]) % size == shift for a, shift in zip(others, shifts, strict=True))
+        ]
         yield replace(group, turns=tuple(paired))
 
 
@@ -153,19 +149,19 @@ def multiply_gradients(
     return NodeGradients((of_crossed @ of_crossed.T).astype(float), (of_aligned @ of_aligned.T).astype(float), spread)
 
 
-def _score_batches(config: RunConfig, number: int) -> Iterator[list[Group]]:
-    store = RunStore.create(config, "bench")
-    state = RunState(number, config.reward.fraction)
+def _score_batches(config: RunConfig, number: int) -> list[Group]:
+    store, groups = RunStore.create(config, "bench"), list[Group]()
     with (
-        RunConsole(state) as console,
-        StageRunner(config, store, RunProgress(state, console), lambda _: None) as stages,
+        RunConsole(RunState(number, config.reward.fraction)) as console,
+        StageRunner(config, store, console, lambda _: None) as stages,
     ):
         untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
         for iteration in range(1, number + 1):
             rollout = stages.run_step(Step("rollout", iteration, "0"), untrained)
             scored = stages.run_step(Step("score", iteration, "0"), [rollout])
-            yield read_scored(store.folder(scored))
+            groups += read_scored(store.folder(scored))
             console.say(f"batch {iteration} of {number}")
+    return groups
 
 
 def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, NodeGradients]:
@@ -185,24 +181,21 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
         shape = len(nodes), config.rollout.group_size
         of_crossed = np.array([sample.advantage for sample in samples[agent]]).reshape(shape)
         of_aligned = np.stack([np.array([s.advantage for s in pairing[agent]]).reshape(shape) for pairing in aligned])
-        flat = (_flatten(updater.gradient(agent, [replace(sample, advantage=1.0)])) for sample in samples[agent])
+        parts = (updater.gradient(agent, [replace(sample, advantage=1.0)]).values() for sample in samples[agent])
+        flat = (torch.cat([part.flatten() for part in each]).float().cpu().numpy() for each in parts)
         of_completions = (np.stack([*itertools.islice(flat, shape[1])]) for _ in nodes)
         gradients[agent] = multiply_gradients(of_crossed, of_aligned, of_completions)
     return gradients
 
 
-def _flatten(gradient: Mapping[str, torch.Tensor]) -> NDArray[np.float32]:
-    return torch.cat([part.flatten() for part in gradient.values()]).float().cpu().numpy()
-
-
-def _format_table(
+def _make_table(
     groups: Sequence[Group], num_batches: int, gradients: Mapping[str, NodeGradients], num_nodes: int
 ) -> Table:
     tokens = sum(len(action.token_ids) for group in groups for actions in group.actions.values() for action in actions)
     table = Table(box=box.SIMPLE_HEAD, title=f"{num_batches} batches, the same {tokens:,} generated tokens for both")
     for column in ("credit", "joint actions", "distinct", *(f"noise, {agent}" for agent in gradients)):
         table.add_column(column, justify="left" if column == "credit" else "right")
-    for mode in MODES:
+    for mode in ("aligned", "crossed"):
         of_mode = [next(list_pairings(group)) if mode == "aligned" else group for group in groups]
         texts = [(group.problem.task_id, *group.texts(turn).values()) for group in of_mode for turn in group.turns]
         noises = (f"{of_agent.relative_noise(mode, num_nodes):.2f}" for of_agent in gradients.values())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -11,44 +10,38 @@ from rich.table import Table
 
 from magrpo.config import load_config
 from magrpo.store import RunStore
+from pipelines.arguments import Overrides
 from pipelines.flows.launch import run_stages
-from pipelines.training.execute import Timing
 
 ITERATIONS = 20
 
 
-def bench_orchestration(config: Path, overrides: Sequence[str], *, local: bool) -> int:
+def bench_orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -> int:
     """Run ``config`` for 20 iterations (or ``train.num_iterations``) in a temporary folder and print the split.
 
     The wall time is that of the loop, without the start of the Prefect server and the imports. Loading the model counts
     for the stage that needs it first.
 
-    Raises:
-        ConfigError: the configuration is unusable.
+    Args:
+        config: TOML file.
+        local: Measure the loop without Prefect.
     """
     console = Console(highlight=False, soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         settings = [f"train.num_iterations={ITERATIONS}", *overrides, f"root={folder}"]
         store = RunStore.create(load_config(config, settings), "bench")
-        result = run_stages(store, console, local=local)
+        timing = run_stages(store, console, local=local).timing
         iterations = store.config().train.num_iterations
-    timing = result.timing
-    console.print(timing_table(timing, iterations))
-    overhead = timing.orchestration + timing.loop + timing.tracking
-    per_iteration = (timing.stages["rollout"] + timing.stages["update"]) / iterations
-    console.print(
-        f"rollout + update: {per_iteration:.2f} s an iteration\n"
-        f"orchestration and tracking: {overhead / timing.wall:.1%} of the wall time"
-    )
-    return 0
-
-
-def timing_table(timing: Timing, iterations: int) -> Table:
-    """Total seconds, seconds per iteration and share of the wall time of every stage and of the overheads."""
     table = Table("", "seconds", "an iteration", "share", box=None, title=f"{iterations} iterations")
     for column in table.columns[1:]:
         column.justify = "right"
-    rows = timing.stages | {"orchestration": timing.orchestration, "loop": timing.loop, "tracking": timing.tracking}
-    for name, seconds in (rows | {"all": timing.wall}).items():
+    overheads = {"orchestration": timing.orchestration, "loop": timing.loop, "tracking": timing.tracking}
+    for name, seconds in {**timing.stages, **overheads, "all": timing.wall}.items():
         table.add_row(name, f"{seconds:.2f}", f"{seconds / iterations:.3f}", f"{seconds / timing.wall:.1%}")
-    return table
+    console.print(table)
+    per_iteration = (timing.stages["rollout"] + timing.stages["update"]) / iterations
+    console.print(
+        f"rollout + update: {per_iteration:.2f} s an iteration\n"
+        f"orchestration and tracking: {sum(overheads.values()) / timing.wall:.1%} of the wall time"
+    )
+    return 0

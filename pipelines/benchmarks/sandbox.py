@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from math import inf, isfinite
 
 import psutil
 from rich.console import Console
@@ -20,6 +21,7 @@ from magrpo.sandboxes.jail_command import SYSTEM, JailSpec, find_interpreter, li
 from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
+from pipelines.arguments import Positive
 
 SOURCE = "def f(n):\n    return n + 1\n# {}\n"
 ASSERTS = ["assert {}(1) == 2", "assert {}(2) == 3", "assert {}(7) == 8"]
@@ -30,24 +32,32 @@ WARM_UP = 20
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """One measurement; ``met``: whether it reaches its ``target``, if it has one."""
+    """One measurement, with a limit if it has one."""
 
     name: str
     value: float
     unit: str
-    target: str = ""
-    met: bool = True
+    at_least: float = -inf
+    at_most: float = inf
+
+    @property
+    def target(self) -> str:
+        limits = {">=": self.at_least, "<=": self.at_most}
+        return "".join(f"{sign} {limit:g}" for sign, limit in limits.items() if isfinite(limit))
+
+    @property
+    def met(self) -> bool:
+        return self.at_least <= self.value <= self.at_most
 
 
-def bench_sandbox(workers: int = 2) -> int:
-    """Run :func:`measure_sandbox` and print its figures as a table; the exit code is 0.
+def bench_sandbox(*, workers: Positive = 2) -> int:
+    """Print the figures of :func:`measure_sandbox` as a table; the exit code is 0.
 
-    Raises:
-        SandboxError: no isolation level works here.
+    Args:
+        workers: Parallel jails.
     """
-    columns = [Column(name, no_wrap=True) for name in ("", "measured", "target", "")]
-    columns[1].justify = "right"
-    table = Table(*columns, box=None)
+    measured = Column("measured", no_wrap=True, justify="right")
+    table = Table(Column(no_wrap=True), measured, Column("target", no_wrap=True), Column(no_wrap=True), box=None)
     for figure in measure_sandbox(workers):
         verdict = ("met" if figure.met else "missed") if figure.target else ""
         table.add_row(figure.name, f"{figure.value:.1f} {figure.unit}", figure.target, verdict)
@@ -60,102 +70,77 @@ def measure_sandbox(
 ) -> list[Figure]:
     """Run trivial candidates with three tests, and some that never end, at the strongest level that works here.
 
-    Args:
-        workers: parallel jails, also for the peers.
-        candidates: number that the pool runs.
-        peer_candidates: number that run in a bubblewrap of their own, if bubblewrap is installed.
-        looping: number out of 64 that never end.
-
-    Raises:
-        SandboxError: no isolation level works here.
+    ``peer_candidates`` run in a bubblewrap of their own, if it is installed; ``looping`` out of 64 never end. Raises
+    SandboxError if no isolation level works.
     """
     level = PoolSandbox().probe().level
-    start_ms = 1e3 * statistics.median(_start_s(level) for _ in range(5))
-    latencies = _latencies_ms(level, candidates // 3)
+    spec = replace(JailSpec(PoolSandbox().make_limits(), level), preload=tuple(PRELOAD.split()))
+    started: list[Worker] = []
+    starts_s = [_time(lambda: started.append(Worker(spec))) for _ in range(5)]
+    for worker in started:
+        worker.close()
+    with closing(PoolSandbox(level=level, workers=1).open()) as pool:
+        pool.run(_make_executions(WARM_UP, "warm"))
+        executions = _make_executions(candidates // 3, "single")
+        latencies_ms = [1e3 * _time(partial(pool.run, [execution])) for execution in executions]
     with closing(PoolSandbox(level=level, workers=workers).open()) as pool:
-        pool.run(_executions(WARM_UP, "warm"))
-        batch = _executions(candidates, "batch")
-        rate = candidates / _timed(lambda: pool.run(batch))
-    median = statistics.median(latencies)
+        pool.run(_make_executions(WARM_UP, "warm"))
+        rate = candidates / _time(partial(pool.run, _make_executions(candidates, "batch")))
+    one_worker = "latency of one candidate, one worker"
     figures = [
-        Figure(f"candidates per second, {workers} workers, level {level}", rate, "1/s", ">= 150", rate >= 150),
-        Figure("latency of one candidate, one worker, median", median, "ms", "<= 8", median <= 8),
-        Figure(
-            "latency of one candidate, one worker, 95th percentile", statistics.quantiles(latencies, n=20)[-1], "ms"
-        ),
-        Figure("start of a worker, median", start_ms, "ms", "<= 300", start_ms <= 300),
-        *_never_ending(level, workers, looping),
+        Figure(f"candidates per second, {workers} workers, level {level}", rate, "1/s", at_least=150),
+        Figure(f"{one_worker}, median", statistics.median(latencies_ms), "ms", at_most=8),
+        Figure(f"{one_worker}, 95th percentile", statistics.quantiles(latencies_ms, n=20)[-1], "ms"),
+        Figure("start of a worker, median", 1e3 * statistics.median(starts_s), "ms", at_most=300),
+        *_time_endless_candidates(level, workers, looping),
     ]
     if shutil.which("bwrap"):
         for label, imports, number in (("bare", "", peer_candidates), ("same imports", PRELOAD, peer_candidates // 3)):
             peer = _peer_rate(workers, number, imports)
             figures += [
                 Figure(f"one bubblewrap per candidate, {label}, {workers} in parallel", peer, "1/s"),
-                Figure(f"pool over it, {label}", rate / peer, "x", ">= 5", rate / peer >= 5),
+                Figure(f"pool over it, {label}", rate / peer, "x", at_least=5),
             ]
     return figures
 
 
-def _latencies_ms(level: str, number: int) -> list[float]:
-    with closing(PoolSandbox(level=level, workers=1).open()) as pool:
-        pool.run(_executions(WARM_UP, "warm"))
-        return [1e3 * _timed(partial(pool.run, [execution])) for execution in _executions(number, "single")]
-
-
-def _never_ending(level: str, workers: int, looping: int) -> list[Figure]:
+def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Figure]:
     """Time 64 candidates of which ``looping`` never end, and count the processes that outlive the pool."""
     total_s = 1.0
-    batch = _executions(64 - looping, "mixed")
+    batch = _make_executions(64 - looping, "mixed")
     batch += [Execution(f"def f(n):\n    while True:\n        {k}\n", "f", TEST) for k in range(looping)]
     with closing(PoolSandbox(level=level, workers=workers, test_s=total_s / 2, total_s=total_s).open()) as pool:
-        seconds = _timed(lambda: pool.run(batch))
-        jails = [process for worker in pool.alive for process in _family(worker.process.pid)]
+        seconds = _time(partial(pool.run, batch))
+        parents = [psutil.Process(worker.process.pid) for worker in pool.alive]
+        jails = [process for parent in parents for process in (parent, *parent.children(recursive=True))]
     left = sum(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in jails)
-    allowed = looping * total_s / workers + 5
+    name = f"64 candidates, {looping} never end, {total_s:g} s for each"
     return [
-        Figure(f"64 candidates, {looping} never end, {total_s:g} s for each", seconds, "s", f"<= {allowed:g}",
-               seconds <= allowed),
-        Figure("processes left behind", left, "", "<= 0", left == 0),
-    ]  # fmt: skip
+        Figure(name, seconds, "s", at_most=looping * total_s / workers + 5),
+        Figure("processes left behind", left, "", at_most=0),
+    ]
 
 
-def _family(pid: int) -> list[psutil.Process]:
-    process = psutil.Process(pid)
-    return [process, *process.children(recursive=True)]
-
-
-def _executions(number: int, label: str) -> list[Execution]:
+def _make_executions(number: int, label: str) -> list[Execution]:
     return [Execution(SOURCE.format(f"{label} {k}"), "f", TEST) for k in range(number)]
 
 
-def _timed(work: Callable[[], object]) -> float:
+def _time(work: Callable[[], object]) -> float:
     began = time.perf_counter()
     work()
     return time.perf_counter() - began
 
 
-def _start_s(level: str) -> float:
-    spec = replace(JailSpec(PoolSandbox().make_limits(), level), preload=tuple(PRELOAD.split()))
-    began = time.perf_counter()
-    worker = Worker(spec)
-    seconds = time.perf_counter() - began
-    worker.close()
-    return seconds
-
-
 def _peer_rate(workers: int, number: int, imports: str) -> float:
-    """Candidates per second of the usual harness: a fresh jail and interpreter for each, which prints the verdict.
-
-    ``imports``: modules that each candidate imports first; the pool's workers have imported them already.
-    """
+    """Candidates per second of the usual harness: a fresh jail and interpreter for each, which imports ``imports``."""
     preamble = "".join(f"import {name}\n" for name in imports.split())
+    paths = list_interpreter_paths()
+    assert set(paths) & set(SYSTEM)
     command = ["bwrap", "--unshare-all", "--die-with-parent"]
-    for path in list_interpreter_paths():
+    for path in paths:
         command += ["--ro-bind", path, path]
-    for link in ("/lib", "/lib64"):
-        if link not in list_interpreter_paths():
-            command += ["--symlink", f"usr{link}", link]
-    assert set(list_interpreter_paths()) & set(SYSTEM)
+    for link in {"/lib", "/lib64"} - set(paths):
+        command += ["--symlink", f"usr{link}", link]
 
     def run_candidate(k: int) -> None:
         done = subprocess.run(
@@ -165,4 +150,4 @@ def _peer_rate(workers: int, number: int, imports: str) -> float:
 
     with ThreadPoolExecutor(workers) as threads:
         list(threads.map(run_candidate, range(workers)))
-        return number / _timed(lambda: list(threads.map(run_candidate, range(number))))
+        return number / _time(lambda: list(threads.map(run_candidate, range(number))))

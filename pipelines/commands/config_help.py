@@ -20,7 +20,9 @@ def format_config_help() -> str:
     for section, fields in _list_sections():
         lines += ["", section]
         for key, field in fields.items():
-            lines.append(f"  {key}: {_format_type(field.annotation)}{_format_default(field)}")
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
+            lines.append(f"  {key}: {_format_type(field.annotation)}{', required' if field.is_required() else shown}")
             if field.description:
                 lines.append(f"      {' '.join(field.description.split())}")
     return "\n".join(lines)
@@ -31,14 +33,13 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
     top: dict[str, FieldInfo] = {}
     for name, field in RunConfig.model_fields.items():
         if name == "agents":
-            yield "[[agents]]", dict(AgentConfig.model_fields)
+            yield "[[agents]]", AgentConfig.model_fields
         elif name in TABLES:
             for kind in TABLES[name]:
-                fields = dict(import_plugin(TABLES[name], kind).model_fields)
-                del fields["kind"]
-                yield f'[{name}] kind = "{kind}"', fields
+                fields = import_plugin(TABLES[name], kind).model_fields
+                yield f'[{name}] kind = "{kind}"', {key: field for key, field in fields.items() if key != "kind"}
         elif isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
-            yield f"[{name}]", dict(field.annotation.model_fields)
+            yield f"[{name}]", field.annotation.model_fields
         else:
             top[name] = field
     yield "(top level)", top
@@ -57,12 +58,3 @@ def _format_type(annotation: Any) -> str:
     if annotation is SecretStr:
         return "str"
     return str(getattr(annotation, "__name__", annotation)).lower().replace("path", "folder")
-
-
-def _format_default(field: FieldInfo) -> str:
-    if field.is_required():
-        return ", required"
-    default = field.get_default(call_default_factory=True)
-    if default is None:
-        return ""
-    return f" = {list(default) if isinstance(default, tuple) else default}"

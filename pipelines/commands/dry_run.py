@@ -3,45 +3,56 @@
 from __future__ import annotations
 
 import importlib.util
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
+from statistics import fmean
 
 import torch
+from peft import LoraConfig, get_peft_model
 from rich.filesize import pick_unit_and_suffix
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from magrpo.config import RunConfig
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.interfaces import HasMaxBatch, ProbesIsolation, SandboxPlugin
+from magrpo.interfaces import HasHiddenTests, HasMaxBatch, HasMaxExecutions, ProbesIsolation
 from magrpo.layout import Step, steps, steps_to_repeat
+from magrpo.plugins import ConfigError
 from magrpo.policy import Policy, device_of, dtype_of
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
-from pipelines.commands.estimate import WORK_SECTIONS, estimate_memory, estimate_work, mean_stage_seconds
 
-UNITS = ["B", "KiB", "MiB", "GiB", "TiB"]
+WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
+"""Sections of the configuration that an earlier run must share for its seconds to count."""
+
+ACTIVATIONS = 32
+"""Numbers that an update holds per token, layer and hidden unit: the slope of its peak memory over the tokens.
+
+Measured: 31 for Llama models in float32 on a CPU, adapters and full copies alike. Section 4.1 of arXiv 2205.05198
+counts 17 for a GPT layer, without attention scores: a gated feed-forward and rotary positions keep more.
+"""
 
 
 def show_plan(config: RunConfig, store: RunStore | None, from_stage: str | None) -> int:
-    """Print the plan of a new run, or of resuming ``store``; the exit code is 0.
-
-    Raises:
-        ConfigError: the run could not start with this configuration.
-    """
+    """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start."""
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
     reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}
     remaining = [step for step in planned if step not in reused]
+    first = f"the first to run is {remaining[0]}" if remaining else "none is left to run"
     root = store.path.parent if store else config.root
     for line in (
         *_list_stages(planned),
-        *_describe_reuse(planned, reused, repeated, store),
+        *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
+        f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
         *_describe_machine(config),
-        *_describe_time(config, root, remaining),
+        _describe_time(config, root, remaining),
         "values that differ from their defaults, or have none",
         *(f"  {line}" for line in list_changed_values(config)),
         "nothing was trained or written",
@@ -59,20 +70,8 @@ def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
     ]
     for stages, same_rows in groupby(rows, key=lambda row: row[1]):
         numbers = [iteration for iteration, _ in same_rows]
-        label = f"{numbers[0]}-{numbers[-1]}" if len(numbers) > 1 else f"{numbers[0]}"
+        label = "-".join(map(str, dict.fromkeys([numbers[0], numbers[-1]])))
         yield f"  {label:>9}  {stages}"
-
-
-def _describe_reuse(
-    planned: Sequence[Step], reused: AbstractSet[Step], repeated: Sequence[Step], store: RunStore | None
-) -> Iterator[str]:
-    if store is None:
-        yield "reused   none, a new run"
-        return
-    if repeated:
-        yield f"aside    {len(repeated)} committed stages, from {repeated[0]} on, would be set aside"
-    first = next((f"the first to run is {step}" for step in planned if step not in reused), "none is left to run")
-    yield f"reused   {len(reused)} of {len(planned)} stages; {first}"
 
 
 def _describe_work(config: RunConfig) -> Iterator[str]:
@@ -83,7 +82,13 @@ def _describe_work(config: RunConfig) -> Iterator[str]:
         return
     programs = "as many as the reward requests" if work.programs is None else f"at most {work.programs}"
     yield f"sandbox  {programs} runs an iteration, for {work.joint_actions} joint actions; equal programs run once"
-    yield f"         {_describe_isolation(config.sandbox)}"
+    if isinstance(config.sandbox, ProbesIsolation):
+        try:
+            yield f"         isolation level {config.sandbox.probe().level}"
+        except SandboxError as error:
+            yield f"         no isolation level works here: {error}"
+    else:
+        yield f"         isolation level: only {config.sandbox.kind} knows"
 
 
 def _describe_machine(config: RunConfig) -> Iterator[str]:
@@ -93,7 +98,7 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     engine = config.engine
     if isinstance(engine, AutoEngine):
         engine = engine.choose_engine(Policy(device, dtype, "auto"))
-    chosen = f"{engine.kind}{' (chosen by auto)' if engine is not config.engine else ''}"
+    chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
     if device.type == "cuda" and not torch.cuda.is_available():
@@ -110,30 +115,133 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     yield "             Llama models, for a full micro-batch; cache: without prompts"
 
 
-def _describe_isolation(sandbox: SandboxPlugin) -> str:
-    if not isinstance(sandbox, ProbesIsolation):
-        return f"isolation level: only {sandbox.kind} knows"
-    try:
-        return f"isolation level {sandbox.probe().level}"
-    except SandboxError as error:
-        return f"no isolation level works here: {error}"
-
-
-def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> Iterator[str]:
-    """Expected seconds, from earlier runs; unknown if no earlier run had one of the stages."""
+def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> str:
     seconds, num_runs = mean_stage_seconds(root, config)
     same = f"the same {WORK_SECTIONS}"
     unknown = sorted({step.title for step in remaining if step.name not in seconds})
     if not num_runs:
-        yield f"time     unknown, no earlier run in {root} with {same}"
-    elif unknown:
-        yield f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
-    else:
-        total = sum(seconds[step.name] for step in remaining)
-        earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
-        yield f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
+        return f"time     unknown, no earlier run in {root} with {same}"
+    if unknown:
+        return f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
+    total = sum(seconds[step.name] for step in remaining)
+    earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
+    return f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
 
 
 def _format_bytes(size: float) -> str:
-    unit, suffix = pick_unit_and_suffix(int(size), UNITS, 1024)
+    unit, suffix = pick_unit_and_suffix(int(size), ["B", "KiB", "MiB", "GiB", "TiB"], 1024)
     return f"{size / unit:.1f} {suffix}"
+
+
+# ----------------------------------------------------------------------------------------------------------- estimates
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
+
+    completions: int
+    tokens: int
+    joint_actions: int
+    programs: int | None
+    """Runs in the sandbox, equal programs counted each time; None if the reward does not declare it."""
+
+
+def estimate_work(config: RunConfig) -> Work:
+    """Count the nodes of all trees of an iteration, if no episode ends early."""
+    rollout, nodes = config.rollout, config.rollout.problems_per_iteration
+    completions = joint_actions = 0
+    for turn in range(config.env.num_turns):
+        num_acting = len(config.env.acting(turn))
+        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = group_size
+        if rollout.joint_mode == "crossed":
+            joint = min(group_size**num_acting, rollout.crossed_pairs or group_size**num_acting)
+        completions += nodes * group_size * num_acting
+        joint_actions += nodes * joint
+        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+    programs = None
+    if isinstance(config.reward, HasMaxExecutions):
+        has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
+        programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
+    return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """Sizes of one base model, without its weights."""
+
+    num_parameters: int
+    adapter_parameters: int
+    token_units: int
+    """Hidden units of all layers."""
+    token_cache: int
+    """Numbers that the key-value cache holds for a token."""
+
+
+def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+    """Bytes by purpose. Models are built without weights: only their configurations are read.
+
+    ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
+    Raises ConfigError if the configuration of a base model cannot be read.
+    """
+    models = {agent.model: _read_model(agent, config) for agent in config.agents}
+    holder = weight_holders(config.agents)
+    apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
+    adapted = [agent.model for agent in apart if agent.weights != "full"]
+    full = [agent.model for agent in apart if agent.weights == "full"]
+    references = set(full) if config.algo.beta > 0 else set()
+    trained = [
+        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
+        for agent in apart
+        if agent.trained
+    ]
+    per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
+    sizes = {
+        "frozen parameters": sum(models[name].num_parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
+        "full copies": sum(models[name].num_parameters for name in full) * 4,
+        "gradients of one agent": max(trained) * 4,
+        "optimizer": sum(trained) * 8,
+        "activations": config.optim.micro_batch_tokens * per_token,
+    }
+    if max_batch is not None:
+        at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
+        token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
+        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * token_bytes
+    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _read_model(agent: AgentConfig, config: RunConfig) -> _Model:
+    try:
+        described = AutoConfig.from_pretrained(locate_model(agent.model))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
+        num_parameters, adapter_parameters = model.num_parameters(), 0
+        if agent.weights != "full":
+            wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
+            adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
+    text = described.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    layers = text.num_hidden_layers
+    return _Model(num_parameters, adapter_parameters, layers * text.hidden_size, 2 * layers * heads * width)
+
+
+def mean_stage_seconds(root: Path, config: RunConfig) -> tuple[dict[str, float], int]:
+    """Mean seconds of each stage, by turn, over the runs of ``root`` with the same work; the number of those runs."""
+    seconds_by_stage: dict[str, list[float]] = defaultdict(list)
+    num_runs, sections = 0, set(WORK_SECTIONS.split(", "))
+    same_work = config.model_dump(mode="json", include=sections)
+    for path in sorted(root.glob("*/config.json")):
+        store = RunStore(root, path.parent.name)
+        try:
+            is_same = store.config().model_dump(mode="json", include=sections) == same_work
+        except ValueError:  # of another version of this project
+            continue
+        stage_metrics = list(store.stage_metrics()) if is_same else []
+        num_runs += bool(stage_metrics)
+        for _, stage, metrics in stage_metrics:
+            seconds_by_stage[stage].append(metrics.get(f"time/{stage.partition('.')[0]}_s", 0.0))
+    return {stage: fmean(seconds) for stage, seconds in seconds_by_stage.items()}, num_runs

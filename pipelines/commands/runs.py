@@ -1,4 +1,4 @@
-"""``magrpo runs``: the table of runs in a folder and in its tracking store."""
+"""``magrpo runs`` and ``magrpo sync``: the table of runs, and the delivery of records that their server has not got."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ from magrpo.layout import is_held
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
-from magrpo.tracking.mlflow_runs import RecordedRun, recorded_runs
+from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import FINAL, Unavailable
+from pipelines.arguments import Root
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
@@ -37,20 +38,18 @@ class Summary:
     name: str
     state: str
     iterations: int
-    planned: str
     returns: tuple[float, ...]
     started_s: float
     seconds: float | None
     config: Mapping[str, str]
 
 
-def list_runs(root: Path) -> int:
+def list_runs(*, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
     in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
-    uri = tracking_uri(TrackingConfig(), root)
-    elsewhere: list[Summary] = []
+    uri, elsewhere = tracking_uri(TrackingConfig(), root), list[Summary]()
     try:
-        elsewhere = [_summarize_record(run) for run in recorded_runs(uri, leave_out={run.name for run in in_folder})]
+        elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={run.name for run in in_folder}))
     except Unavailable as error:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
@@ -63,6 +62,22 @@ def list_runs(root: Path) -> int:
     console.print(_format_table(runs))
     if elsewhere:
         console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True)
+    return 0
+
+
+def sync_run(run: str, /, *, root: Root = Path("runs")) -> int:
+    """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait.
+
+    Args:
+        run: Id of a run.
+    """
+    store = RunStore.open(root, run)
+    tracker = MlflowTracker(store.config().tracking, root, run, store.path)
+    tracker.flush()
+    if tracker.num_undelivered:
+        print(f"{tracker.num_undelivered} records of {run} still wait for {hide_password(tracker.uri)}")
+        return 1
+    print(f"every record of {run} is delivered")
     return 0
 
 
@@ -88,46 +103,33 @@ def seconds_at_work(records: Sequence[Mapping[str, Any]], now_ms: float | None) 
 
 
 def _summarize_folder(folder: Path) -> Summary:
-    store, config, records = RunStore(folder.parent, folder.name), read_flat_config(folder), _read_spool(folder)
+    spool = folder / "tracking.jsonl"
+    lines = spool.read_bytes().splitlines(keepends=True) if spool.exists() else []
+    records = [json.loads(line) for line in lines if line.endswith(b"\n")]  # a run may be writing the last line
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES[statuses[-1]] if statuses else "not started"
     if running := is_held(folder):
         state = "running"
     elif state == "running":
         state = "killed"
-    committed = list(store.stage_metrics())
+    committed = list(RunStore(folder.parent, folder.name).stage_metrics())
     returns = {iteration: metrics["eval/return"] for iteration, stage, metrics in committed if stage == "evaluate"}
-    started_ms = next((record["time_ms"] for record in records if "time_ms" in record), None)
+    times_ms = [record["time_ms"] for record in records if "time_ms" in record]
     return Summary(
         name=folder.name,
         state=state,
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
-        planned=config.get("train.num_iterations", "?"),
         returns=tuple(returns[iteration] for iteration in sorted(returns)),
-        started_s=started_ms / 1000 if started_ms else (folder / "config.json").stat().st_mtime,
+        started_s=times_ms[0] / 1000 if times_ms else (folder / "config.json").stat().st_mtime,
         seconds=seconds_at_work(records, time.time() * 1000 if running else None) if statuses else None,
-        config=config,
+        config=read_flat_config(folder),
     )
-
-
-def _read_spool(folder: Path) -> list[dict[str, Any]]:
-    """The complete records of a run's spool, which a run in progress may be appending to."""
-    path = folder / "tracking.jsonl"
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
 
 
 def _summarize_record(run: RecordedRun) -> Summary:
-    return Summary(
-        name=run.run_id,
-        state=f"{STATES.get(run.status, run.status.lower())}, elsewhere",
-        iterations=run.iterations,
-        planned=run.params.get("train.num_iterations", "?"),
-        returns=run.returns,
-        started_s=run.started_ms / 1000,
-        seconds=None if run.ended_ms is None else (run.ended_ms - run.started_ms) / 1000,
-        config=run.params,
-    )
+    seconds = None if run.ended_ms is None else (run.ended_ms - run.started_ms) / 1000
+    state = f"{STATES.get(run.status, run.status.lower())}, elsewhere"
+    return Summary(run.run_id, state, run.iterations, run.returns, run.started_ms / 1000, seconds, run.params)
 
 
 def _format_table(runs: Sequence[Summary]) -> Table:
@@ -148,7 +150,7 @@ def _format_table(runs: Sequence[Summary]) -> Table:
         table.add_row(
             run.name,
             run.state,
-            f"{run.iterations}/{run.planned}",
+            f"{run.iterations}/{run.config.get('train.num_iterations', '?')}",
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
             f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
             "" if run.seconds is None else format_duration(run.seconds),

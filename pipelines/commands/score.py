@@ -6,7 +6,7 @@ import gzip
 import zlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from contextlib import closing
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar, cast
 
@@ -19,8 +19,9 @@ from magrpo.interfaces import Sandbox, SandboxPlugin
 from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.stages.backend import Cache
-from magrpo.stages.score import Scored, score_texts
+from magrpo.stages.score import score_texts
 from magrpo.types import Problem
+from pipelines.arguments import Overrides
 
 ROLES = ("helper", "main")
 _CHUNK = 512
@@ -46,8 +47,7 @@ class CompletionLine(msgspec.Struct, frozen=True):
 class ReportLine(msgspec.Struct, frozen=True):
     """One line of the report. ``index`` numbers a task's completions from 0; ``reward`` is null if the sandbox failed.
 
-    ``status`` is that of the combined program: ``pass``, or the outcome of the first test that did not pass;
-    ``not_run`` if there was no program to run.
+    ``status``: ``pass``, the outcome of the first test that did not, or ``not_run`` without a program to run.
     """
 
     task_id: str
@@ -61,38 +61,45 @@ class ReportLine(msgspec.Struct, frozen=True):
     duration_s: float
 
 
-def score_files(problems_path: Path, completions_path: Path, output: Path, overrides: Sequence[str]) -> int:
-    """Score every line of ``completions_path`` and write the report; the exit code is 1 if the sandbox failed on some.
+def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
+    """Score every line of ``completions`` and write the report; the exit code is 1 if the sandbox failed on some.
 
-    Raises:
-        ConfigError: a file, one of its lines or an option is unusable; the message names it.
+    Raises ConfigError if a file, one of its lines or an option is unusable; the message names it.
+
+    Args:
+        overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
+        problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
+        completions: JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main.
+            A task may have several lines.
+        output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
+            tests_total, reward, parts, level, duration_s.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")
-    problems = _read_problems(problems_path)
-    lines = _read_completions(completions_path, problems)
+    problem_of = _read_problems(problems)
+    lines = _read_completions(completions, problem_of)
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: the folder {output.parent} does not exist")
-    sandbox = cast(SandboxPlugin, config.sandbox).open()
     console = Console(stderr=True, highlight=False)
     columns = (*Progress.get_default_columns()[:-1], TimeRemainingColumn())
     tally: Counter[str] = Counter()
-    try:
-        with _open(output, "wb") as file, Progress(*columns, console=console, transient=True) as bar:
-            label = f"scoring at level {sandbox.level}"
-            task = bar.add_task(label, total=len(lines))
+    with (
+        closing(cast(SandboxPlugin, config.sandbox).open()) as sandbox,
+        _open(output, "wb") as file,
+        Progress(*columns, console=console, transient=True) as bar,
+    ):
+        label = f"scoring at level {sandbox.level}"
+        task = bar.add_task(label, total=len(lines))
 
-            def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one
-                tally["programs"] += number
-                bar.update(task, description=f"{label}, {tally['programs']} programs run")
+        def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one
+            tally["programs"] += number
+            bar.update(task, description=f"{label}, {tally['programs']} programs run")
 
-            for report, passed in _score_lines(problems, lines, config, sandbox, count_programs):
-                tally["passed"] += passed
-                tally["masked"] += report.reward is None
-                file.write(msgspec.json.encode(report) + b"\n")
-                bar.advance(task)
-    finally:
-        sandbox.close()
+        for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
+            tally["passed"] += passed
+            tally["masked"] += report.reward is None
+            file.write(msgspec.json.encode(report) + b"\n")
+            bar.advance(task)
     masked = f", {tally['masked']} not scored: the sandbox failed on them" if tally["masked"] else ""
     console.print(f"{tally['passed']} of {len(lines)} pass all tests{masked}; report: {output}")
     return 1 if tally["masked"] else 0
@@ -105,33 +112,29 @@ def _score_lines(
     sandbox: Sandbox,
     progress: Advance,
 ) -> Iterator[tuple[ReportLine, bool]]:
-    """The report of every line in order, and whether all tests passed."""
+    """The report of every line, in order, and whether all its tests passed."""
     next_index: Counter[str] = Counter()
     cache: Cache = {}
-    remaining = iter(lines)
-    while chunk := list(islice(remaining, _CHUNK)):
+    for start in range(0, len(lines), _CHUNK):
+        chunk = lines[start : start + _CHUNK]
         items = [(problems[line.task_id], line.completions) for line in chunk]
         scored, _ = score_texts(items, reward=config.reward, sandbox=sandbox, cache=cache, progress=progress)
         for line, result in zip(chunk, scored, strict=True):
-            passed = not result.masked and bool(config.reward.passed(result.reports))
-            yield _make_report(line.task_id, next_index[line.task_id], result, sandbox.level), passed
+            reports = result.reports
+            program = merge_hidden_report(reports, next(iter(reports))) if reports else None
+            report = ReportLine(
+                task_id=line.task_id,
+                index=next_index[line.task_id],
+                status="infra_error" if result.masked else program.status if program else "not_run",
+                tests_passed=program.tests_passed if program else 0,
+                tests_total=program.tests_total if program else 0,
+                reward=None if result.masked else result.reward.total,
+                parts=result.reward.parts,
+                level=program.level if program else sandbox.level,
+                duration_s=sum(report.duration_s for report in reports.values()),
+            )
+            yield report, not result.masked and bool(config.reward.passed(reports))
             next_index[line.task_id] += 1
-
-
-def _make_report(task_id: str, index: int, scored: Scored, level: str) -> ReportLine:
-    program = merge_hidden_report(scored.reports, next(iter(scored.reports))) if scored.reports else None
-    status = "infra_error" if scored.masked else program.status if program else "not_run"
-    return ReportLine(
-        task_id=task_id,
-        index=index,
-        status=status,
-        tests_passed=program.tests_passed if program else 0,
-        tests_total=program.tests_total if program else 0,
-        reward=None if scored.masked else scored.reward.total,
-        parts=scored.reward.parts,
-        level=program.level if program else level,
-        duration_s=sum(report.duration_s for report in scored.reports.values()),
-    )
 
 
 def _read_problems(path: Path) -> dict[str, Problem]:
@@ -166,10 +169,9 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
     try:
         with _open(path, "rb") as file:
             for number, line in enumerate(file, 1):
-                if not line.strip():
-                    continue
                 try:
-                    yield f"{path}:{number}", decode(line)
+                    if line.strip():
+                        yield f"{path}:{number}", decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
                     raise ConfigError(f"{path}:{number}: {error}") from None
     except FileNotFoundError:

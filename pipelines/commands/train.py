@@ -1,16 +1,23 @@
-"""``magrpo train``: start or resume a run, with or without Prefect."""
+"""``magrpo train``, ``sweep`` and ``serve``: start or resume runs, with or without Prefect."""
 
 from __future__ import annotations
 
+from asyncio import CancelledError
+from collections.abc import Sequence
+from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from rich.console import Console
 
+from magrpo.config import load_config
 from magrpo.layout import hold_run, steps_to_repeat
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from pipelines.environment import find_command, shorten_path
+from pipelines.experiments.sweep_grid import Sweep
+from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
+from pipelines.flows.local_server import LocalServer
 from pipelines.training.closing import print_closing
 
 INTERRUPTED = 130
@@ -21,38 +28,68 @@ def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {store.run_id} in {shorten_path(store.path)}")
-    resume = resume_command("train", store.run_id, store.path.parent, local=local)
+    resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
         result = run_stages(store, console, local=local)
     except KeyboardInterrupt:
         console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
         return INTERRUPTED
-    except ConfigError:
-        raise
-    except BaseException:
-        Console(stderr=True, highlight=False, soft_wrap=True).print(
-            f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
-        )
+    except BaseException as error:
+        if not isinstance(error, ConfigError):
+            stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
+            Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
         raise
     print_closing(result, console)
     return 0
 
 
-def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    """The command line that resumes a run or a sweep."""
+def rewind_run(store: RunStore, name: str) -> None:
+    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps."""
+    with hold_run(store):
+        if repeated := steps_to_repeat(store, store.config(), name):
+            folder = shorten_path(store.set_aside([step.folder for step in repeated]))
+            print(f"{len(repeated)} committed stages from {repeated[0]} on are set aside in {folder}")
+
+
+def launch_sweep(sweep: Sweep, *, local: bool) -> int:
+    """Execute the unfinished runs of ``sweep``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
+    console = Console(highlight=False, soft_wrap=True)
+    folder = shorten_path(sweep.folder)
+    console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
+    resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
+    with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
+        if server is not None:
+            server.wait_until_ready()
+        try:
+            failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
+        except KeyboardInterrupt:
+            console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False)
+            return INTERRUPTED
+    for run_id, reason in failures.items():
+        console.print(f"failed: {run_id}: {reason}", markup=False)
+    if failures:
+        console.print(f"tracebacks: {folder}/RUN.error.txt. To retry these:\n  {resume}", markup=False)
+    return 1 if failures else 0
+
+
+def serve_schedule(
+    config: Path, overrides: Sequence[str], when: tuple[str | None, str | None, str | None, str], name: str, limit: int
+) -> int:
+    """Start runs by a schedule until interrupted, then return 0; ``when``: cron, interval, rrule, time zone."""
+    root = load_config(config, overrides).root
+    with LocalServer(root / "prefect", schedules=True) as server:
+        print("starting Prefect (the first time in a folder takes up to half a minute)", flush=True)
+        from pipelines.flows.schedule import Timetable, serve_flow  # prefect, loaded while the server starts
+
+        timetable = Timetable(*when)
+        timetable.build_schedule()  # rejects an unusable timetable before the server answers
+        server.wait_until_ready()
+        with suppress(KeyboardInterrupt, CancelledError):
+            serve_flow(config, overrides, timetable, name, limit)
+    print("stopped; when this schedule is served again, one run makes up for all runs missed until then")
+    return 0
+
+
+def _resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
     flags = f"--resume {name} --root {shorten_path(root)}{' --local' if local else ''}"
     return f"{find_command('magrpo')} {command} {flags}"
-
-
-def rewind_run(store: RunStore, name: str) -> None:
-    """Set aside the committed outputs of the step ``name``, ``STAGE[:ITERATION]``, and of all later steps.
-
-    Raises:
-        ConfigError: there is no such step, or another process is working on the run.
-    """
-    with hold_run(store):
-        repeated = steps_to_repeat(store, store.config(), name)
-        if repeated:
-            folder = store.set_aside([step.folder for step in repeated])
-            count = len(repeated)
-            print(f"{count} committed stages from {repeated[0]} on are set aside in {shorten_path(folder)}")

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Annotated
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from magrpo.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
-from magrpo.interfaces import Progress as Advance
 from magrpo.plugins import ConfigError, validate_config
 from pipelines.flows.local_server import STARTING, LocalServer
 
 
-def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool = False) -> int:
-    """Train a base model into the new folder ``output`` and return 0; ``overrides`` are ``key=value`` of the recipe.
+def make_base_model(
+    *overrides: Annotated[str, Parameter(help="key=value changes one value of the recipe.")],
+    output: Path,
+    local: bool = False,
+) -> int:
+    """Train a base model into a new folder and return 0. Raises ConfigError if it exists, or a value is unusable.
 
-    Raises:
-        ConfigError: the folder exists, or a key or value is unusable.
+    Args:
+        output: Folder to create: a transformers model, its tokenizer, and recipe.json.
+        local: Run the same steps without Prefect.
     """
     for override in overrides:
         if "=" not in override:
@@ -36,7 +41,17 @@ def make_base_model(output: Path, overrides: Sequence[str] = (), *, local: bool 
         demonstrate_second_turns(work, config)
 
     def train() -> None:
-        with _show_progress(config.num_steps, console) as advance:
+        columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("· left"), TimeRemainingColumn()
+        alive = console.is_terminal
+        with Progress(*columns, console=console, transient=True, disable=not alive) as progress:
+            bar = progress.add_task("", total=config.num_steps)
+
+            def advance(steps: int) -> None:
+                progress.advance(bar, steps)
+                done = int(progress.tasks[bar].completed)
+                if not alive and done % 250 == 0:
+                    console.print(f"  {done}/{config.num_steps} steps")
+
             loss = train_on_demonstrations(work, config, advance)
         console.print(f"{config.num_steps} steps; {loss:.3f} nats per completion token at the end")
 
@@ -66,20 +81,3 @@ def _run_in_flow(steps: Sequence[Callable[[], None]], console: Console) -> None:
 
         server.wait_until_ready()
         recipe()
-
-
-@contextmanager
-def _show_progress(num_steps: int, console: Console) -> Iterator[Advance]:
-    columns = (TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("· left"), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        bar = progress.add_task("", total=num_steps)
-        done = 0
-
-        def advance(steps: int) -> None:
-            nonlocal done
-            done += steps
-            progress.update(bar, completed=done)
-            if not console.is_terminal and done % 250 == 0:
-                console.print(f"  {done}/{num_steps} steps")
-
-        yield advance

@@ -6,8 +6,9 @@ agent takes each role with which weights. Rows that cannot be made for a run are
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -16,6 +17,10 @@ from pydantic import ValidationError
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
 from magrpo.reports.baselines import REFERENCE
+
+
+class LeftOut(Exception):
+    """A row cannot be made; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,84 +40,67 @@ class Team:
             raise LeftOut(f"{self.name} has no agent in the role {missing[0]!r}")
         return [by_role[role] for role in roles]
 
+    def partners_for(self, roles: Sequence[str]) -> list[AgentConfig]:
+        """As :meth:`agents_for`, several agents. Raises LeftOut for a single one."""
+        agents = self.agents_for(roles)
+        if len(agents) == 1:
+            raise LeftOut("a single agent has no partner")
+        return agents
+
 
 @dataclass(frozen=True, slots=True)
 class Teams:
-    """The teams that rows can take agents from; ``why`` gives the reason where one is missing."""
+    """The teams that rows can take agents from. ``run``: the run after training, None for a configuration file."""
 
+    source: str
     untrained: Team
-    run: Team | None = None
-    single: Team | None = None
-    partners: tuple[Team, ...] = ()
-    why: Mapping[str, str] = field(default_factory=dict)
+    run: Team | None
+    single: Team | None
+    partners: tuple[Team, ...]
 
-    def trained_team(self) -> Team:
+    @property
+    def trained(self) -> Team:
         """The run after training. Raises LeftOut if there is none."""
         if self.run is None:
-            raise LeftOut(self.why["run"])
+            raise LeftOut(f"{self.source} is a configuration: its agents are untrained")
         return self.run
 
 
-class LeftOut(Exception):
-    """A row cannot be made; the message says why."""
+Seating = Literal["untrained", "run", "single", "swap", "solo", "untrained_partner", "partners"]
 
 
-Seats = tuple[str, str, Sequence[AgentConfig]]
-"""Additions to the name and the title of an entry, and the agents in the order of the roles."""
-Seating = Callable[[Teams, Sequence[str]], Iterator[Seats]]
-
-
-def _untrained(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.untrained.agents_for(roles)
-
-
-def _run(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    yield "", "", teams.trained_team().agents_for(roles)
-
-
-def _single(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    if teams.single is None:
-        raise LeftOut(teams.why["single"])
-    yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
-
-
-def _swap(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    agents = teams.trained_team().agents_for(roles)
-    _needs_partners(agents)
-    yield "", "", [*agents[1:], *agents[:1]]
-
-
-def _solo(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    agents = teams.trained_team().agents_for(roles)
-    _needs_partners(agents)
-    for agent in agents:
-        yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
-
-
-def _untrained_partner(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    trained, untrained = teams.trained_team().agents_for(roles), teams.untrained.agents_for(roles)
-    _needs_partners(trained)
-    for index, agent in enumerate(trained):
-        seats = [*untrained[:index], agent, *untrained[index + 1 :]]
-        yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
-
-
-def _partners(teams: Teams, roles: Sequence[str]) -> Iterator[Seats]:
-    """The first role of one run with the other roles of another, for every pair of runs."""
-    if not teams.partners:
-        raise LeftOut(teams.why["partners"])
-    everyone = [teams.trained_team(), *teams.partners]
-    _needs_partners(everyone[0].agents_for(roles))
-    for first in everyone:
-        for rest in everyone:
-            if first is not everyone[0] or rest is not first:
-                seats = [*first.agents_for(roles)[:1], *rest.agents_for(roles)[1:]]
-                yield f"_{first.name}_{rest.name}", f": {first.name} with {rest.name}", seats
-
-
-def _needs_partners(agents: Sequence[AgentConfig]) -> None:
-    if len(agents) == 1:
-        raise LeftOut("a single agent has no partner")
+def seat_agents(
+    seating: Seating, teams: Teams, roles: Sequence[str]
+) -> Iterator[tuple[str, str, Sequence[AgentConfig]]]:
+    """Additions to the name and the title of an entry, and the agents in the order of the roles, for each row."""
+    match seating:
+        case "untrained":
+            yield "", "", teams.untrained.agents_for(roles)
+        case "run":
+            yield "", "", teams.trained.agents_for(roles)
+        case "single":
+            if teams.single is None:
+                raise LeftOut("no run of a single trained agent is given; --single-run RUN")
+            yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
+        case "swap":
+            first, *others = teams.trained.partners_for(roles)
+            yield "", "", [*others, first]
+        case "solo":
+            for agent in teams.trained.partners_for(roles):
+                yield f"_{agent.name}", f": {agent.name} in every role", [agent] * len(roles)
+        case "untrained_partner":
+            for index, agent in enumerate(teams.trained.partners_for(roles)):
+                seats = teams.untrained.agents_for(roles)
+                seats[index] = agent
+                yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
+        case "partners":  # the first role of one run with the other roles of another
+            if not teams.partners:
+                raise LeftOut("no other run is given; --partner RUN")
+            teams.trained.partners_for(roles)
+            pairs = itertools.product([teams.trained, *teams.partners], repeat=2)
+            for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
+                seats = [*one.agents_for(roles)[:1], *other.agents_for(roles)[1:]]
+                yield f"_{one.name}_{other.name}", f": {one.name} with {other.name}", seats
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,31 +124,27 @@ class Baseline:
 CODING = ("coding", "solo", "team")
 SOLO = {"kind": "solo", "num_turns": 1}
 BASELINES: dict[str, Baseline] = {
-    "single": Baseline("single agent", _untrained, SOLO, {"kind": "solo"}, tasks=CODING),
-    "single_grpo": Baseline("single agent, GRPO", _single, SOLO, {"kind": "solo"}, tasks=CODING),
-    "naive": Baseline("naive concatenation", _untrained, {"num_turns": 1}, blind=True),
-    "sequential": Baseline("sequential pipeline", _untrained, {"kind": "sequential", "num_turns": 2}, tasks=CODING),
-    "discussion": Baseline("one-round discussion", _untrained, {"feedback": "discussion", "num_turns": 2}, blind=True),
-    "magrpo": Baseline("MAGRPO", _run),
-    "one_turn": Baseline("MAGRPO, one turn", _run, {"num_turns": 1}),
-    "two_turns": Baseline("MAGRPO, two turns", _run, {"num_turns": 2}),
-    "oracle_stop": Baseline("MAGRPO, oracle stop", _run, oracle="stop"),
-    "retry": Baseline("MAGRPO, one turn, retry (oracle)", _run, {"num_turns": 1}, oracle="retry"),
-    "voting": Baseline("voting, single agent", _untrained, SOLO, {"kind": "solo"}, "majority", CODING),
-    "best_of": Baseline("best of k, single agent (oracle)", _untrained, SOLO, {"kind": "solo"}, "best", CODING),
-    "swap": Baseline("cross-play: roles exchanged", _swap),
-    "solo": Baseline("cross-play", _solo),
-    "untrained_partner": Baseline("cross-play", _untrained_partner),
-    "partners": Baseline("cross-play", _partners),
+    "single": Baseline("single agent", "untrained", SOLO, {"kind": "solo"}, tasks=CODING),
+    "single_grpo": Baseline("single agent, GRPO", "single", SOLO, {"kind": "solo"}, tasks=CODING),
+    "naive": Baseline("naive concatenation", "untrained", {"num_turns": 1}, blind=True),
+    "sequential": Baseline("sequential pipeline", "untrained", {"kind": "sequential", "num_turns": 2}, tasks=CODING),
+    "discussion": Baseline("one-round discussion", "untrained", {"feedback": "discussion", "num_turns": 2}, blind=True),
+    "magrpo": Baseline("MAGRPO", "run"),
+    "one_turn": Baseline("MAGRPO, one turn", "run", {"num_turns": 1}),
+    "two_turns": Baseline("MAGRPO, two turns", "run", {"num_turns": 2}),
+    "oracle_stop": Baseline("MAGRPO, oracle stop", "run", oracle="stop"),
+    "retry": Baseline("MAGRPO, one turn, retry (oracle)", "run", {"num_turns": 1}, oracle="retry"),
+    "voting": Baseline("voting, single agent", "untrained", SOLO, {"kind": "solo"}, "majority", CODING),
+    "best_of": Baseline("best of k, single agent (oracle)", "untrained", SOLO, {"kind": "solo"}, "best", CODING),
+    "swap": Baseline("cross-play: roles exchanged", "swap"),
+    "solo": Baseline("cross-play", "solo"),
+    "untrained_partner": Baseline("cross-play", "untrained_partner"),
+    "partners": Baseline("cross-play", "partners"),
 }
 
 
 def parse_names(text: str) -> list[str]:
-    """The entries of ``--baselines``, ``all`` or names joined by commas, with the entries they depend on.
-
-    Raises:
-        ConfigError: there is no such entry.
-    """
+    """The entries of ``--baselines``, ``all`` or names joined by commas, and those they need. Raises ConfigError."""
     names = list(BASELINES) if text == "all" else [name.strip() for name in text.split(",")]
     for name in names:
         if name not in BASELINES:
@@ -170,21 +154,15 @@ def parse_names(text: str) -> list[str]:
 
 
 def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> RunConfig:
-    """The configuration of a run that makes the table.
-
-    Raises:
-        ConfigError: no row can be made; the message says why.
-    """
-    rows: list[BaselineRow] = []
+    """The configuration of a run that makes the table. Raises ConfigError if no row can be made; it says why."""
+    rows: dict[str, BaselineRow] = {}  # by content
     left_out: dict[str, str] = {}
     for name in names:
         try:
-            for row in _rows(name, config, teams):
-                same = next((other.name for other in rows if _content(other) == _content(row)), None)
-                if same is None:
-                    rows.append(row)
-                else:
-                    left_out[row.name] = f"the same as {same}"
+            for row in _make_rows(name, config, teams):
+                first = rows.setdefault(row.model_dump_json(exclude={"name", "title"}), row)
+                if first is not row:
+                    left_out[row.name] = f"the same as {first.name}"
         except LeftOut as reason:
             left_out[name] = str(reason)
         except ValidationError as error:
@@ -192,45 +170,41 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
     if not rows:
         raise ConfigError("\n".join(f"--baselines {name}: {reason}" for name, reason in left_out.items()))
     tree = json.loads(config.resolved(secrets=True))
-    tree["baselines"] |= {"rows": [json.loads(row.model_dump_json()) for row in rows], "left_out": left_out}
+    tree["baselines"] |= {"rows": [json.loads(row.model_dump_json()) for row in rows.values()], "left_out": left_out}
     return validate_config(RunConfig, tree, [], "--baselines")
 
 
-def _rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
+def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
     entry = BASELINES[name]
     if entry.tasks and config.reward.kind not in entry.tasks:
         raise LeftOut(f"it goes with a reward of {', '.join(entry.tasks)}, not {config.reward.kind}")
     at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
-    env = _changed("env", config.env, {**entry.env, **at_once})
-    roles = env.roles()
-    num_turns = config.env.num_turns
-    if entry.oracle != "none" and num_turns == 1:
-        raise LeftOut("the run takes one turn: there is none to stop before, or to replace by another try")
-    for suffix, title, seats in entry.seating(teams, roles):
+    env = _change_plugin("env", config.env, {**entry.env, **at_once})
+    roles, num_turns = env.roles(), config.env.num_turns
+    stop_above = None
+    if entry.oracle != "none":
+        if num_turns == 1:
+            raise LeftOut("the run takes one turn: there is none to stop before, or to replace by another try")
+        stop_above = config.eval.stop_above
+        if stop_above is None:  # just below the largest reward; a fraction is linear in the reward
+            least = float(config.reward.fraction(0.0))
+            stop_above = (1 - 1e-6 - least) / (float(config.reward.fraction(1.0)) - least)
+    for suffix, title, seats in seat_agents(entry.seating, teams, roles):
         yield BaselineRow(
             name=name + suffix,
             title=entry.title + title,
             env=env,
-            reward=_changed("reward", config.reward, entry.reward),
-            agents=_carried(seats, roles, config.agents),
+            reward=_change_plugin("reward", config.reward, entry.reward),
+            agents=_load_weights(seats, roles, config.agents),
             # One agent alone may write as much as all agents together.
             max_new_tokens=config.rollout.max_new_tokens * (len(config.agents) if len(roles) == 1 else 1),
             votes=entry.votes,
-            stop_above=None if entry.oracle == "none" else _oracle_threshold(config),
+            stop_above=stop_above,
             max_tries=num_turns if entry.oracle == "retry" else 1,
         )
 
 
-def _oracle_threshold(config: RunConfig) -> float:
-    """The reward above which an oracle stops: ``eval.stop_above``, else just below the largest reward."""
-    if config.eval.stop_above is not None:
-        return config.eval.stop_above
-    least = float(config.reward.fraction(0.0))
-    unit = float(config.reward.fraction(1.0)) - least  # a fraction is linear in the reward
-    return (1 - 1e-6 - least) / unit
-
-
-def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
+def _change_plugin(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
     """The plug-in with changed fields, or another plug-in with the fields that both have."""
     changes = {key: value for key, value in changes.items() if getattr(plugin, key, None) != value}
     cls = import_plugin(TABLES[section], changes["kind"]) if "kind" in changes else type(plugin)
@@ -241,25 +215,21 @@ def _changed(section: str, plugin: Any, changes: Mapping[str, Any]) -> Any:
     return cls.model_validate(kept | changes)
 
 
-def _carried(
+def _load_weights(
     seats: Sequence[AgentConfig], roles: Sequence[str], pool: Sequence[AgentConfig]
 ) -> tuple[AgentConfig, ...]:
-    """The agents of the run that carry the weights of ``seats``: of the same base, of the same name if it is free.
+    """Agents of the run with the weights of ``seats``: each of the same base, and of the same name if it is free.
 
     Only the run's agents have models; a row loads adapters or weights into them.
     """
-    free, carriers = list(pool), {}
-    by_name = sorted(range(len(seats)), key=lambda i: seats[i].name not in [agent.name for agent in pool])
-    for i in by_name:
-        fit = [a for a in free if (a.model, a.weights) == (seats[i].model, seats[i].weights)]
-        if not fit:
-            raise LeftOut(f"the run has too few agents with the base model {seats[i].model} ({seats[i].weights})")
-        carriers[i] = next((agent for agent in fit if agent.name == seats[i].name), fit[0])
-        free.remove(carriers[i])
-    return tuple(
-        carriers[i].model_copy(update={"role": role, "start_from": seats[i].start_from}) for i, role in enumerate(roles)
-    )
-
-
-def _content(row: BaselineRow) -> str:
-    return row.model_dump_json(exclude={"name", "title"})
+    free, carriers = list(pool), list(seats)
+    names = [agent.name for agent in pool]
+    for position in sorted(range(len(seats)), key=lambda position: seats[position].name not in names):
+        seat = seats[position]
+        fitting = [agent for agent in free if (agent.model, agent.weights) == (seat.model, seat.weights)]
+        if not fitting:
+            raise LeftOut(f"the run has too few agents with the base model {seat.model} ({seat.weights})")
+        carrier = next((agent for agent in fitting if agent.name == seat.name), fitting[0])
+        carriers[position] = carrier.model_copy(update={"role": roles[position], "start_from": seat.start_from})
+        free.remove(carrier)
+    return tuple(carriers)

@@ -5,9 +5,10 @@ An evaluation is a run of no training iterations that starts from trained weight
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,36 +28,19 @@ class Source:
     root: Path
     overrides: Sequence[str] = ()
 
-    @property
-    def is_file(self) -> bool:
-        """Whether the agents come from a configuration file. Raises ConfigError if that is given a checkpoint."""
-        is_file = Path(self.run).suffix == ".toml"
-        if is_file and self.checkpoint is not None:
+    def load_file(self) -> RunConfig | None:
+        """The configuration in the file, without training; None for a run. Raises ConfigError for its checkpoint."""
+        if Path(self.run).suffix != ".toml":
+            return None
+        if self.checkpoint is not None:
             raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
-        return is_file
-
-    def load_file(self) -> RunConfig:
-        """The configuration in the file, without training."""
         return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
-
-
-@dataclass(frozen=True, slots=True)
-class Opponents:
-    """The rows of a table of baselines, and the other runs whose agents take part."""
-
-    baselines: str
-    """Names joined by commas, or ``all``."""
-    single_run: str | None = None
-    """A run of a single trained agent."""
-    partners: Sequence[str] = field(default=())
-    """Runs whose agents act together with those of the source."""
 
 
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:
     """The configuration of a run in ``root`` without training or registration, from the resolved ``tree`` of another.
 
-    Raises:
-        ConfigError: an override is unusable; the message starts with ``source``.
+    Raises ConfigError if an override is unusable; the message starts with ``source``.
     """
     tree = tree | {"registry": RegistryConfig().model_dump(), "root": str(root)}
     return validate_config(RunConfig, tree, [*overrides, "train.num_iterations=0"], source)
@@ -69,34 +53,31 @@ def start_from(tree: dict[str, Any], weights: Path) -> None:
 
 
 def create_evaluation(source: Source, name: str | None) -> RunStore:
-    """The directory of a new run that evaluates ``source``.
-
-    Raises:
-        ConfigError: there is no such run, file or checkpoint, or an override is unusable.
-    """
-    if source.is_file:
-        return RunStore.create(source.load_file(), name)
+    """The directory of a new run that evaluates ``source``. Raises ConfigError if that or an override is unusable."""
+    config = source.load_file()
+    if config is not None:
+        return RunStore.create(config, name)
     run = RunStore.open(source.root, source.run)
     iteration = _find_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
     start_from(tree, checkpoint_weights(run, iteration))
-    config = derive_config(tree, source.root, source.overrides, f"run {source.run}")
-    return RunStore.create(config, name or _free_name(source.root, f"{source.run}-eval-{iteration}"))
+    name = name or _free_name(source.root, f"{source.run}-eval-{iteration}")
+    return RunStore.create(derive_config(tree, source.root, source.overrides, f"run {source.run}"), name)
 
 
-def create_baselines(source: Source, opponents: Opponents, name: str | None) -> RunStore:
+def create_baselines(
+    source: Source, baselines: str, name: str | None, single_run: str | None = None, partners: Sequence[str] = ()
+) -> RunStore:
     """The directory of a new run that compares ``source`` with baselines (:mod:`pipelines.experiments.baselines`).
 
-    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs.
-
-    Raises:
-        ConfigError: a name, a run, a checkpoint or an override is unusable, or no row can be made.
+    The run's own agents are those of ``source`` before training; rows with trained agents load them from their runs:
+    that of ``source``, ``single_run`` with a single agent, and ``partners``, whose agents act with those of the source.
+    Raises ConfigError if a name, a run, a checkpoint or an override is unusable, or no row can be made.
     """
-    names = parse_names(opponents.baselines)
-    root, trained = source.root, None
-    if source.is_file:
-        config = source.load_file()
-    else:
+    names, root = parse_names(baselines), source.root
+    trained = None
+    config = source.load_file()
+    if config is None:
         run = RunStore.open(root, source.run)
         tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
         if tree["train"]["num_iterations"] == 0:
@@ -104,17 +85,12 @@ def create_baselines(source: Source, opponents: Opponents, name: str | None) -> 
         trained = _team_of(run, source.checkpoint)
         config = derive_config(tree, root, source.overrides, f"run {source.run}")
     config = config.model_copy(update={"agents": tuple(map(_unshare_weights, config.agents))})
-    single = opponents.single_run
     teams = Teams(
+        source=source.run,
         untrained=Team("the run", config.agents),
         run=trained,
-        single=None if single is None else _team_like(single, config, root),
-        partners=tuple(_team_like(partner, config, root) for partner in opponents.partners),
-        why={
-            "run": f"{source.run} is a configuration: its agents are untrained",
-            "single": "no run of a single trained agent is given; --single-run RUN",
-            "partners": "no other run is given; --partner RUN",
-        },
+        single=None if single_run is None else _team_like(single_run, config, root),
+        partners=tuple(_team_like(partner, config, root) for partner in partners),
     )
     table = with_baselines(config, names, teams)
     return RunStore.create(table, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
@@ -151,5 +127,5 @@ def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
 
 
 def _free_name(root: Path, name: str) -> str:
-    taken = {path.name for path in root.glob(f"{name}*")}
-    return next(n for n in (name, *(f"{name}-{k}" for k in range(2, len(taken) + 3))) if n not in taken)
+    numbered = (f"{name}-{number}" for number in itertools.count(2))
+    return next(free for free in itertools.chain([name], numbered) if not (root / free).exists())

@@ -9,14 +9,14 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config import load_config
 from magrpo.layout import is_finished
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.store import RunStore, atomic_write
@@ -61,40 +61,35 @@ class Sweep:
 def plan_sweep(
     config: Path, overrides: Sequence[str], settings: Sequence[str], seeds: int, name: str | None, root: Path | None
 ) -> Sweep:
-    """The runs of a sweep; nothing is written.
+    """The runs of a sweep; nothing is written. Raises ConfigError if a value cannot be used, or the name is taken.
 
-    Args:
-        settings: ``section.key=value,value,...``; every combination is run.
-        seeds: runs of each combination, with seeds from the configuration's ``train.seed`` on.
-
-    Raises:
-        ConfigError: a value cannot be used, or the name is taken.
+    Every combination of ``settings``, ``section.key=value,value,...``, runs with ``seeds`` seeds, ``train.seed`` first.
     """
-    grid = dict(_values(setting) for setting in settings)
+    grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):
         raise ConfigError("--set: a key is given twice; write its values behind one: section.key=value,value")
     fixed = [*overrides, *([f"root={root}"] if root else [])]
     name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
-    drafts: list[tuple[dict[str, str], RunConfig]] = []
-    for combination in itertools.product(*grid.values()):
-        setting = dict(zip(grid, combination, strict=True))
+    combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
+    # A run's name holds its values, or a number where those do not make names.
+    words = ["".join("-" + re.sub(r"[^\w.]+", "-", v).strip("-") for v in setting.values()) for setting in combinations]
+    if len(set(words)) < len(words) or max(map(len, words)) > _SLUG:
+        words = [f"-{number:02}" for number in range(len(words))]
+    children = []
+    for setting, word in zip(combinations, words, strict=True):
         changes = [*fixed, *(f"{key}={value}" for key, value in setting.items())]
-        base = load_config(config, changes)
-        for seed in range(base.train.seed, base.train.seed + seeds):
-            drafts.append((setting, load_config(config, [*changes, f"train.seed={seed}"])))
-    words = _words([setting for setting, _ in drafts[::seeds]])
-    children = tuple(
-        Child(f"{name}{words[i // seeds]}-s{made.train.seed}", setting, made.train.seed, made.resolved(secrets=True))
-        for i, (setting, made) in enumerate(drafts)
-    )
-    sweep = Sweep(name, drafts[0][1].root, children)
+        first_seed = load_config(config, changes).train.seed
+        for seed in range(first_seed, first_seed + seeds):
+            resolved = load_config(config, [*changes, f"train.seed={seed}"])
+            children.append(Child(f"{name}{word}-s{seed}", setting, seed, resolved.resolved(secrets=True)))
+    sweep = Sweep(name, resolved.root, tuple(children))
     taken = [sweep.folder, *(sweep.store(child).path for child in children)]
     if clash := next((path for path in taken if path.exists()), None):
         raise ConfigError(f"{clash} exists: choose another --name, or --resume {name}")
     return sweep
 
 
-def _values(setting: str) -> tuple[str, list[str]]:
+def _parse_setting(setting: str) -> tuple[str, list[str]]:
     """The key and its values; a comma in brackets or quotes separates nothing."""
     key, equals, text = setting.partition("=")
     values = re.findall(r"""(?:[^,\["']|\[[^\]]*\]|"[^"]*"|'[^']*')+""", text)
@@ -105,14 +100,6 @@ def _values(setting: str) -> tuple[str, list[str]]:
     return key, list(dict.fromkeys(value.strip() for value in values))
 
 
-def _words(settings: Sequence[Mapping[str, str]]) -> list[str]:
-    """What each setting adds to the names of its runs: its values, or numbers where those do not make names."""
-    words = ["".join("-" + re.sub(r"[^\w.]+", "-", value).strip("-") for value in s.values()) for s in settings]
-    if len(set(words)) < len(words) or max(map(len, words)) > _SLUG:
-        return [f"-{number:02}" for number in range(len(settings))]
-    return words
-
-
 def save_sweep(sweep: Sweep) -> None:
     """Make the folder of the sweep, from which :func:`load_sweep` reads it."""
     sweep.folder.mkdir(parents=True)
@@ -121,21 +108,17 @@ def save_sweep(sweep: Sweep) -> None:
 
 
 def load_sweep(root: Path, name: str) -> Sweep:
-    """A sweep that was begun.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
+    """A sweep that was begun. Raises ConfigError if there is none of this name."""
     path = root / "sweeps" / name / SWEEP_FILE
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
-    tree = json.loads(path.read_bytes())
-    return Sweep(name, root, tuple(Child(**child) for child in tree["children"]))
+    return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
 
 
-def show_sweep(sweep: Sweep, console: Console) -> None:
+def show_sweep(sweep: Sweep) -> None:
     """List the runs, and which of them are finished."""
+    console = Console(highlight=False, soft_wrap=True)
     width = max(len(child.run_id) for child in sweep.children)
     for child in sweep.children:
         state = "finished" if is_finished(sweep.store(child)) else ""

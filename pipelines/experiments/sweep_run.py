@@ -1,47 +1,62 @@
-"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run."""
+"""Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
 
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from functools import partial
+from pathlib import Path
 
 from rich.console import Console
 
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
+from magrpo.reports import charts, figures, over_seeds
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables
+from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
-from pipelines.experiments.sweep_grid import Child, Sweep
-from pipelines.experiments.sweep_report import write_sweep_report
+from magrpo.types import HEADLINE, EvalReport
+from pipelines.experiments.sweep_grid import Sweep
+
+_NOTE = (
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
+    "over problems in its place, which says nothing about other seeds."
+)
+Averages = Mapping[str, Sequence[EvalReport]]
+"""The evaluations of each setting, averaged over its seeds."""
 
 
 def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Console) -> dict[str, str]:
-    """Execute the unfinished runs in turn, then compare all of them; returns the reason of each failure by run.
-
-    A failed run does not stop the others.
-    """
+    """Execute the unfinished runs in turn, also after failures, then compare all; returns the reasons of failures."""
     config = load_resolved(sweep.children[0].config)
-
-    def tracker() -> MlflowTracker:
-        return MlflowTracker(config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
-
-    parent = tracker()
+    open_tracker = partial(MlflowTracker, config.tracking, sweep.root, sweep.name, sweep.folder, SWEEP_TAG)
+    values_tried: dict[str, dict[str, None]] = {}
+    for child in sweep.children:
+        for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
+            values_tried.setdefault(key, {})[value] = None
+    parent = open_tracker()
     parent.record_start()
-    parent.params({"runs": len(sweep.children), **_values_tried(sweep)})
+    parent.params({"runs": len(sweep.children)} | {key: ",".join(tried) for key, tried in values_tried.items()})
     parent.flush()  # before the runs, which look for it
     failures: dict[str, str] = {}
     status = "FAILED"
     try:
         for number, child in enumerate(sweep.children, 1):
             store = sweep.store(child)
-            known = is_finished(store)
-            already = ", finished already" if known else ""
+            already = ", finished already" if is_finished(store) else ""
             console.print(f"\n[{number}/{len(sweep.children)}] {child.run_id}{already}", markup=False)
-            if known:
+            if already:
                 continue
             try:
-                _create_run(store, child, sweep.name)
+                if not store.exists():
+                    RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
+                with closing(Spool(store.path)) as spool:
+                    if not spool.records:  # the first one: the run belongs to the sweep
+                        spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made
                 failures[child.run_id] = f"{type(error).__name__}: {error}".partition("\n")[0]
@@ -52,27 +67,108 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
         status = "KILLED"
         raise
     finally:
-        parent = tracker()
+        parent = open_tracker()
         for path in write_sweep_report(sweep, console):
             parent.artifact(path, "sweep")
         parent.close(status)
     return failures
 
 
-def _values_tried(sweep: Sweep) -> dict[str, str]:
-    """The values of each key, joined by commas."""
-    values: dict[str, dict[str, None]] = {}
+def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
+    """Print the comparison of the runs that are finished and write it; the paths, none if no run is finished."""
+    done = finished_runs(sweep)
+    if not done:
+        return []
+    means = {title: over_seeds.average_evaluations(runs) for title, runs in done.items()}
+    parts = next(iter(done.values()))[0].config.reward.maxima
+    tables = [
+        *_evaluation_tables(done, means, parts),
+        *tables_over_seeds("Held-out problems, sampled, at the end of training", done),
+        _list_runs(sweep, done),
+    ]
+    best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
+    short = short_titles(sweep)
+    shown = {short[title]: means[title] for title in means if title in best}
+    tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
+    split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
+    panels = charts.comparison_panels(shown, tokens)
+    pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
+    blocks: list[Block] = [
+        Pictures("Learning curves", panels, "curves.png", OVER_SEEDS),
+        Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
+        *tables,
+    ]
+    paths = [*write_page(sweep.folder / "sweep", f"Sweep {sweep.name}", blocks), sweep.folder / "sweep.csv"]
+    _write_csv(paths[-1], done, means)
+    wide = Console(highlight=False)
+    if not wide.is_terminal:
+        wide.width = 160
+    print_tables(tables, wide)
+    console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    return [*paths, *pictures]
+
+
+def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:
+    """The runs of each setting that went to their end, by its title."""
+    done: dict[str, list[EvaluatedRun]] = {}
     for child in sweep.children:
-        for key, value in {**child.setting, "train.seed": str(child.seed)}.items():
-            values.setdefault(key, {})[value] = None
-    return {key: ",".join(tried) for key, tried in values.items()}
+        if is_finished(sweep.store(child)):
+            done.setdefault(child.title, []).append(load_evaluated_run(child.run_id, sweep.store(child)))
+    return done
 
 
-def _create_run(store: RunStore, child: Child, name: str) -> None:
-    """Create the run directory unless it exists, with the record that it belongs to the sweep."""
-    if not store.exists():
-        RunStore.create(load_resolved(child.config).model_copy(update={"root": store.path.parent}), child.run_id)
-    spool = Spool(store.path)
-    if not spool.records:
-        spool.append({"kind": "tags", "values": {PARENT_TAG: name}})
-    spool.close()
+def short_titles(sweep: Sweep) -> dict[str, str]:
+    """The name of each setting in pictures: its values, if they tell it from the others."""
+    names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
+    return names if len(set(names.values())) == len(names) else {title: title for title in names}
+
+
+def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
+    """Each run with the index of its last evaluation."""
+    return {title: [(run, -1) for run in runs] for title, runs in settings.items()}
+
+
+def tables_over_seeds(title: str, settings: Settings) -> Iterator[ReportTable]:
+    """Differences under ``title`` at the end of training, results at equal tokens, cost of one bar, and budgets."""
+    yield from over_seeds.difference_tables(title, last_evaluations(settings))
+    if len(settings) > 1:
+        yield from over_seeds.equal_tokens_tables(settings)
+    yield from equal_bar_tables(settings)
+    yield over_seeds.budget_table(settings)
+
+
+def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) -> Iterator[ReportTable]:
+    last = {title: reports[-1].summary for title, reports in means.items()}
+    for key in figures.sort_summary_keys(shared_keys(list(last.values()))):
+        summaries = {title: summary[key] for title, summary in last.items()}
+        first = next(iter(summaries.values()))
+        shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
+        columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
+        rows = [
+            (title, str(len(done[title])), *(figures.format_interval(column, summary[column]) for column in columns))
+            for title, summary in summaries.items()
+        ]
+        heads = ("setting", "seeds", *map(figures.quantity_title, columns))
+        yield ReportTable(figures.summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
+
+
+def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:
+    ends = {run.store.run_id: run.last.summary[HEADLINE]["return"] for runs in done.values() for run in runs}
+    returns = {run_id: figures.format_interval("return", value) for run_id, value in ends.items()}
+    rows = [
+        (child.run_id, child.title, str(child.seed), returns.get(child.run_id, "not finished"))
+        for child in sweep.children
+    ]
+    note = "Held-out return, sampled, percent of the maximum; intervals over problems."
+    return ReportTable("Runs", ("run", "setting", "seed", "return"), rows, note, text=True)
+
+
+def _write_csv(path: Path, done: Settings, means: Averages) -> None:
+    """Every figure in long form: of each run, and, without a seed, of each setting; fractions of the maximum."""
+    rows = (
+        (title, seed, *row)
+        for title, runs in done.items()
+        for seed, reports in [*((str(run.config.train.seed), run.reports) for run in runs), ("", means[title])]
+        for row in figures.evaluation_rows(reports)
+    )
+    figures.write_csv(path, ("setting", "seed", *figures.EVALUATION_COLUMNS), rows)

@@ -18,7 +18,7 @@ def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
         return execute(root, run_id, lambda run_step: run_step, {}, observers=[Notices()])
     with LocalServer(root / "prefect") as server:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
-            if server.is_starting:
+            if server.process is not None:
                 console.print(STARTING)
             import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
             from pipelines.flows.train import mark_killed, train  # prefect, loaded while the server starts

@@ -35,17 +35,16 @@ class LocalServer:
     """A Prefect server on this machine with its database in ``home``. A no-op if the user has chosen a server.
 
     Use it as a context manager around the import of Prefect: entering sets ``PREFECT_HOME`` and ``PREFECT_API_URL``,
-    which Prefect reads when it is imported, and exempts this machine from proxies
-    (:func:`pipelines.environment.reach_loopback_directly`); leaving restores the variables. With ``schedules`` the
-    server also creates scheduled runs and serves Prefect's page.
+    which Prefect reads when it is imported, and exempts this machine from proxies; leaving restores the variables. With
+    ``schedules`` the server also creates scheduled runs and serves Prefect's page.
     """
 
     def __init__(self, home: Path, *, schedules: bool = False) -> None:
         self._flags = ["schedules"] if schedules else []
-        self.home = home.absolute()
-        self.log = self.home / "server.log"
-        self._process: subprocess.Popen[bytes] | None = None
-        self._port = 0
+        self._home = home.absolute()
+        self._log = self._home / "server.log"
+        self.process: subprocess.Popen[bytes] | None = None
+        """None if the user has chosen a server."""
         self._variables: set[str] = set()
 
     def __enter__(self) -> LocalServer:
@@ -53,56 +52,44 @@ class LocalServer:
             return self
         reach_loopback_directly()
         before = set(os.environ) - {"PREFECT_API_URL"}
-        os.environ.setdefault("PREFECT_HOME", str(self.home))
-        self.home.mkdir(parents=True, exist_ok=True)
+        os.environ.setdefault("PREFECT_HOME", str(self._home))
+        self._home.mkdir(parents=True, exist_ok=True)
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
-            self._port = free.getsockname()[1]
-        arguments = [str(self._port), str(os.getpid()), *self._flags]
-        with self.log.open("ab") as log:
+            port = free.getsockname()[1]
+        with self._log.open("ab") as log:
             # In a session of its own: Ctrl-C ends the run, which must still report its end to the server.
-            command = [sys.executable, "-m", "pipelines.flows.local_server", *arguments]
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-        os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{self._port}/api"
+            module = [sys.executable, "-m", "pipelines.flows.local_server"]
+            command = [*module, str(port), str(os.getpid()), *self._flags]
+            self.process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+        self._url = os.environ["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
         if not self._flags:
             os.environ.setdefault("PREFECT_UI_URL", "")  # no links to a page that is not served
         self._variables = set(os.environ) - before
         return self
 
-    @property
-    def is_starting(self) -> bool:
-        """Whether this server is being started; False if the user has chosen a server."""
-        return self._process is not None
-
     def wait_until_ready(self) -> None:
-        """Return when the server answers.
-
-        Raises:
-            ServerError: the server ended, or did not answer within two minutes.
-        """
-        if self._process is None:
-            return
+        """Return when the server answers. Raises ServerError if it ended, or did not answer within two minutes."""
         deadline = time.monotonic() + _START_S
-        while not is_healthy(f"http://127.0.0.1:{self._port}/api/health"):
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                raise ServerError(f"the Prefect server did not start: see {self.log}, or run with --local")
+        while self.process is not None and not is_healthy(f"{self._url}/health"):
+            if self.process.poll() is not None or time.monotonic() > deadline:
+                raise ServerError(f"the Prefect server did not start: see {self._log}, or run with --local")
             time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
-        if self._process is None:
-            return
         for name in self._variables:
             os.environ.pop(name, None)
-        self._process.terminate()
-        try:
-            self._process.wait(10)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        if self.process is not None:
+            self.process.terminate()
+            try:
+                self.process.wait(10)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
 
 
 def is_healthy(url: str) -> bool:
-    """Whether a server answers ``url`` with status 200. Proxies of the environment are not used for this machine."""
+    """Whether a server answers ``url`` with status 200; on this machine, proxies of the environment are not used."""
     handlers = [ProxyHandler({})] if urlsplit(url).hostname in LOOPBACK else []
     try:
         with build_opener(*handlers).open(url, timeout=5) as answer:

@@ -18,7 +18,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step
-from pipelines.progress.state import Attempt
+from pipelines.progress.state import Attempt, Observer
 
 log = logging.getLogger(__name__)
 
@@ -26,11 +26,10 @@ PERIOD_S = 3.0
 PATIENCE_S = 10.0
 
 
-class ProgressPage:
-    """Implements :class:`pipelines.progress.observers.Observer` for a flow run.
+class ProgressPage(Observer):
+    """Observes the run of a flow run; between start and end its thread reads the state by itself.
 
-    ``name`` is what the artifacts' keys begin with: artifacts of one key are versions of each other on Prefect's page,
-    so it is the run's id, or the deployment's name.
+    Artifacts of one key are versions of each other on Prefect's page: ``name`` is the run's id, or the deployment's.
     """
 
     def __init__(self, name: str, flow_run_id: UUID) -> None:
@@ -44,11 +43,8 @@ class ProgressPage:
         self._attempt = attempt
         # Its own client: that of the flow run is closed with it.
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
-        self._thread = threading.Thread(target=self._run_thread, args=(client,), name="magrpo-artifacts", daemon=True)
+        self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
-
-    def step_finished(self) -> None:
-        """Nothing to do: the thread reads the state by itself."""
 
     def team_promoted(self, text: str) -> None:
         self._promotion = text
@@ -60,7 +56,7 @@ class ProgressPage:
         if self._thread.is_alive():
             log.warning("Prefect's page of the run is not complete: its server took longer than %.0f s", PATIENCE_S)
 
-    def _run_thread(self, client: SyncPrefectClient) -> None:
+    def _update_page(self, client: SyncPrefectClient) -> None:
         warned = over = False
         pause = 0.0
         with client:
@@ -79,12 +75,10 @@ class ProgressPage:
     def _update_progress(self, client: SyncPrefectClient) -> None:
         """Create the progress artifact, or update it if the state changed."""
         state = self._attempt.state
-        percent = 100.0 * state.trained_iterations / max(state.num_iterations, 1)
-        if self._ending == "finished":
-            percent = 100.0
-        text = "\n\n".join(
-            filter(None, (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link()))
-        )
+        done = state.trained_iterations / max(state.num_iterations, 1)
+        percent = 100.0 if self._ending == "finished" else 100.0 * done
+        lines = (self._ending or state.describe_step(), state.describe_returns(), self._mlflow_link())
+        text = "\n\n".join(filter(None, lines))
         if self._progress is None:
             self._progress = self._create(client, "progress", f"{self._key}-progress", text, percent)
         elif (percent, text) != self._shown:

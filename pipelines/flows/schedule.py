@@ -19,14 +19,7 @@ from zoneinfo import ZoneInfo
 
 from prefect import flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterId,
-    FlowRunFilter,
-    FlowRunFilterExpectedStartTime,
-    FlowRunFilterState,
-    FlowRunFilterStateType,
-)
+from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
@@ -67,21 +60,16 @@ class Timetable:
     timezone: str = "UTC"
 
     def build_schedule(self) -> ServerSchedule:
-        """The schedule as an object of Prefect's server, which can compute dates.
-
-        Raises:
-            ConfigError: not exactly one of the three is given, or it cannot be parsed.
-        """
-        given = {flag: value for flag in _SCHEDULES if (value := getattr(self, flag)) is not None}
+        """The schedule as Prefect's server holds it, to compute dates. Raises ConfigError if it is not exactly one."""
+        given = [(flag, value) for flag in _SCHEDULES if (value := getattr(self, flag)) is not None]
         if len(given) != 1:
             raise ConfigError("serve needs one of --cron, --interval and --rrule")
+        [(flag, text)] = given
         try:
             ZoneInfo(self.timezone)
         except (KeyError, ValueError, OSError):
-            raise ConfigError(
-                f"--timezone {self.timezone!r}: no such time zone; use a name like Europe/Berlin"
-            ) from None
-        [(flag, text)] = given.items()
+            message = f"--timezone {self.timezone!r}: no such time zone; use a name like Europe/Berlin"
+            raise ConfigError(message) from None
         try:
             when: Any = _parse_interval(text) if flag == "interval" else text
             return _SCHEDULES[flag](**{flag: when, "timezone": self.timezone})
@@ -119,29 +107,30 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
 
 
 def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
-    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable.
-
-    Raises:
-        ConfigError: the configuration or the timetable cannot be used.
-    """
+    """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
     schedule = timetable.build_schedule()
     root = load_config(config, overrides).root.absolute()
     parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}
     with get_client(sync_client=True) as client:
         missed = _find_missed_run(client, name, schedule)
         runner = Runner(name=name, pause_on_shutdown=False, limit=limit)
-        deployment_id = runner.add_flow(
-            scheduled,
-            name=name,
-            parameters=parameters,
-            schedule=timetable.build_deployed_schedule(),
-        )
+        deployed = timetable.build_deployed_schedule()
+        deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
         if missed is not None:
             client.create_flow_run_from_deployment(
                 deployment_id, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
             )
-    _print_schedule(schedule, missed, f"{root}/{name}-*", name, str(client.api_url).rstrip("/"))
+    zone, api = ZoneInfo(schedule.timezone or "UTC"), str(client.api_url).rstrip("/")
+    coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
+    times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)
+    console = Console(highlight=False, soft_wrap=True)
+    console.print(f"serving {name}: next runs at {times or 'no time'} ({zone})")
+    if missed is not None:
+        console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run for it starts now")
+    console.print(f"runs:    {root}/{name}-*")
+    console.print(f"page:    {api.removesuffix('/api')}")
+    console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")
     asyncio.run(_run_until_interrupted(runner))
 
 
@@ -178,26 +167,9 @@ def _find_missed_run(client: SyncPrefectClient, name: str, schedule: ServerSched
 def _read_due_runs(client: SyncPrefectClient, deployment_id: str, *, after: datetime, waiting: bool) -> list[FlowRun]:
     """Runs of a deployment due between ``after`` and now, newest first: only waiting ones, or only started ones."""
     kinds = [StateType.SCHEDULED] if waiting else [kind for kind in StateType if kind != StateType.SCHEDULED]
+    due = {"after_": after + timedelta(milliseconds=1), "before_": datetime.now(UTC)}
     return client.read_flow_runs(
-        deployment_filter=DeploymentFilter(id=DeploymentFilterId(any_=[UUID(deployment_id)])),
-        flow_run_filter=FlowRunFilter(
-            state=FlowRunFilterState(type=FlowRunFilterStateType(any_=kinds)),
-            expected_start_time=FlowRunFilterExpectedStartTime(
-                after_=after + timedelta(milliseconds=1), before_=datetime.now(UTC)
-            ),
-        ),
+        deployment_filter=DeploymentFilter.model_validate({"id": {"any_": [deployment_id]}}),
+        flow_run_filter=FlowRunFilter.model_validate({"state": {"type": {"any_": kinds}}, "expected_start_time": due}),
         sort=FlowRunSort.EXPECTED_START_TIME_DESC,
     )
-
-
-def _print_schedule(schedule: ServerSchedule, missed: datetime | None, runs: str, name: str, api: str) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    zone = ZoneInfo(schedule.timezone or "UTC")
-    coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
-    times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)
-    console.print(f"serving {name}: next runs at {times or 'no time'} ({zone})")
-    if missed is not None:
-        console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run for it starts now")
-    console.print(f"runs:    {runs}")
-    console.print(f"page:    {api.removesuffix('/api')}")
-    console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")

@@ -22,10 +22,7 @@ class SweepFailed(RuntimeError):
 def swept(config: str, settings: list[str], seeds: int, overrides: list[str], root: str, name: str) -> None:
     """Train every combination of ``settings`` (``section.key=value,value``) with ``seeds`` seeds each.
 
-    A retry resumes the unfinished runs.
-
-    Raises:
-        SweepFailed: runs failed; the message names all of them.
+    A retry resumes the unfinished runs. Raises SweepFailed if runs failed; the message names all of them.
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
     if (Path(root) / "sweeps" / sweep_id).exists():

@@ -1,24 +1,44 @@
-"""A training run as a Prefect flow: the loop of :mod:`pipelines.training.loop` with each step a task."""
+"""A training run as a Prefect flow: the loop of :mod:`pipelines.training.loop` with each step a task.
+
+Prefect's result cache is off on purpose. The run directory is the one memory of a run: a step that runs again finds its
+output committed, checks it for damage and returns within milliseconds. A second memory could only disagree with it.
+"""
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
-from prefect import flow
+from prefect import Task, flow, task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, FlowRunFilterState, FlowRunFilterStateType
-from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.filters import FlowRunFilter
+from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.runtime import deployment, flow_run
 from prefect.states import Crashed
+from prefect.tasks import exponential_backoff
+from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
+from magrpo.engines import EngineError
+from magrpo.layout import Step
+from magrpo.sandboxes import SandboxDied
+from magrpo.store import Pointer
 from pipelines.flows.progress_page import ProgressPage
-from pipelines.flows.tasks import run_as_tasks, undo_in_transaction
 from pipelines.progress.notify import Notices
-from pipelines.progress.observers import Observer
+from pipelines.progress.state import Observer
 from pipelines.training.execute import Result, execute
+from pipelines.training.loop import RunStep
 from pipelines.training.recorder import FLOW_RUN_URL
+
+log = logging.getLogger(__name__)
+
+TRANSIENT = (EngineError, SandboxDied, OSError)
+"""Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
@@ -30,21 +50,47 @@ def train(root: str, run_id: str) -> Result:
 def execute_in_flow(root: Path, run_id: str) -> Result:
     """Execute a run from within a flow run: steps are tasks, MLflow links to the flow run, observers are notified."""
     page = url_for("flow-run", obj_id=flow_run.id)
-    tags = {"prefect.flow_run_id": str(flow_run.id)}
-    if page is not None:
-        tags[FLOW_RUN_URL] = page
+    tags = {"prefect.flow_run_id": str(flow_run.id), **({FLOW_RUN_URL: page} if page else {})}
     observers: list[Observer] = [ProgressPage(deployment.name or run_id, UUID(flow_run.id)), Notices(page)]
     return execute(root, run_id, run_as_tasks, tags, undo_in_transaction, observers)
 
 
-def mark_killed(run_id: str) -> int:
-    """Mark earlier flow runs of this run, killed before they could report it, as crashed; returns their number."""
-    running = FlowRunFilter(
-        name=FlowRunFilterName(any_=[run_id]),
-        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.RUNNING])),
-    )
+def mark_killed(run_id: str) -> None:
+    """Mark earlier flow runs of this run, killed before they could report it, as crashed."""
+    running = {"name": {"any_": [run_id]}, "state": {"type": {"any_": [StateType.RUNNING]}}}
     with get_client(sync_client=True) as client:
-        stale = client.read_flow_runs(flow_run_filter=running)
-        for run in stale:
+        for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
             client.set_flow_run_state(run.id, Crashed(message="the process was killed"), force=True)
-    return len(stale)
+
+
+def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
+    """Whether to retry a failed step; logs that it will. Prefect asks only while retries are left."""
+    error = state.result(raise_on_failure=False)
+    if isinstance(error, TRANSIENT):
+        log.warning("%s failed and is tried again: %s", task_run.name, error)
+    return isinstance(error, TRANSIENT)
+
+
+def run_as_tasks(run_step: RunStep) -> RunStep:
+    """``run_step``, each call a Prefect task run named like its folder in the run directory."""
+
+    def run_task(step: Step, inputs: Sequence[Pointer]) -> Pointer:
+        as_task: Task[[Step, Sequence[Pointer]], Pointer] = task(
+            name=step.stage if step.stage != "tables" else "report",
+            task_run_name=step.title if step.happens_once or step.stage == "baseline" else step.folder,
+            cache_policy=NO_CACHE,
+            retries=2,
+            retry_delay_seconds=exponential_backoff(2),
+            retry_condition_fn=is_transient,
+        )(run_step)
+        return as_task(step, inputs)
+
+    return run_task
+
+
+@contextmanager
+def undo_in_transaction(undo: Callable[[], None]) -> Iterator[None]:
+    """A Prefect transaction with ``undo`` as its rollback hook; an ``Undo`` of :mod:`pipelines.training.promotion`."""
+    with transaction() as open_transaction:
+        open_transaction.stage(None, on_rollback_hooks=[lambda _: undo()])
+        yield

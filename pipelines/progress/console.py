@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
+from itertools import pairwise
 from statistics import median
 from time import monotonic
 from typing import get_args
@@ -38,41 +39,8 @@ _ACTIVITIES = {
 }
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
-_LOGGERS = [logging.getLogger(name) for name in ("magrpo", "pipelines")]
 _WIDE = 76
 """From this many columns on, a terminal has room for everything."""
-
-
-class Pace:
-    """Estimates when a run will end, from the iterations that this process computed completely.
-
-    The remaining ones are assumed to take the median of the newest 20: the first are slow, and single ones include an
-    evaluation or a busy moment of the machine.
-    """
-
-    def __init__(self, num_iterations: int) -> None:
-        self._num_iterations = num_iterations
-        self._seconds: deque[float] = deque(maxlen=20)
-        self._since: float | None = None
-
-    def start_step(self, step: Step) -> None:
-        """Start the clock at the first complete iteration."""
-        if self._since is None and step.title == "rollout.0":
-            self._since = monotonic()
-
-    def finish_iteration(self) -> None:
-        """Count an iteration. The evaluation after it counts for the next one."""
-        if self._since is not None:
-            now = monotonic()
-            self._seconds.append(now - self._since)
-            self._since = now
-
-    def time_left(self, done: int) -> str:
-        """Time to the end, ``0:12:30 left``; empty before the first complete iteration."""
-        if self._since is None or not self._seconds:
-            return ""
-        whole = median(self._seconds) * (self._num_iterations - done)
-        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._since), 0.0)))} left"
 
 
 class LiveLine(ProgressColumn):
@@ -80,8 +48,8 @@ class LiveLine(ProgressColumn):
 
     max_refresh = 0.5
 
-    def __init__(self, state: RunState, pace: Pace, *, wide: bool) -> None:
-        self._state, self._pace, self._wide = state, pace, wide
+    def __init__(self, state: RunState, time_left: Callable[[], str], *, wide: bool) -> None:
+        self._state, self._time_left, self._wide = state, time_left, wide
         super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
@@ -91,7 +59,7 @@ class LiveLine(ProgressColumn):
             parts.append(f"train {state.training_return:.0%}")
         if state.held_out_returns:
             parts.append(f"held-out {[*state.held_out_returns.values()][-1]:.0%}")
-        parts.append(self._pace.time_left(state.trained_iterations))
+        parts.append(self._time_left())
         return Text(" · ".join(filter(None, parts)))
 
 
@@ -108,42 +76,43 @@ class WarningsAbove(logging.Handler):
 
 
 class RunConsole:
-    """Implements :class:`pipelines.progress.state.ProgressDisplay`. Use as a context manager."""
+    """Notes the steps of a run in its state and shows them. Use as a context manager."""
 
     def __init__(self, state: RunState, console: Console | None = None) -> None:
         self.console = console or Console(highlight=False, soft_wrap=True)
         self._state = state
-        self._pace = Pace(state.num_iterations)
+        self._times: deque[float] = deque(maxlen=21)
+        """When the first iteration that this process computes completely began, and when each one since ended."""
         self._metrics: dict[str, float] = {}
         """Metrics of the iteration so far."""
         self._num_reused = 0
         self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
-        self._above = WarningsAbove(self.console) if self._alive and sys.stderr.isatty() else None
+        shares_terminal = self._alive and sys.stderr.isatty()
+        self._above = WarningsAbove(self.console)
+        self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shares_terminal]
         wide = self.console.width >= _WIDE
         self._live = Progress(
             SpinnerColumn(),
             *([BarColumn(bar_width=8)] if wide else []),
-            LiveLine(state, self._pace, wide=wide),
+            LiveLine(state, self._time_left, wide=wide),
             console=self.console,
             transient=True,
             disable=not self._alive,
-            redirect_stderr=self._above is not None,
+            redirect_stderr=shares_terminal,
         )
         self._bar = self._live.add_task("starting", total=state.num_iterations)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
-        if self._above is not None:
-            for logger in _LOGGERS:
-                logger.addHandler(self._above)
-                logger.propagate = False
+        for logger in self._loggers:
+            logger.addHandler(self._above)
+            logger.propagate = False
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._above is not None:
-            for logger in _LOGGERS:
-                logger.removeHandler(self._above)
-                logger.propagate = True
+        for logger in self._loggers:
+            logger.removeHandler(self._above)
+            logger.propagate = True
         self._live.stop()
 
     def say(self, text: str) -> None:
@@ -151,19 +120,21 @@ class RunConsole:
         self.console.print(text, markup=False, soft_wrap=not self._alive)
 
     def start_step(self, step: Step) -> Advance:
-        """Show that ``step`` is being computed; call the returned function with the number of items just finished."""
+        """``step`` is being computed; call the returned function with the number of items just finished."""
+        self._state.step = step
         if self._num_reused:
             self.say(f"{self._num_reused} committed stages are reused")
             self._num_reused = 0
-        self._pace.start_step(step)
+        if not self._times and step.title == "rollout.0":
+            self._times.append(monotonic())
         activity = _ACTIVITIES[step.stage]
         done, spoke = 0, monotonic()
-        self._show_activity(activity)
+        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
 
         def advance(finished: int) -> None:
             nonlocal done, spoke
             done += finished
-            self._show_activity(f"{activity} {done}")
+            self._live.update(self._bar, description=f"{activity} {done}")
             if not self._alive and monotonic() - spoke > _HEARTBEAT_S:
                 spoke = monotonic()
                 self.say(f"  iteration {step.iteration}: {activity}, {done} done")
@@ -171,59 +142,61 @@ class RunConsole:
         return advance
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """Print the line of an iteration after its last step, and of an evaluation or a baseline."""
+        """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
+        self._state.finish_step(step, metrics, reused=reused)
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics
-        if step.stage == "update" and not reused:
-            self._pace.finish_iteration()
-            self.say(self._iteration_line(step.iteration))
-        elif step.stage == "evaluate" and not reused:
-            self.say(_evaluation_line(step.iteration, metrics))
-        elif step.stage == "baseline" and not reused:
-            self.say(_baseline_line(step.part, metrics))
-        elif step.stage == "prepare" and not reused:
-            counts = {
-                split: int(metrics[f"problems/{split}"]) for split in get_args(Split) if f"problems/{split}" in metrics
-            }
-            self.say("problems: " + ", ".join(f"{count} {split}" for split, count in counts.items()))
+        match step.stage if not reused else "":
+            case "prepare":
+                sizes = {split: metrics.get(f"problems/{split}") for split in get_args(Split)}
+                shown = (f"{size:.0f} {split}" for split, size in sizes.items() if size is not None)
+                self.say(f"problems: {', '.join(shown)}")
+            case "update":
+                if self._times:  # the evaluation after an iteration counts for the next one
+                    self._times.append(monotonic())
+                self.say(self._format_iteration(step.iteration))
+            case "evaluate":
+                when = "before training" if step.iteration == 0 else f"after {step.iteration} iterations"
+                returns = _format_returns("eval", metrics)
+                if "eval/ood/sampled/return" in metrics:
+                    returns += f", ood return {metrics['eval/ood/sampled/return']:.1%}"
+                self.say(f"held-out problems {when}: {returns} ({metrics['time/evaluate_s']:.1f} s)")
+            case "baseline":
+                returns = _format_returns(f"baseline/{step.part}", metrics)
+                self.say(f"{step.part}: {returns} ({metrics['time/baseline_s']:.1f} s)")
         if step.stage == "update":
             self._metrics = {}
 
-    def _show_activity(self, activity: str) -> None:
-        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
+    def _time_left(self) -> str:
+        """Time to the end, ``0:12:30 left``; empty before the first complete iteration.
 
-    def _iteration_line(self, iteration: int) -> str:
+        The remaining iterations are assumed to take the median of the newest 20: the first are slow, and single ones
+        include an evaluation or a busy moment of the machine.
+        """
+        if len(self._times) < 2:
+            return ""
+        remaining = self._state.num_iterations - self._state.trained_iterations
+        whole = median(end - begin for begin, end in pairwise(self._times)) * remaining
+        return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
+
+    def _format_iteration(self, iteration: int) -> str:
         metrics, last = self._metrics, self._state.num_iterations
         seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:
             parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
-        for part in _PARTS:
-            if f"reward/{part}" in metrics:
-                parts.append(f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}")
-        split = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
+        shown = [part for part in _PARTS if f"reward/{part}" in metrics]
+        parts += [f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}" for part in shown]
         parts.append(f"{sum(seconds.values()):.1f} s")
+        by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
+        whole = "  ".join([*parts, f"({by_stage})"])
         if not self._alive:
-            return "  ".join(filter(None, [*parts, f"({split})", self._pace.time_left(iteration)]))
-        whole = "  ".join([*parts, f"({split})"])
+            return "  ".join(filter(None, [whole, self._time_left()]))
         return whole if len(whole) <= self.console.width else "  ".join(parts)
 
 
-def _evaluation_line(iteration: int, metrics: Mapping[str, float]) -> str:
-    when = "before training" if iteration == 0 else f"after {iteration} iterations"
-    parts = [*_quality("eval", metrics)]
-    if "eval/ood/sampled/return" in metrics:
-        parts.append(f"ood return {metrics['eval/ood/sampled/return']:.1%}")
-    return f"held-out problems {when}: {', '.join(parts)} ({metrics['time/evaluate_s']:.1f} s)"
-
-
-def _baseline_line(row: str, metrics: Mapping[str, float]) -> str:
-    return f"{row}: {', '.join(_quality(f'baseline/{row}', metrics))} ({metrics['time/baseline_s']:.1f} s)"
-
-
-def _quality(prefix: str, metrics: Mapping[str, float]) -> Iterator[str]:
+def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:
     """The return, and pass@1 where problems can be solved."""
-    yield f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
-    if f"{prefix}/pass_at_1" in metrics:
-        yield f"pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}"
+    text = f"return {metrics[f'{prefix}/return']:.1%} of the maximum"
+    return text + (f", pass@1 {metrics[f'{prefix}/pass_at_1']:.1%}" if f"{prefix}/pass_at_1" in metrics else "")

@@ -12,21 +12,24 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
 from magrpo.config import NotifyConfig, check_webhook
-from magrpo.store import RunStore, atomic_write
+from magrpo.store import atomic_write
 from pipelines.environment import prefect_target
 from pipelines.progress.state import Attempt, RunState
 
 log = logging.getLogger(__name__)
 
 Event = Literal["failure", "recovery", "promotion"]
+Send = Callable[[Mapping[str, str]], None]
 PATIENCE_S = 10.0
 """A notice that takes longer is given up."""
 _TIMEOUT_S = 5.0
 _KILLED = "its process was killed, or lost its machine"
+_NOT_SENT = "the notice of a %s was not sent by %s: %s"
 _HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "made a champion"}
 
 
@@ -35,7 +38,7 @@ class Unsent(Exception):
 
 
 class Notices:
-    """Implements :class:`pipelines.progress.observers.Observer`; ``page`` is the address of the flow run.
+    """Implements :class:`pipelines.progress.state.Observer`; ``page`` is the address of the flow run.
 
     The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed; it
     is removed at a good end. A file that says neither was left by a killed process.
@@ -65,15 +68,15 @@ class Notices:
     def attempt_ended(self, error: BaseException | None) -> None:
         if not self._wanted:
             return
-        if error is None and self._failure is not None:
-            self._report_recovery()
         if error is not None and not isinstance(error, KeyboardInterrupt):
             reason = describe_error(error)
             self._write_file(reason)
             self._send("failure", RunState.read(self._attempt.store), reason)
-        elif self._failure is not None:
+        elif error is not None and self._failure is not None:
             self._write_file(self._failure)
         else:
+            if self._failure is not None:
+                self._report_recovery()
             self._file.unlink()
 
     def team_promoted(self, text: str) -> None:
@@ -81,7 +84,7 @@ class Notices:
 
     @property
     def _wanted(self) -> bool:
-        return bool(_channels(self._attempt.notify, {}))
+        return bool(_list_channels(self._attempt.notify))
 
     def _report_recovery(self) -> None:
         reason, self._failure = f"earlier: {self._failure}", None
@@ -91,12 +94,23 @@ class Notices:
         atomic_write(self._file, json.dumps({"failed": failed}).encode())
 
     def _send(self, event: Event, state: RunState, reason: str) -> None:
-        attempt = self._attempt
-        if event in attempt.notify.on:
-            fields = _fields(event, attempt.store, state, reason)
-            command, address = attempt.mlflow_page()
-            fields |= {"mlflow": f"{command}, then {address}" if command else address, "prefect": self._page or ""}
-            send_notice(attempt.notify, fields)
+        store, notify = self._attempt.store, self._attempt.notify
+        if event not in notify.on:
+            return
+        command, address = self._attempt.mlflow_page()
+        resume = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
+        fields = {
+            "event": event,
+            "run_id": store.run_id,
+            "host": socket.gethostname(),
+            "stage": state.describe_step(),
+            "reason": reason,
+            "returns": state.describe_returns() or "none measured yet",
+            **({"resume": resume} if event == "failure" else {}),
+            "mlflow": f"{command}, then {address}" if command else address,
+            "prefect": self._page or "",
+        }
+        send_notice(notify, fields)
 
 
 def describe_error(error: BaseException) -> str:
@@ -105,29 +119,39 @@ def describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
 
 
-def find_webhook(config: NotifyConfig) -> str | None:
-    """The URL from the configuration, else from the environment."""
-    if config.webhook is not None:
-        return config.webhook.get_secret_value()
-    return os.environ.get("MAGRPO_NOTIFY_WEBHOOK") or None
+def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
+    """Send a notice through every channel of the configuration, within ``PATIENCE_S``; log a warning for a failure."""
+
+    def try_send(name: str, send: Send) -> None:
+        try:
+            send(fields)
+        except Unsent as error:
+            log.warning(_NOT_SENT, fields["event"], name, error)
+
+    channels = _list_channels(config).items()
+    threads = {name: threading.Thread(target=try_send, args=(name, send), daemon=True) for name, send in channels}
+    for thread in threads.values():
+        thread.start()
+    for name, thread in threads.items():
+        thread.join(PATIENCE_S)
+        if thread.is_alive():
+            log.warning(_NOT_SENT, fields["event"], name, f"no end after {PATIENCE_S:g} s")
 
 
-def _fields(event: Event, store: RunStore, state: RunState, reason: str) -> dict[str, str]:
-    """What a notice says, by name."""
-    fields = {
-        "event": event,
-        "run_id": store.run_id,
-        "host": socket.gethostname(),
-        "stage": state.describe_step(),
-        "reason": reason,
-        "returns": state.describe_returns() or "none measured yet",
-    }
-    if event == "failure":
-        fields["resume"] = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
-    return fields
+def _list_channels(config: NotifyConfig) -> dict[str, Send]:
+    """The functions that send a notice, by the name used in warnings."""
+    webhook = config.webhook.get_secret_value() if config.webhook else os.environ.get("MAGRPO_NOTIFY_WEBHOOK")
+    channels: dict[str, Send] = {}
+    if webhook:
+        channels["the webhook"] = partial(_post_webhook, webhook)
+    if config.urls:
+        channels["notify.urls"] = partial(_notify_services, config)
+    if config.block is not None:
+        channels[f"block {config.block}"] = partial(_notify_block, config.block)
+    return channels
 
 
-def format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
+def _format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
     """The subject and the body of a notice for people."""
     subject = f"magrpo: run {fields['run_id']} {_HEADLINES[fields['event']]}"
     shown = {key: value for key, value in fields.items() if key not in ("event", "run_id") and value}
@@ -135,81 +159,36 @@ def format_notice(fields: Mapping[str, str]) -> tuple[str, str]:
     return subject, "\n".join(f"{key + ':':<{width + 1}} {value}" for key, value in shown.items())
 
 
-def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send a notice through every channel of the configuration, within ``PATIENCE_S``; log a warning for a failure."""
-    channels, event = _channels(config, fields), fields["event"]
-    threads = [threading.Thread(target=_try_send, args=(*item, event), daemon=True) for item in channels.items()]
-    for thread in threads:
-        thread.start()
-    for thread, name in zip(threads, channels, strict=True):
-        thread.join(PATIENCE_S)
-        if thread.is_alive():
-            log.warning("the notice of a %s was not sent by %s: no end after %g s", event, name, PATIENCE_S)
-
-
-def _channels(config: NotifyConfig, fields: Mapping[str, str]) -> dict[str, Callable[[], None]]:
-    """What sends a notice with ``fields``, by the name used in warnings."""
-    webhook, block = find_webhook(config), config.block
-    channels: dict[str, Callable[[], None]] = {}
-    if webhook is not None:
-        channels["the webhook"] = lambda: _post_webhook(webhook, fields)
-    if config.urls:
-        channels["notify.urls"] = lambda: _notify_services(config, fields)
-    if block is not None:
-        channels[f"block {block}"] = lambda: _notify_block(block, fields)
-    return channels
-
-
-def _try_send(name: str, send: Callable[[], None], event: str) -> None:
-    try:
-        send()
-    except Unsent as error:
-        log.warning("the notice of a %s was not sent by %s: %s", event, name, error)
-
-
 def _post_webhook(url: str, fields: Mapping[str, str]) -> None:
-    """POST the fields as JSON, with ``subject`` and ``text`` for people (Slack and Mattermost show ``text``).
-
-    Raises:
-        Unsent: rejected, or no answer. httpx's messages may hold the URL, so only the status code is repeated.
-    """
+    """POST the fields as JSON, with ``subject`` and ``text`` for people; Slack and Mattermost show ``text``."""
     import httpx  # takes a tenth of a second
 
     try:
         check_webhook(url)
     except ValueError as error:
         raise Unsent(f"MAGRPO_NOTIFY_WEBHOOK {error}") from None
-    subject, body = format_notice(fields)
+    subject, body = _format_notice(fields)
     host = urlsplit(url).hostname
     try:
         answer = httpx.post(url, json={"subject": subject, **fields, "text": f"{subject}\n{body}"}, timeout=_TIMEOUT_S)
         answer.raise_for_status()
-    except httpx.HTTPStatusError as error:
+    except httpx.HTTPStatusError as error:  # httpx's own messages may hold the URL
         raise Unsent(f"{host} answers {error.response.status_code}") from None
     except httpx.RequestError as error:
         raise Unsent(f"{host} does not answer ({type(error).__name__})") from None
 
 
 def _notify_services(config: NotifyConfig, fields: Mapping[str, str]) -> None:
-    """Send through the services of ``notify.urls``.
-
-    Raises:
-        Unsent: a service did not accept the notice. apprise logs the reason, which may hold secrets, at level INFO.
-    """
+    """Send through the services of ``notify.urls``. apprise logs why one refuses, maybe with secrets, at level INFO."""
     from apprise import Apprise  # loads a hundred services
 
-    subject, body = format_notice(fields)
-    services = Apprise([url.get_secret_value() for url in config.urls])
-    if not services.notify(body=body, title=subject):
+    subject, body = _format_notice(fields)
+    if not Apprise([url.get_secret_value() for url in config.urls]).notify(body=body, title=subject):
         raise Unsent("a service did not accept it")
 
 
 def _notify_block(name: str, fields: Mapping[str, str]) -> None:
-    """Send through a notification block on the Prefect server.
-
-    Raises:
-        Unsent: no server, no such block, or its service did not accept the notice, in words that may hold its address.
-    """
+    """Send through a notification block on the Prefect server. Words of its service may hold its address."""
     if prefect_target() is None:
         raise Unsent("it lies on a Prefect server, and none is named (PREFECT_API_URL)")
     import prefect.blocks.notifications  # noqa: F401  prefect; registers the types of blocks
@@ -227,7 +206,7 @@ def _notify_block(name: str, fields: Mapping[str, str]) -> None:
         raise Unsent("it is no notification block")
 
     async def notify(block: NotificationBlock) -> None:
-        subject, body = format_notice(fields)
+        subject, body = _format_notice(fields)
         with block.raise_on_failure():
             await block.notify(body, subject)
 

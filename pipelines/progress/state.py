@@ -1,54 +1,46 @@
-"""How far a run has come: the state that console, notices and Prefect's page read."""
+"""The progress of a run: its state, which console, notices and Prefect's page read, and its observers."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from magrpo.config import NotifyConfig, RunConfig
-from magrpo.interfaces import Progress
+from magrpo.config import NotifyConfig
 from magrpo.layout import Step, first_missing, steps
 from magrpo.store import RunStore
 
 
 @dataclass(slots=True)
 class RunState:
-    """How far a run has come."""
+    """The progress of a run. Returns are fractions of the maximum."""
 
     num_iterations: int
     fraction: Callable[[float], float]
-    """The fraction of the maximum that a joint reward is."""
+    """A joint reward as a fraction of the maximum."""
     step: Step | None = None
     """The step under way, or the last one; None before the first."""
     trained_iterations: int = 0
     num_computed: int = 0
     """Steps computed by this process, not found committed."""
     training_return: float | None = None
-    """Mean joint reward of the newest iteration, a fraction of the maximum."""
+    """Of the newest iteration."""
     held_out_returns: dict[int, float] = field(default_factory=dict)
-    """Held-out return by iteration, fractions of the maximum."""
-
-    @classmethod
-    def of(cls, config: RunConfig) -> RunState:
-        """The state of a run before its first step."""
-        return cls(config.train.num_iterations, config.reward.fraction)
+    """By iteration."""
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
         """The state recorded in a run directory; the step is the one after the last committed step."""
         config = store.config()
-        state, every, missing = cls.of(config), steps(config), first_missing(config, store)
+        state = cls(config.train.num_iterations, config.reward.fraction)
+        every, missing = steps(config), first_missing(config, store)
         for step in every[:missing]:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)
         if missing < len(every):
-            state.start_step(every[missing])
+            state.step = every[missing]
         return state
-
-    def start_step(self, step: Step) -> None:
-        """Note that ``step`` is being computed."""
-        self.step = step
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """Note that ``step`` is committed."""
@@ -63,10 +55,9 @@ class RunState:
 
     def describe_step(self) -> str:
         """The step under way, in words: ``rollout.0, iteration 7 of 160``."""
-        if self.step is None:
-            return "starting"
-        title = self.step.title
-        return title if self.step.happens_once else f"{title}, iteration {self.step.iteration} of {self.num_iterations}"
+        if self.step is None or self.step.happens_once:
+            return self.step.title if self.step else "starting"
+        return f"{self.step.title}, iteration {self.step.iteration} of {self.num_iterations}"
 
     def describe_returns(self) -> str:
         """Training and held-out returns, in words; empty before anything is measured."""
@@ -89,39 +80,34 @@ class Attempt:
     """Returns the command that serves MLflow (empty for a server) and the address of the run's page, if known yet."""
 
 
-class ProgressDisplay(Protocol):
-    """Shows the steps of a run."""
+class Observer(Protocol):
+    """Notified of an attempt's progress from within the loop: must be quick, and must not raise."""
 
-    def start_step(self, step: Step) -> Progress:
-        """``step`` is being computed; call the returned function with the number of items just finished."""
-        ...
+    def attempt_started(self, attempt: Attempt) -> None:
+        """This process holds the run and has computed nothing yet."""
 
-    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """``step`` is committed."""
-        ...
+    def step_finished(self) -> None:
+        """A step was computed, or found committed; nothing to do by default."""
+        return
 
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        ...
+    def team_promoted(self, text: str) -> None:
+        """The run's agents became the champion; ``text`` says why."""
+
+    def attempt_ended(self, error: BaseException | None) -> None:
+        """The attempt is over; ``error`` ended it early."""
 
 
-@dataclass(frozen=True, slots=True)
-class RunProgress:
-    """Keeps the state of a run up to date, then shows it."""
-
-    state: RunState
-    display: ProgressDisplay
-
-    def start_step(self, step: Step) -> Progress:
-        """``step`` is being computed; call the returned function with the number of items just finished."""
-        self.state.start_step(step)
-        return self.display.start_step(step)
-
-    def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
-        """``step`` is committed."""
-        self.state.finish_step(step, metrics, reused=reused)
-        self.display.finish_step(step, metrics, reused=reused)
-
-    def say(self, text: str) -> None:
-        """Print a line that stays."""
-        self.display.say(text)
+@contextmanager
+def observe_attempt(attempt: Attempt, observers: Sequence[Observer]) -> Iterator[None]:
+    """Notify ``observers`` of the start and the end of the block."""
+    for observer in observers:
+        observer.attempt_started(attempt)
+    ended_by: BaseException | None = None
+    try:
+        yield
+    except BaseException as error:
+        ended_by = error
+        raise
+    finally:
+        for observer in observers:
+            observer.attempt_ended(ended_by)

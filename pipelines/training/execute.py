@@ -14,8 +14,7 @@ from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
 from pipelines.progress.console import RunConsole
-from pipelines.progress.observers import Observer, observe_attempt
-from pipelines.progress.state import Attempt, RunProgress, RunState
+from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
 from pipelines.training.loop import Outcome, RunStep, run_steps
 from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
@@ -81,7 +80,7 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, RunState.of(config))
+    attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
         promotion = register_team(
@@ -112,9 +111,8 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
-            progress = RunProgress(attempt.state, console)
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))
-            with watched, StageRunner(config, store, progress, tracker.tags) as stages:
+            with watched, StageRunner(config, store, console, tracker.tags) as stages:
                 run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
                 run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()

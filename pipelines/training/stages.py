@@ -30,7 +30,7 @@ from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Sample, Split, Turn
-from pipelines.progress.state import RunProgress
+from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
 Metrics = Mapping[str, float]
@@ -40,7 +40,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
     def __init__(
-        self, config: RunConfig, store: RunStore, progress: RunProgress, set_tags: Callable[[Mapping[str, str]], None]
+        self, config: RunConfig, store: RunStore, progress: RunConsole, set_tags: Callable[[Mapping[str, str]], None]
     ) -> None:
         self._config, self._store = config, store
         self._progress, self._set_tags = progress, set_tags

@@ -26,7 +26,7 @@ from magrpo.plugins import Plugin
 from magrpo.store import RunStore
 from pipelines.environment import prepare_environment
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.state import RunState
 from pipelines.training.loop import Outcome, run_steps
 from pipelines.training.recorder import RunRecorder
 from pipelines.training.stages import StageRunner
@@ -137,10 +137,9 @@ def run_locally(config: RunConfig) -> tuple[RunStore, MemoryTracker, Outcome]:
 @contextmanager
 def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> Iterator[StageRunner]:
     """The stages of a run, shown on the console."""
-    state = RunState.of(config)
     with (
-        RunConsole(state) as console,
-        StageRunner(config, store, RunProgress(state, console), tracker.tags) as stages,
+        RunConsole(RunState(config.train.num_iterations, config.reward.fraction)) as console,
+        StageRunner(config, store, console, tracker.tags) as stages,
     ):
         yield stages
 

@@ -15,7 +15,7 @@ def _verdicts(text: str) -> dict[str, str]:
 
 
 def test_a_machine_that_is_ready(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert doctor.check_machine(tmp_path) == 0
+    assert doctor.check_machine(root=tmp_path) == 0
     text = capsys.readouterr().out
     assert _verdicts(text).keys() >= {"Python", "PyTorch", "GPU", "vLLM", "sandbox", "Prefect", "MLflow", "disk"}
     assert "missing" not in text
@@ -27,7 +27,7 @@ def test_servers_that_do_not_answer_are_named_with_a_remedy(
 ) -> None:
     monkeypatch.setenv("PREFECT_API_URL", "http://127.0.0.1:9/api")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://user:secret@127.0.0.1:9")
-    assert doctor.check_machine(tmp_path) == 1
+    assert doctor.check_machine(root=tmp_path) == 1
     text = capsys.readouterr().out
     verdicts = _verdicts(text)
     assert (verdicts["Prefect"], verdicts["MLflow"]) == ("missing", "note")

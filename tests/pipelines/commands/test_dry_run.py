@@ -13,8 +13,7 @@ from magrpo.policy import Policy
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.cli import main
-from pipelines.commands.dry_run import show_plan
-from pipelines.commands.estimate import estimate_memory, estimate_work, mean_stage_seconds
+from pipelines.commands.dry_run import estimate_memory, estimate_work, mean_stage_seconds, show_plan
 from tests.pipelines.micro import command
 from tests.pipelines.training.test_resume import Runs
 

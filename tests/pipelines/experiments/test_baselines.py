@@ -15,7 +15,7 @@ from magrpo.layout import read_evaluation
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.store import RunStore
 from pipelines.cli import main
-from pipelines.experiments.derive import Opponents, Source, create_baselines
+from pipelines.experiments.derive import Source, create_baselines
 from tests.pipelines.micro import write_config
 
 
@@ -197,7 +197,7 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
 def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) -> None:
     overrides = ["env={kind='sequential', prompt='bare'}", "reward.kind=coding", "agents.0.start_from=somewhere"]
     source = Source(str(root.parent / "run.toml"), None, root, overrides)
-    store = create_baselines(source, Opponents("all"), None)
+    store = create_baselines(source, "all", None)
     rows = rows_of(root, store.run_id)
     assert {
         name: (rows[name].env.kind, rows[name].env.num_turns) for name in ("naive", "sequential", "discussion")

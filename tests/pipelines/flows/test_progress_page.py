@@ -14,8 +14,7 @@ from magrpo.config import load_config
 from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from pipelines.flows.progress_page import ProgressPage, artifact_key
-from pipelines.progress.observers import observe_attempt
-from pipelines.progress.state import Attempt, RunState
+from pipelines.progress.state import Attempt, RunState, observe_attempt
 from tests.pipelines.micro import write_config
 
 

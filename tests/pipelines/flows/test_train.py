@@ -43,7 +43,7 @@ STAGES = [
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
     """Let the first calls of a stage fail in this process; retries come at once."""
-    import pipelines.flows.tasks
+    import pipelines.flows.train
     from pipelines.training.stages import StageRunner
 
     run_step = StageRunner.run_step
@@ -59,7 +59,7 @@ def fail(stage: str, times: int, error: type[Exception]) -> None:
         return run_step(self, step, inputs)
 
     StageRunner.run_step = fail_first  # type: ignore[method-assign]
-    pipelines.flows.tasks.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
+    pipelines.flows.train.exponential_backoff = lambda _: lambda retries: [0.0] * retries  # type: ignore[attr-defined]
 
 
 class Flows:

@@ -13,7 +13,7 @@ from magrpo.layout import Step
 from magrpo.rewards.coding import CodingReward
 from pipelines.progress import console as module
 from pipelines.progress.console import LiveLine, RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.state import RunState
 
 
 class Clock:
@@ -33,7 +33,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def iterate(progress: RunProgress, iteration: int, clock: Clock, *, reused: bool = False) -> None:
+def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool = False) -> None:
     """One iteration of 10 s; a reused one takes none."""
     credit = {"reward/joint": 2.0, "reward/tests": 1.0, "reward/cooperation": 1.0}
     steps = [Step("rollout", iteration, "0"), Step("score", iteration, "0")]
@@ -46,22 +46,22 @@ def iterate(progress: RunProgress, iteration: int, clock: Clock, *, reused: bool
         progress.finish_step(step, {**metrics, f"time/{step.stage}_s": 2.5}, reused=reused)
 
 
-def evaluate(progress: RunProgress, iteration: int, held_out: float) -> None:
+def evaluate(progress: RunConsole, iteration: int, held_out: float) -> None:
     progress.start_step(Step("evaluate", iteration))
     metrics = {"eval/return": held_out, "eval/pass_at_1": 0.1, "eval/ood/sampled/return": 0.2, "time/evaluate_s": 1.0}
     progress.finish_step(Step("evaluate", iteration), metrics, reused=False)
 
 
-def live_line(progress: RunProgress) -> str:
+def live_line(progress: RunConsole) -> str:
     """What the terminal shows of the run now."""
-    live = progress.display._live
+    live = progress._live
     [line] = [column for column in live.columns if isinstance(column, LiveLine)]
     return line.render(live.tasks[0]).plain
 
 
-def show(num_iterations: int, console: Console) -> RunProgress:
+def show(num_iterations: int, console: Console) -> RunConsole:
     state = RunState(num_iterations, CodingReward().fraction)
-    return RunProgress(state, RunConsole(state, console))
+    return RunConsole(state, console)
 
 
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:
@@ -102,7 +102,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
     progress = show(100, terminal)
-    with progress.display:
+    with progress:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         logging.getLogger("magrpo.tracking.spool").warning(
@@ -125,7 +125,7 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
 def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
     out = io.StringIO()
     progress = show(2, Console(file=out, soft_wrap=True))
-    with progress.display:
+    with progress:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         advance = progress.start_step(Step("rollout", 2, "0"))

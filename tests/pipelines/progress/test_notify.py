@@ -19,8 +19,7 @@ from magrpo.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices
 from pipelines.progress.notify import Notices, describe_error, send_notice
-from pipelines.progress.observers import observe_attempt
-from pipelines.progress.state import Attempt, RunState
+from pipelines.progress.state import Attempt, RunState, observe_attempt
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config
 from tests.pipelines.receiver import receiving

@@ -22,7 +22,7 @@ from magrpo.reports.model_card import find_licence
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main
-from pipelines.flows.tasks import undo_in_transaction
+from pipelines.flows.train import undo_in_transaction
 from pipelines.progress.notify import Notices
 from pipelines.training.champion import RegistryError
 from pipelines.training.execute import Result, execute

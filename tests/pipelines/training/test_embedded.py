@@ -107,7 +107,7 @@ def test_the_triton_kernel_learns_what_torch_learns(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("config", "recipe"), [(CONFIG, ()), (WRITING, NOTES)], ids=["coopcode", "notes"])
 def test_the_base_model_can_be_made_again(tmp_path: Path, config: str, recipe: tuple[str, ...]) -> None:
     """From random weights to the return of the base that ships: their intervals overlap."""
-    assert make_base_model(tmp_path / "base", recipe, local=True) == 0
+    assert make_base_model(*recipe, output=tmp_path / "base", local=True) == 0
     returns = []
     for name, overrides in (
         ("shipped", ()),

@@ -13,7 +13,7 @@ from prefect.states import Failed
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.store import RunStore
 from pipelines.cli import main
-from pipelines.flows.tasks import is_transient
+from pipelines.flows.train import is_transient
 from tests.pipelines.micro import write_config
 
 

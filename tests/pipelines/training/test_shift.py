@@ -23,7 +23,7 @@ from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
 from pipelines.progress.console import RunConsole
-from pipelines.progress.state import RunProgress, RunState
+from pipelines.progress.state import RunState
 
 CONFIG = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 SHIFTS = (0.0, -2.0, -4.0)
@@ -64,12 +64,11 @@ def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
 def test_console_and_state(config: RunConfig) -> None:
     state, out = RunState(2, config.reward.fraction), io.StringIO()
     with RunConsole(state, Console(file=out, soft_wrap=True)) as console:
-        progress = RunProgress(state, console)
-        progress.start_step(Step("credit", 1))
+        console.start_step(Step("credit", 1))
         metrics = {"reward/joint": 3.0 + config.reward.shift, "time/credit_s": 1.0}
-        progress.finish_step(Step("credit", 1), metrics, reused=False)
-        progress.start_step(Step("update", 1))
-        progress.finish_step(Step("update", 1), {"time/update_s": 1.0}, reused=False)
+        console.finish_step(Step("credit", 1), metrics, reused=False)
+        console.start_step(Step("update", 1))
+        console.finish_step(Step("update", 1), {"time/update_s": 1.0}, reused=False)
     assert "1/2  joint return 75.0%" in out.getvalue()
     assert state.training_return == 0.75
     assert state.describe_returns() == "training 75.0%"
