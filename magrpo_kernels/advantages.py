@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING, Literal, get_args
 import torch
 from torch import Tensor
 
-from magrpo_kernels.inputs import Impl
-
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
@@ -21,7 +19,6 @@ def group_advantages(
     group_offsets: Int[Tensor, " P+1"],
     estimator: Estimator = "magrpo",
     normalize: Normalize = "none",
-    impl: Impl = "auto",
 ) -> Float[Tensor, " N"]:
     """The advantage of each return within its group: arXiv 2508.04652, section 4.
 
@@ -35,29 +32,25 @@ def group_advantages(
     Raises:
         ValueError: an unknown estimator or normalisation, or offsets that do not cover the returns.
     """
-    chosen = {"impl": (impl, Impl), "estimator": (estimator, Estimator), "normalize": (normalize, Normalize)}
+    chosen = {"estimator": (estimator, Estimator), "normalize": (normalize, Normalize)}
     for name, (value, choices) in chosen.items():
         if value not in get_args(choices):
             raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(get_args(choices))}")
-    advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize, impl)
+    advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize)
     return advantages
 
 
 @torch.library.custom_op(
     "magrpo::group_advantages",
     mutates_args=(),
-    schema="(Tensor returns, Tensor group_offsets, str estimator, str normalize, str impl) -> Tensor",
+    schema="(Tensor returns, Tensor group_offsets, str estimator, str normalize) -> Tensor",
 )
-def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str, impl: str) -> Tensor:
+def _group_advantages(returns: Tensor, group_offsets: Tensor, estimator: str, normalize: str) -> Tensor:
     sizes = group_offsets.diff()
     if len(group_offsets) == 0 or int(group_offsets[0]) != 0 or bool((sizes < 0).any()):
         raise ValueError("group_offsets must rise from 0")
     if int(group_offsets[-1]) != len(returns):
         raise ValueError(f"group_offsets end at {int(group_offsets[-1])}, there are {len(returns)} returns")
-    if impl == "triton" or (impl == "auto" and returns.is_cuda):
-        from magrpo_kernels.triton_kernels import group_advantages_triton  # triton, which not every machine has
-
-        return group_advantages_triton(returns, group_offsets, estimator, normalize)
     group = torch.repeat_interleave(torch.arange(len(sizes), device=returns.device), sizes)  # (N,)
     count = sizes.clamp(min=1).to(returns.dtype)
     empty = returns.new_zeros(len(sizes))

@@ -128,7 +128,7 @@ def row_loss(
         logits.fill_(-torch.inf)
         logits[places] = kept
     if options.impl == "triton" or (options.impl == "auto" and logits.is_cuda):
-        from magrpo_kernels.triton_kernels import row_loss_triton  # triton, which not every machine has
+        from magrpo_kernels.row_triton import row_loss_triton  # triton, which not every machine has
 
         return row_loss_triton(logits, inputs, options, out)
     return _row_loss_torch(logits, inputs, options, out)

@@ -21,5 +21,5 @@ def group_advantages(
     """
     sizes = torch.tensor([0, *(len(group) for group in returns)])
     flat = torch.tensor([value for group in returns for value in group], dtype=torch.float64)
-    advantages = magrpo_kernels.group_advantages(flat, sizes.cumsum(0), estimator, normalize, impl="torch")
+    advantages = magrpo_kernels.group_advantages(flat, sizes.cumsum(0), estimator, normalize)
     return [part.tolist() for part in torch.split(advantages, sizes[1:].tolist())]

@@ -16,7 +16,7 @@ from pathlib import Path
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from magrpo_kernels.triton_kernels import launch_shape, row_kernel
+from magrpo_kernels.row_triton import launch_shape, row_kernel
 
 block, warps = launch_shape(151936)
 

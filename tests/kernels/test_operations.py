@@ -43,7 +43,7 @@ def test_schemas_fakes_and_autograd_are_registered_as_they_should_be(support: bo
     torch.library.opcheck(ops.policy_loss_from_hidden, (hidden, weight, bias, *row, *OPTIONS, [True] * 3))
     frozen = (hidden, weight.detach(), None, *row, *OPTIONS, [True, False, False])
     torch.library.opcheck(ops.policy_loss_from_hidden, frozen)
-    torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std", "torch"))
+    torch.library.opcheck(ops.group_advantages, (torch.rand(5), torch.tensor([0, 2, 5]), "marloo", "std"))
 
 
 def _train(hidden: Tensor, weight: Tensor, ids: Tensor, returns: Tensor, support: Support | None) -> Tensor:
