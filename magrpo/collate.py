@@ -5,8 +5,6 @@ attends to the prompt and itself (attention mask) and starts at the position aft
 had a row of its own. The loss sees only the positions that predict a sampled token.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

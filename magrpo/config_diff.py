@@ -1,7 +1,5 @@
 """Configurations by dotted key: flat tables, differences from the defaults, differences between runs, digests."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
 
-from __future__ import annotations
-
 import torch
 from jaxtyping import Float
 from peft.tuners.lora import Linear as LoraLinear

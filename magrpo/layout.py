@@ -9,8 +9,6 @@ A run directory, ``<root>/<run_id>``::
     set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct

@@ -5,8 +5,6 @@ the tables, whose dotted paths load a heavy library only when it is chosen, or `
 outside this project. Every other key is a field of the class.
 """
 
-from __future__ import annotations
-
 import difflib
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence

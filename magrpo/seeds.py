@@ -1,7 +1,5 @@
 """Seeds derived from names, so that nothing random depends on order, batching or resuming."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 

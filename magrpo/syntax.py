@@ -1,7 +1,5 @@
 """Parsing Python in a process with threads."""
 
-from __future__ import annotations
-
 import ast
 import threading
 

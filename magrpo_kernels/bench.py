@@ -6,8 +6,6 @@ all of them, so that a slow moment of the machine affects all; medians are repor
 products, in the same chunks. CoMLRL is left out: its loss cannot be called apart from its trainer.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import functools

@@ -7,8 +7,6 @@ element. Arithmetic is float32 whatever the logits are stored in. Row offsets ar
 tokens of a vocabulary of 151,936.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Types of arguments that several commands take."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Annotated
 

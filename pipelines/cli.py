@@ -1,7 +1,5 @@
 """The command line ``magrpo``. Each command imports its libraries when it runs."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from collections.abc import Sequence

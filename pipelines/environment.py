@@ -3,8 +3,6 @@
 Variables that are set already are kept. :mod:`magrpo.tracking` sets those of MLflow. Imports no prefect.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import shutil

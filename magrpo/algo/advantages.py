@@ -1,7 +1,5 @@
 """Group-relative advantages: the definition over the kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -4,8 +4,6 @@
 them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

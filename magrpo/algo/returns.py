@@ -4,8 +4,6 @@ Means are taken with :func:`math.fsum`, which rounds once: equal rewards give eq
 group is degenerate exactly when its returns say so.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

@@ -1,7 +1,5 @@
 """Statistics of evaluations: pass@k, intervals over problems, and over seeds and problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 

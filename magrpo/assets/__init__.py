@@ -1,7 +1,5 @@
 """Models that ship with the project: one folder each, named in a configuration by the folder's name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 FOLDER = Path(__file__).parent

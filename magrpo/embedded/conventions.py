@@ -4,8 +4,6 @@ Each agent draws one of its role's conventions independently of the other agent.
 other, only by chance; training has to make them agree.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 

@@ -4,8 +4,6 @@ A :class:`Recipe` names the task: two programmers who split the work in differen
 much they tell.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

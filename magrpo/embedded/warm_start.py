@@ -3,8 +3,6 @@
 The result is a standard Llama with its own tokenizer, loadable by transformers and vLLM.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import random

@@ -1,7 +1,5 @@
 """A supervised child process: it cannot outlive this process, and it is killed at its deadline."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -8,8 +8,6 @@ started the keeper. Should the keeper itself be killed, the command gets SIGKILL
 because the keeper has one thread. SIGTERM to the keeper kills the group too.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import select

@@ -4,8 +4,6 @@ Randomness is one uniform number for each token of a request, drawn from the req
 does not depend on what else is in the batch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

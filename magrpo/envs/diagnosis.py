@@ -5,8 +5,6 @@ cannot show an agent its partner's text. For the same reason it omits exception 
 it quotes only the assert and the name of a builtin exception.
 """
 
-from __future__ import annotations
-
 import builtins
 import re
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Any OpenAI-compatible HTTP endpoint can serve it, for example another vLLM server.
 """
 
-from __future__ import annotations
-
 import os
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The prompts of the environments by section and role, from ``prompts.toml``."""
 
-from __future__ import annotations
-
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path

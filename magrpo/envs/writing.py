@@ -1,7 +1,5 @@
 """The writing environment: two authors write one text without seeing each other's part."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Literal
 

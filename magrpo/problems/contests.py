@@ -4,8 +4,6 @@ A problem about standard input and output becomes a function ``solve(stdin: str)
 the work and every test is a call: the program never reads or prints, and its result is compared outside its process.
 """
 
-from __future__ import annotations
-
 import ast
 import json
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ and the main function the rest. A hash of the operations decides which compositi
 a hash that includes the constants which instances are (``test``): the splits are disjoint whatever their sizes.
 """
 
-from __future__ import annotations
-
 import functools
 import itertools
 import random

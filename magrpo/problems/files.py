@@ -1,7 +1,5 @@
 """Base class of problem sets read from files: every row is a problem, and a share of them is held out."""
 
-from __future__ import annotations
-
 import ast
 import logging
 from abc import abstractmethod

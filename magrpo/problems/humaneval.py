@@ -3,8 +3,6 @@
 Sources: HumanEval arXiv 2107.03374, CoopHumanEval arXiv 2508.04652, HumanEval+ (EvalPlus) arXiv 2305.01210.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from typing import ClassVar

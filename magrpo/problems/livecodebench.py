@@ -1,7 +1,5 @@
 """LiveCodeBench (arXiv 2403.07974): contest problems with public and private tests."""
 
-from __future__ import annotations
-
 import base64
 import pickletools
 import zlib

@@ -3,8 +3,6 @@
 MBPP+ (EvalPlus, arXiv 2305.01210) adds hidden tests.
 """
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from typing import ClassVar

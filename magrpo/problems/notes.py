@@ -4,8 +4,6 @@ A note is a title and three to six sentences, one for each kind of fact it tells
 written for this project (``notes.toml``); each note draws its own selection.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import tomllib

@@ -4,8 +4,6 @@ An operation is a phrase for the docstring and an expression for the solution. `
 character, and ``{v}`` for its argument.
 """
 
-from __future__ import annotations
-
 import functools
 import tomllib
 from collections.abc import Callable, Mapping

@@ -1,7 +1,5 @@
 """Rows of a data set from a local file or the hub, each with its location; the split into train and test."""
 
-from __future__ import annotations
-
 import ast
 import gzip
 import json

@@ -4,8 +4,6 @@ The two writing tasks of arXiv 2508.04652, for the environment and the reward ``
 text; there are no tests.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import ClassVar

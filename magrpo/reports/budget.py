@@ -1,7 +1,5 @@
 """The budget of a run: the cost of its training by iteration, for comparing runs at equal cost."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

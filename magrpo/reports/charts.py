@@ -5,8 +5,6 @@ side, HTML pages one by one. Drawn without pyplot, so importing this module chan
 display. The colours are Okabe and Ito's, which stay distinct under common colour blindness; marker shapes differ, too.
 """
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

@@ -1,7 +1,5 @@
 """The tables of ``magrpo compare``: how runs differ in configuration, evaluation and cost."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 

@@ -1,7 +1,5 @@
 """Evaluations as reports read them: a run with all of its own, means by problem, differences and shared parts."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

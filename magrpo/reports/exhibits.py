@@ -3,8 +3,6 @@
 The watch list looks for an exploited reward: problems whose return rose in training while their tests did not.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Fractions of the maximum are shown in percent, with bootstrap 95 % intervals. Un
 the paper's baseline "naive concatenation".
 """
 
-from __future__ import annotations
-
 import csv
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The model card of a registered team: its origin, its evaluation, and how to use it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

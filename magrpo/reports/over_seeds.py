@@ -1,7 +1,5 @@
 """Settings that were each run with several seeds: means, intervals, and tables at equal cost and at an equal bar."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import fmean
 

@@ -1,7 +1,5 @@
 """Blocks of reports, and pages of them: one HTML file that loads nothing from anywhere, and its twin in Markdown."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex

@@ -4,8 +4,6 @@ Its models are Qwen2.5-Coder: 7B for the single agent, two of 3B otherwise. The 
 in tokens per second, everything else in percent of the maximum; figures not reported are absent.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 
 from magrpo.config import RunConfig

@@ -1,7 +1,5 @@
 """The report of a run: results and cost of its training, as one page, Markdown, CSV, JSON and pictures."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict

@@ -1,7 +1,5 @@
 """The rewards of programmers who write one program: ``coding`` (two), ``solo`` (one), ``team`` (several helpers)."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache

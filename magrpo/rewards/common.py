@@ -1,7 +1,5 @@
 """Base classes of rewards: scale and shift of parts, and the test results of programs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache

@@ -4,8 +4,6 @@ Nothing here runs a completion. Text is hostile: its size is bounded, and anythi
 nesting, null bytes) is unparsable, never an error.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 import warnings

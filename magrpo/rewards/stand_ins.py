@@ -4,8 +4,6 @@ The variants run only in the sandbox. Each function is therefore self-contained,
 the program around it. Do not edit a function: its source, docstring included, is part of the programs that run.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import lru_cache

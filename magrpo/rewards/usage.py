@@ -6,8 +6,6 @@ not distinguished, so the judgement errs on the side of live. Branches that can 
 after ``return``) are ignored.
 """
 
-from __future__ import annotations
-
 import ast
 import builtins
 from collections import defaultdict

@@ -1,7 +1,5 @@
 """The writing reward, for two authors of one text: four gated levels (structure, length ratio, unique words, style)."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """Sandboxes that run untrusted programs: isolation levels and errors."""
 
-from __future__ import annotations
-
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
 """The isolation levels, strongest first, with the number that represents each in metrics."""
 

@@ -14,8 +14,6 @@ The rules, also in ``docs/sandbox.md``:
 A failing program therefore never has fewer cases than a correct one.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import builtins

@@ -1,7 +1,5 @@
 """The command line that starts a jail, for each isolation level, as root and as an ordinary user."""
 
-from __future__ import annotations
-
 import dataclasses
 import json
 import os

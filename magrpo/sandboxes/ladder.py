@@ -1,7 +1,5 @@
 """The isolation ladder: finds the strongest level that works here by running a canary that tries to break out."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import logging

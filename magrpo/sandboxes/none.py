@@ -1,7 +1,5 @@
 """The sandbox ``none``, for rewards that run nothing."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from magrpo.interfaces import Progress, Sandbox

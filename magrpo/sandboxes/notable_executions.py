@@ -1,7 +1,5 @@
 """The notable executions of a stage, for a person to look at: the slowest and the strangest."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A worker: a jail with a zygote inside, and the messages exchanged with it."""
 
-from __future__ import annotations
-
 import contextlib
 import dataclasses
 import json

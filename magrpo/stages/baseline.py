@@ -5,8 +5,6 @@ set that behave alike (Wang et al. 2022, arXiv 2203.11171, with behaviour for th
 outputs. ``best`` keeps the one with the largest reward: an oracle, as the reward comes from the tests.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Credit: returns over the trees of one iteration, and the advantage of every completion over its siblings."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ A trajectory is judged by the joint action of its last turn. Quantities are frac
 intervals over problems.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace

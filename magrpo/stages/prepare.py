@@ -1,7 +1,5 @@
 """Prepare: load the problem set and draw each iteration's problems."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 

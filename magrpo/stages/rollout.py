@@ -5,8 +5,6 @@ others (section 3 of arXiv 2508.04652). Joint actions pair the completions by in
 (``crossed``). Each joint action that is continued opens a child node, for one further completion or a group of them.
 """
 
-from __future__ import annotations
-
 import itertools
 import random
 import warnings

@@ -3,8 +3,6 @@
 Execution is data. A failure of the sandbox itself (``infra_error``) masks a joint action; it is never a reward.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress

@@ -1,7 +1,5 @@
 """MLflow tracking stores: their URI, their pages, connecting to them, and translating their errors."""
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

@@ -1,7 +1,5 @@
 """The tags that name the code, the libraries and the user of a run."""
 
-from __future__ import annotations
-
 import getpass
 import subprocess
 import sys

@@ -5,8 +5,6 @@ notes how many records are delivered; the rest follows when the run is resumed o
 a record twice must change nothing: a crash may come between a delivery and its note.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import logging

@@ -3,8 +3,6 @@
 MLflow's monitor gives up at the first request that fails; here its collectors fill the spool instead.
 """
 
-from __future__ import annotations
-
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Mapping

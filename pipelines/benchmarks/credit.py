@@ -5,8 +5,6 @@ gradients under crossed credit, and under aligned credit for every pairing of th
 mean over all pairings, and a single pairing would add the noise of its choice.
 """
 
-from __future__ import annotations
-
 import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """``magrpo bench orchestration``: the wall time of a run, split by stage."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

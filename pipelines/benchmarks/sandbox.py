@@ -1,7 +1,5 @@
 """``magrpo bench sandbox``: time the sandbox, and for comparison one bubblewrap per candidate."""
 
-from __future__ import annotations
-
 import shutil
 import statistics
 import subprocess

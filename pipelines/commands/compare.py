@@ -1,7 +1,5 @@
 """``magrpo compare``: runs, runs of baselines, or sweeps side by side; printed, and written as pages and pictures."""
 
-from __future__ import annotations
-
 import string
 from collections.abc import Sequence
 from pathlib import Path

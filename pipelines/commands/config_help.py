@@ -1,7 +1,5 @@
 """The help text on the keys of a configuration: types, defaults and meanings, read from the classes."""
 
-from __future__ import annotations
-
 import types
 import typing
 from collections.abc import Iterator

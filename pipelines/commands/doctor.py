@@ -1,7 +1,5 @@
 """``magrpo doctor``: check this machine for everything that training needs, with a remedy for each thing missing."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

@@ -1,7 +1,5 @@
 """``magrpo train --dry-run``: the plan of a run and its estimated cost, without training or writing anything."""
 
-from __future__ import annotations
-
 import importlib.util
 from collections import defaultdict
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """``magrpo runs`` and ``magrpo sync``: the table of runs, and the delivery of records that their server has not got."""
 
-from __future__ import annotations
-
 import json
 import sys
 import time

@@ -1,7 +1,5 @@
 """``magrpo score``: score joint completions from files, one line of the report for each. No policies, no training."""
 
-from __future__ import annotations
-
 import gzip
 import zlib
 from collections import Counter

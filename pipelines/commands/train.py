@@ -1,7 +1,5 @@
 """``magrpo train``, ``sweep`` and ``serve``: start or resume runs, with or without Prefect."""
 
-from __future__ import annotations
-
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress

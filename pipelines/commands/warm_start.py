@@ -1,7 +1,5 @@
 """``magrpo warm-start``: train an embedded base model from random weights, as a Prefect flow or without Prefect."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path

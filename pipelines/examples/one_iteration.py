@@ -6,8 +6,6 @@ A run repeats these steps and commits the output of each: :mod:`pipelines.traini
 the paper, arXiv 2508.04652.
 """
 
-from __future__ import annotations
-
 import sys
 from contextlib import closing
 from pathlib import Path

@@ -4,8 +4,6 @@ An entry lists its differences from the run it is compared with: fields of the e
 agent takes each role with which weights. Rows that cannot be made for a run are left out, with the reason.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Iterator, Mapping, Sequence

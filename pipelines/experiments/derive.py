@@ -3,8 +3,6 @@
 An evaluation is a run of no training iterations that starts from trained weights: the same stages, the same records.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 from collections.abc import Sequence

@@ -4,8 +4,6 @@ The folder ``<root>/sweeps/<name>`` lists the runs; each run's own directory say
 resumed by going through its runs again. Imports no prefect.
 """
 
-from __future__ import annotations
-
 import itertools
 import json
 import re

@@ -1,7 +1,5 @@
 """Executing a sweep: its runs in turn, recorded in MLflow below a parent run, and the comparison of its settings."""
 
-from __future__ import annotations
-
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing

@@ -1,7 +1,5 @@
 """Executing a run here, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
-from __future__ import annotations
-
 from rich.console import Console
 
 from magrpo.layout import hold_run

@@ -4,8 +4,6 @@ A thread updates the Prefect server every ``PERIOD_S`` seconds: a slow or absent
 run that ends waits for it ``PATIENCE_S`` seconds at most.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import re

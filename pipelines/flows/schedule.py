@@ -4,8 +4,6 @@ Prefect keeps the schedule and starts the runs. By itself it would queue the run
 and lose those due while nothing served the schedule. Here one run makes up for all of them.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 import signal

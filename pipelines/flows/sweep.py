@@ -1,7 +1,5 @@
 """A sweep as a Prefect flow, for a deployment: each run is a subflow."""
 
-from __future__ import annotations
-
 from datetime import UTC
 from pathlib import Path
 

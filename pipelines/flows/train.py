@@ -4,8 +4,6 @@ Prefect's result cache is off on purpose. The run directory is the one memory of
 output committed, checks it for damage and returns within milliseconds. A second memory could only disagree with it.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

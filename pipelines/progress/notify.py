@@ -3,8 +3,6 @@
 A notice that cannot be sent is one line of warning. A thread sends it, and is waited for ``PATIENCE_S`` seconds.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

@@ -1,7 +1,5 @@
 """The champion of a registered model, fetched: to start a run from it, or to evaluate it as a run evaluates its own."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

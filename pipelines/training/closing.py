@@ -1,7 +1,5 @@
 """What a finished run prints: what was learned, where its artifacts are, and the next command to type."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from rich.console import Console

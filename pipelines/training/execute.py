@@ -1,7 +1,5 @@
 """One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace

@@ -6,8 +6,6 @@ first comparison, of evaluations made anyway, is evaluated again together with t
 and must pass a stricter comparison of those alone.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The loop of a run: every step in its order, from the first one that is not committed."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 

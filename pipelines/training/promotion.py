@@ -6,8 +6,6 @@ a version is registered once for a run's weights, evaluations for the gate are r
 committed in the run directory like the output of a stage.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
 
-from __future__ import annotations
-
 import socket
 from collections.abc import Callable, Sequence
 from typing import TypeVar

@@ -4,8 +4,6 @@ Inputs and outputs are pointers to committed outputs. Policy, engine and sandbox
 a run whose steps are all committed opens nothing.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager

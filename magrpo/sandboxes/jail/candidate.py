@@ -3,8 +3,6 @@
 Runs in the same process as foreign code, so it protects nothing; it only has to serve honest programs well.
 """
 
-from __future__ import annotations
-
 import ast
 import base64
 import builtins

@@ -1,7 +1,5 @@
 """A candidate's process, observed from the tester: CPU time and memory."""
 
-from __future__ import annotations
-
 import os
 import socket
 import time

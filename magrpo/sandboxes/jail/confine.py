@@ -3,8 +3,6 @@
 Landlock lets a process read listed files only, and denies the rest of the file system and TCP.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import resource

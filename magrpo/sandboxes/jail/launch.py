@@ -4,8 +4,6 @@ Bubblewrap started as real root would not enforce RLIMIT_NPROC, and an ordinary 
 ``/root``. The binds exist only in a new mount namespace and end with the jail.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import stat

@@ -1,7 +1,5 @@
 """The proxy of the candidate in the tester: a callable whose body runs in another process, under limits."""
 
-from __future__ import annotations
-
 import builtins
 import json
 import os

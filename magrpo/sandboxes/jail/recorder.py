@@ -3,8 +3,6 @@
 ``instrument.py`` has the rules. Runs in the tester; in the candidate's process only for tests that cannot be separated.
 """
 
-from __future__ import annotations
-
 import builtins
 import marshal
 import re

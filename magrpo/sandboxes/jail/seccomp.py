@@ -4,8 +4,6 @@ Two filters stack. The zygote installs :func:`build_base_filter` on itself, so t
 process that runs foreign code adds :func:`build_foreign_filter`. A denied call fails with EPERM; the program goes on.
 """
 
-from __future__ import annotations
-
 import os
 import struct
 import tomllib

@@ -3,8 +3,6 @@
 Expected values and comparisons exist only here and in the parent process.
 """
 
-from __future__ import annotations
-
 import base64
 import resource
 import socket

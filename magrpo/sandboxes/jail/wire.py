@@ -14,8 +14,6 @@ builtin types; an array is always a tag and its payload::
 Nothing is ever unpickled or evaluated, and the reader limits sizes.
 """
 
-from __future__ import annotations
-
 import json
 import select
 import struct

@@ -5,8 +5,6 @@ forks the candidate, then the tester, which reads the job from that connection. 
 tester's request, and reports the tester's exit status at the end.
 """
 
-from __future__ import annotations
-
 import contextlib
 import gc
 import json
