@@ -54,8 +54,8 @@ settings.load_profile("fixed")
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One worker for each core, four at most: each holds all libraries, about 1 GB."""
-    return min(CORES, 4)
+    """One worker more than cores, as some wait for servers; four at most: each holds all libraries, about 1 GB."""
+    return min(CORES + 1, 4)
 
 
 @pytest.hookimpl(optionalhook=True)

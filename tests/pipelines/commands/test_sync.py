@@ -9,7 +9,7 @@ from pathlib import Path
 
 from mlflow import MlflowClient
 
-from tests.pipelines.micro import command, write_config
+from tests.pipelines.micro import command, empty_database, write_config
 
 
 def track_at(uri: str) -> None:
@@ -36,6 +36,6 @@ def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
     assert {"reward/joint", "eval/return", "update/lr"} <= set(run.data.metrics)
     contexts = {item.dataset.name.split()[-1]: item.tags[0].value for item in run.inputs.dataset_inputs}
     assert contexts == {"train": "training", "test": "evaluation", "ood": "evaluation"}
-    assert not (tmp_path / "runs" / "mlflow.db").exists()
+    assert (tmp_path / "runs" / "mlflow.db").read_bytes() == empty_database(), "untouched"
     artifacts = tmp_path / "runs" / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts"
     assert {"problems", "stages", "checkpoints", "report"} <= {path.name for path in artifacts.iterdir()}
