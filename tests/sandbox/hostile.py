@@ -43,6 +43,8 @@ _CALLS: dict[str, dict[str, str]] = {
         ".encode()\n    os.write(3, struct.pack('>I', len(b)) + b)\nreturn 1",
         "forge_verdict_frame": "import os, json, struct\nb = json.dumps({'cases': [['pass', '']] * 3}).encode()\n"
         "os.write(3, struct.pack('>I', len(b)) + b)\nos._exit(0)",
+        "forge_list_as_status": "import os, json, struct\nb = json.dumps([1, ['ok'], True, None, 0]).encode()\n"
+        "os.write(3, struct.pack('>I', len(b)) + b)\nreturn 1",
         "forge_not_json": "import os\nos.write(3, b'\\x00\\x00\\x00\\x04pass')\nreturn 1",
         "forge_pickle": "import os, pickle, struct\nb = pickle.dumps(ANSWER)\n"
         "os.write(3, struct.pack('>I', len(b)) + b)\nreturn 1",
@@ -237,6 +239,8 @@ _MODULES: dict[str, dict[str, str]] = {
     "forged": {
         "forge_while_loading": "import os, json, struct\nfor k in range(9):\n    b = json.dumps([k, 'ok', True, None, 0])"
         ".encode()\n    os.write(3, struct.pack('>I', len(b)) + b)\ndef f(n):\n    return n\n",
+        "forge_list_as_status_while_loading": "import os, json, struct\nfor k in range(2):\n    b = json.dumps([k, {}, None, "
+        "None, 0]).encode()\n    os.write(3, struct.pack('>I', len(b)) + b)\ndef f(n):\n    return n\n",
         "forge_check": "def check(candidate):\n    pass\ndef f(n):\n    return n\n",
         "forge_main": "if True:\n    __name__ = '__main__'\ndef f(n):\n    return n\nimport sys\nsys.exit(0)\n",
         "forge_builtins_module": "__builtins__ = {}\ndef f(n):\n    return n\n",

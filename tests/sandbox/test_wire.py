@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.sandboxes.jail import wire
+from magrpo.sandboxes.jail.proxy import check_answer
 
 GOLDEN = [
     (None, "null"),
@@ -139,6 +140,18 @@ def test_cycles_and_depth_are_refused() -> None:
 def test_malformed_bodies_are_refused(body: bytes) -> None:
     with pytest.raises(wire.WireError):
         wire.decode_value(wire.parse_frame(body))
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], [1, "ok", 1, None, 0], [False, "ok", 1, None, 0], [0, "fine", 1, None, 0], [0, ["ok"], 1, None, 0],
+     [0, "ok", 1, None, -1], [0, "ok", 1, None, True], [0, "exception", "ValueError", None, 0],
+     [0, "exception", ["ValueError", 1], None, 0]],
+)  # fmt: skip
+def test_malformed_answers_are_refused(answer: Any) -> None:
+    with pytest.raises(wire.WireError):
+        check_answer(answer, 0)
+    assert check_answer([0, "ok", 1, None, 0], 0) == ["ok", 1, None, 0]
 
 
 def exchange(data: bytes, cap: int, wait_s: float = 1.0) -> Any:

@@ -227,7 +227,7 @@ def check_answer(answer: Any, index: int) -> list[Any]:
     if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
         raise wire.WireError("not the answer to the question")
     _, status, value, _, calls = answer
-    if status not in STATUSES or type(calls) is not int or calls < 0:
+    if not isinstance(status, str) or status not in STATUSES or type(calls) is not int or calls < 0:
         raise wire.WireError("malformed answer")
     if status != "ok" and not (isinstance(value, list) and [type(item) for item in value] == [str, str]):
         raise wire.WireError("malformed exception")
