@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from magrpo.types import Execution
+from magrpo.sandboxes.pool import Pool
+from magrpo.types import Execution, ExecutionReport
 
 from .conftest import open_pool
 from .hostile import CORPUS, Hostile
@@ -32,6 +33,15 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     del os.environ["MAGRPO_TEST_SECRET"]
 
 
+def run_honest(pool: Pool) -> ExecutionReport:
+    """The report of the honest program; run again where a busy machine keeps it waiting beyond the short limits."""
+    for _ in range(5):
+        [report] = pool.run([HONEST])
+        if report.status != "timeout":
+            break
+    return report
+
+
 @pytest.mark.parametrize("program", CORPUS, ids=lambda program: program.name)
 def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> None:
     worker = world.worker_pid()
@@ -40,7 +50,7 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
     assert report.status != "infra_error"
     assert report.tests_total == 3
     assert report.level == world.pool.level
-    [honest] = world.pool.run([HONEST])
+    honest = run_honest(world.pool)
     assert (honest.status, honest.tests_passed) == ("pass", 5)
     assert world.worker_pid() == worker, "the worker had to be replaced"
     for harm in ("secret_kept", "target_untouched", "not_contacted", "victim_alive", "nothing_left", "memory_bounded"):
