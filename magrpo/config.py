@@ -388,6 +388,11 @@ class RunConfig(Section):
                 raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
         return self
 
+    @property
+    def own_estimators(self) -> dict[str, Estimator]:
+        """The estimators of the agents that have one of their own, by agent."""
+        return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
+
     def seeded_eval(self) -> EvalConfig:
         """``eval`` with a seed that also follows from ``train.seed``, so that runs do not share the luck of samples."""
         return self.eval.model_copy(update={"seed": derive_seed("evaluate", self.eval.seed, self.train.seed)})

@@ -12,6 +12,7 @@ from typing import Any
 
 from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
+from magrpo.syntax import parse_python
 from magrpo.types import Problem, Split
 
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
@@ -46,7 +47,7 @@ class Row:
     def parse_python(self, field: str, code: str) -> ast.Module:
         """Parse ``code``, the text of ``field`` or a part of it; ConfigError with row and line if it is not Python."""
         try:
-            return ast.parse(code)
+            return parse_python(code)
         except SyntaxError as error:
             reason = f"{error.msg} (line {error.lineno})"
             raise ConfigError(f"{self.where}: field {field!r} is not Python: {reason}") from None

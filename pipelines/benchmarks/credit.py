@@ -168,10 +168,9 @@ def _compute_gradients(config: RunConfig, nodes: Sequence[Group]) -> dict[str, N
     algo = config.algo.model_copy(update={"loss_norm": "sequence_sum", "beta": 0.0})
     updater = Updater.of(policy, config.model_copy(update={"algo": algo}), config.root / "failed-batch")
     agents = [agent.name for agent in config.agents if agent.trained]
-    own_estimators = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
-    samples, _ = credit(nodes, config.algo, agents, own_estimators)
+    samples, _ = credit(nodes, config.algo, agents, config.own_estimators)
     aligned = [
-        credit(chosen, config.algo, agents, own_estimators)[0]
+        credit(chosen, config.algo, agents, config.own_estimators)[0]
         for chosen in zip(*map(list_pairings, nodes), strict=True)
     ]
     gradients = {}

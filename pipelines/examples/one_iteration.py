@@ -59,9 +59,8 @@ def train_iteration(config: RunConfig, updater: Updater, backend: Backend, itera
 
     # 3. Credit: the advantage of a completion is its joint return minus the mean of its group (section 4).
     names = [agent.name for agent in config.agents]
-    estimators = {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None}
     samples, metrics = credit(
-        scored, config.algo, names, estimators, rollout=config.rollout, num_turns=config.env.num_turns
+        scored, config.algo, names, config.own_estimators, rollout=config.rollout, num_turns=config.env.num_turns
     )
 
     # 4. Update: each agent takes an optimizer step on -advantage * log-probability of its own completions.

@@ -144,7 +144,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             [group for pointer in inputs for group in layout.read_scored(self._store.folder(pointer))],
             config.algo,
             [agent.name for agent in config.agents],
-            {agent.name: agent.estimator for agent in config.agents if agent.estimator is not None},
+            config.own_estimators,
             rollout=config.rollout,
             num_turns=config.env.num_turns,
         )
