@@ -87,8 +87,8 @@ def list_texts() -> set[str]:
     texts = {(ROOT / "infra" / "setup.sh").read_text(encoding="utf-8")}
     for package in ("magrpo", "pipelines"):
         for path in (ROOT / package).rglob("*.py"):
-            tree = ast.parse(path.read_text(encoding="utf-8"))
-            texts |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and type(node.value) is str}
+            nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+            texts |= {node.value for node in nodes if isinstance(node, ast.Constant) and type(node.value) is str}
     return texts
 
 

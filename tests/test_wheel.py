@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SHIPPED = lambda env: next(env.glob("lib/python3*/site-packages/pipelines/configs/embedded.toml"))
 SMALL = "train.num_iterations=2 rollout.problems_per_iteration=4 eval.max_problems=4 eval.num_samples=1"
 
 
@@ -29,7 +28,7 @@ def run(*command: str | Path, folder: Path, path: str | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A fresh virtual environment with the wheel in it; its dependencies are those of the tests, to spare a download."""
+    """A fresh virtual environment with the wheel in it; it borrows the dependencies of the tests."""
     source, folder = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("environment")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, source)
@@ -49,10 +48,11 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 def test_the_installed_wheel_trains_in_an_empty_folder(environment: Path, tmp_path: Path) -> None:
     python, magrpo = environment / "bin" / "python", environment / "bin" / "magrpo"
-    code = "import magrpo, magrpo_kernels, pipelines; print(magrpo.__file__, magrpo_kernels.__file__, pipelines.__file__)"
+    code = "import magrpo, magrpo_kernels, pipelines as p; print(magrpo.__file__, magrpo_kernels.__file__, p.__file__)"
     places = run(python, "-c", code, folder=tmp_path).split()
     assert all(place.startswith(str(environment)) for place in places), places
-    said = run(magrpo, "train", SHIPPED(environment), *SMALL.split(), "--name", "first", folder=tmp_path)
+    [shipped] = environment.glob("lib/python3*/site-packages/pipelines/configs/embedded.toml")
+    said = run(magrpo, "train", shipped, *SMALL.split(), "--name", "first", folder=tmp_path)
     assert "first" in said
     assert "Traceback" not in said
     reports = list((tmp_path / "runs" / "first").rglob("report.html"))

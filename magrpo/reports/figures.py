@@ -133,13 +133,6 @@ def format_tested_difference(difference: Interval | None, scale: float = 100.0) 
     return mark + format_difference(difference, scale)
 
 
-def judge_gain(gain: Interval) -> str:
-    """``improved``, ``worse`` or ``no reliable change``, by the paired interval of a change."""
-    if gain.low > 0:
-        return "improved"
-    return "worse" if gain.high < 0 else "no reliable change"
-
-
 def format_duration(seconds: float) -> str:
     """``45 s``, ``4 min 33 s``, ``2 h 05 min``."""
     minutes, rest = divmod(round(seconds), 60)

@@ -14,6 +14,7 @@ from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
 from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
+from magrpo.reports.verdict import judge_gain
 from magrpo.types import HEADLINE, Interval
 
 
@@ -127,7 +128,7 @@ class RunReport(EvaluatedRun):
                     gain = self._gain(key, "return")
                     value, _, limits = figures.format_difference(gain).partition(" ")
                     both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
-                    title = f"gain, paired by problem: {figures.judge_gain(gain)}"
+                    title = f"gain, paired by problem: {judge_gain(gain, both)}"
                     yield title, value, f"{limits} points, {both} problems"
         if "pass_at_1" in self.last.summary[HEADLINE]:
             yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")

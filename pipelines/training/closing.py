@@ -7,10 +7,9 @@ from rich.console import Console
 from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
 from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.budget import build_ledger
-from magrpo.reports.evaluations import mean_returns, paired_gain
-from magrpo.reports.figures import closing_table, format_budget, format_difference, judge_gain, start_title
+from magrpo.reports.figures import closing_table, format_budget, start_title
 from magrpo.reports.page import print_tables
-from magrpo.types import HEADLINE
+from magrpo.reports.verdict import judge_evaluations
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result
 
@@ -41,21 +40,10 @@ def _print_learned(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     reports = [read_evaluation(store.folder(pointer)) for pointer in result.outcome.evaluations.values()]
     console.print(closing_table(reports, config.reward.maxima, start_title(config)))
-    ends = reports[0], reports[-1]
-    first, last = (report.summary[HEADLINE]["return"] for report in ends)
-    if len(reports) == 1:
-        console.print(
-            f"measured: the joint return on held-out problems is {last.mean:.1%} [{last.low:.1%}, {last.high:.1%}] "
-            "of the maximum"
-        )
-    else:
-        before, after = (mean_returns(report, HEADLINE, config.reward) for report in ends)
-        gain = paired_gain(before, after, config.eval.seed)
-        console.print(
-            f"result:  {judge_gain(gain)}: the joint return on held-out problems went from {first.mean:.1%} to "
-            f"{last.mean:.1%} of the maximum in {config.train.num_iterations} iterations, {format_difference(gain)} "
-            "percentage points, paired by problem"
-        )
+    verdict = judge_evaluations(reports, config)
+    console.print(f"result:  {verdict.sentence}")
+    if verdict.advice:
+        console.print(f"advice:  {verdict.advice}")
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
         console.print(f"budget:  {format_budget(budget)}")

@@ -13,15 +13,12 @@ LISTS_ONE = "echo 'GPU 0: NVIDIA H100 80GB HBM3 (UUID: GPU-0)'"
 NO_DRIVER = "echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9"
 
 
-def choose_build(folder: Path, nvidia_smi: str | None = None, gpu: str | None = None) -> subprocess.CompletedProcess[str]:
+def choose_build(folder: Path, nvidia_smi: str = NO_DRIVER, gpu: str | None = None) -> subprocess.CompletedProcess[str]:
     """Call the function of that name, with a program ``nvidia-smi`` of this text on the path, and the variable GPU."""
-    path = os.environ["PATH"]
-    if nvidia_smi is not None:
-        program = folder / "nvidia-smi"
-        program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
-        program.chmod(0o755)
-        path = f"{folder}:{path}"
-    environment = {"PATH": path} | ({} if gpu is None else {"GPU": gpu})
+    program = folder / "nvidia-smi"
+    program.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    program.chmod(0o755)
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}"} | ({} if gpu is None else {"GPU": gpu})
     command = ["bash", "-c", "source infra/setup.sh && choose_build"]
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 

@@ -9,7 +9,8 @@ import pytest
 
 from magrpo.config import ConfigError, load_config
 from magrpo.layout import read_evaluation
-from magrpo.reports.figures import format_difference, judge_gain
+from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore
 from magrpo.types import Interval
 from pipelines.cli import main
@@ -77,8 +78,9 @@ def test_the_last_words_of_a_run_are_what_its_paired_interval_carries(
     trained: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", "--resume", "source", "--local", "--root", str(trained.path.parent)]) == 0
-    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("result: ")]
+    lines = capsys.readouterr().out.splitlines()
     tree = json.loads((trained.path / "stages/00001/report/report.json").read_text())
-    gain = Interval(**tree["gains"]["test/sampled"]["return"])
-    assert line.startswith(f"result:  {judge_gain(gain)}: the joint return on held-out problems went from ")
-    assert line.endswith(f"{format_difference(gain)} percentage points, paired by problem")
+    verdict = judge_run(load_evaluated_run("source", trained))
+    assert verdict.gain == Interval(**tree["gains"]["test/sampled"]["return"])
+    assert f"result:  {verdict.sentence}" in lines
+    assert f"advice:  {verdict.advice}" in lines

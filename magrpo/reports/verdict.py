@@ -1,0 +1,97 @@
+"""The verdict on a run in words: whether its agents became better, the gain with its interval, and what to do next."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from magrpo.config import RunConfig
+from magrpo.reports.evaluations import EvaluatedRun, mean_returns, paired_gain, subtract_means
+from magrpo.reports.figures import format_difference
+from magrpo.types import HEADLINE, EvalReport, Interval
+
+Word = Literal["better", "no reliable change", "worse", "measured once"]
+MIN_PROBLEMS = 6
+"""With fewer problems no interval is trusted: all 5 change in the same direction by luck in 1 case of 16."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What the evaluations of a run, or two runs, show of the joint return on held-out problems, sampled."""
+
+    word: Word
+    sentence: str
+    """The verdict for people, on one line, without a full stop; begins with the word."""
+    advice: str
+    """What to do where the change is not reliable or for the worse; else empty."""
+    before: Interval | None
+    """Return before training, a fraction of the maximum; None if it was measured once."""
+    after: Interval
+    """Return after training, a fraction of the maximum."""
+    gain: Interval | None
+    """``after`` less ``before``, with its 95 % interval over problems; None if it was measured once."""
+    num_problems: int
+    """Number of problems that the gain, or the one measurement, is a mean of."""
+
+    @property
+    def summary(self) -> str:
+        """``better: +39.5 [+36.1, +42.8] percentage points``; the return where it was measured once."""
+        if self.gain is None:
+            return f"{self.word}: return {_format_percent(self.after)} of the maximum"
+        return f"{self.word}: {format_difference(self.gain)} percentage points"
+
+
+def judge_run(run: EvaluatedRun) -> Verdict:
+    """The verdict on a run, from its first evaluation to its last."""
+    return judge_evaluations(run.reports, run.config)
+
+
+def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:
+    """The verdict on the evaluations of a run in their order, at least one."""
+    last = reports[-1].summary[HEADLINE]["return"]
+    after = mean_returns(reports[-1], HEADLINE, config.reward)
+    if len(reports) == 1:
+        text = f"the joint return on {len(after)} held-out problems is {_format_percent(last)} of the maximum"
+        return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
+    first = reports[0].summary[HEADLINE]["return"]
+    before = mean_returns(reports[0], HEADLINE, config.reward)
+    gain, num_problems = paired_gain(before, after, config.eval.seed), len(subtract_means(after, before))
+    word = judge_gain(gain, num_problems)
+    verb = {"better": "rose", "worse": "fell"}.get(word, "went")
+    iterations = reports[-1].policy_version - reports[0].policy_version
+    sentence = (
+        f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
+        f"in {_count(iterations, 'iteration')}, {format_difference(gain)} percentage points (95 % interval, paired by "
+        f"problem, {_count(num_problems, 'problem')})"
+    )
+    advice = _advise(word, num_problems, iterations, config)
+    return Verdict(word, sentence, advice, first, last, gain, num_problems)
+
+
+def judge_gain(gain: Interval, num_problems: int) -> Word:
+    """The word for a change whose interval over ``num_problems`` problems is paired by problem."""
+    if num_problems < MIN_PROBLEMS or gain.low <= 0 <= gain.high:
+        return "no reliable change"
+    return "better" if gain.low > 0 else "worse"
+
+
+def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -> str:
+    if word == "better":
+        return ""
+    if word == "worse":
+        return "try a smaller learning rate (optim.lr) or other seeds (magrpo sweep --seeds 3)"
+    parts = [f"train more iterations (train.num_iterations, now {iterations})"]
+    if config.eval.max_problems is not None and config.eval.max_problems <= num_problems:
+        parts.append(f"evaluate more problems (eval.max_problems, now {config.eval.max_problems})")
+    else:
+        parts.append(f"draw more samples of each problem (eval.num_samples, now {config.eval.num_samples})")
+    parts.append("repeat with other seeds (magrpo sweep --seeds 3)")
+    too_few = f"{_count(num_problems, 'problem')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
+    return (too_few if num_problems < MIN_PROBLEMS else "") + ", ".join(parts)
+
+
+def _format_percent(value: Interval) -> str:
+    return f"{value.mean:.1%} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
+
+
+def _count(number: int, unit: str) -> str:
+    return f"{number:,} {unit}" + ("" if number == 1 else "s")

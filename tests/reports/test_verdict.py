@@ -1,0 +1,84 @@
+"""The verdict on a run: its word, its sentence, its advice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.reports.verdict import MIN_PROBLEMS, judge_evaluations, judge_gain
+from magrpo.stages.evaluate import summarise_rows
+from magrpo.types import HEADLINE, EvalReport, EvalRow, Interval
+
+EMBEDDED = Path(__file__).parents[2] / "pipelines/configs/embedded.toml"
+WORDS = ("better", "no reliable change", "worse", "measured once")
+
+
+@pytest.fixture(scope="module")
+def config() -> RunConfig:
+    return load_config(EMBEDDED)
+
+
+def make_report(config: RunConfig, version: int, parts_by_problem: Mapping[str, float]) -> EvalReport:
+    """An evaluation with one sample of each problem, every part of whose reward is a fraction of its maximum."""
+    rows = []
+    for task_id, fraction in parts_by_problem.items():
+        parts = {part: fraction * maximum for part, maximum in config.reward.maxima.items()}
+        reward = fraction * sum(config.reward.maxima.values())
+        rows.append(EvalRow(task_id, "test", "sampled", 0, (reward,), (parts,), (False,), {}, 7))
+    return EvalReport(version, tuple(rows), summarise_rows(rows, config.reward, config.eval.seed))
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "verb"),
+    [
+        ([0.2, 0.1, 0.3, 0.2, 0.1, 0.3], "better", "rose"),
+        ([-0.2, -0.1, -0.3, -0.2, -0.1, -0.3], "worse", "fell"),
+        ([0.2, -0.1, 0.1, -0.2, 0.1, -0.1], "no reliable change", "went"),
+        ([0.0] * 6, "no reliable change", "went"),
+        ([0.2] * 5, "no reliable change", "went"),  # too few problems, whatever their interval
+    ],
+)
+def test_the_word_is_what_the_paired_interval_carries(
+    config: RunConfig, change: list[float], word: str, verb: str
+) -> None:
+    before = {f"test/{index}": 0.5 for index in range(len(change))}
+    after = {task_id: 0.5 + one for task_id, one in zip(before, change, strict=True)}
+    verdict = judge_evaluations([make_report(config, 0, before), make_report(config, 6, after)], config)
+    assert verdict.word == word in WORDS
+    assert verdict.sentence.startswith(f"{word}: the joint return on held-out problems {verb} from 50.0% to ")
+    assert f"in 6 iterations, {100 * sum(change) / len(change) + 0.0:+.1f} [" in verdict.sentence
+    assert verdict.num_problems == len(change)
+    assert verdict.gain is not None
+    assert verdict.gain.mean == pytest.approx(sum(change) / len(change))
+    assert bool(verdict.advice) == (word != "better")
+    assert ("too few for a verdict" in verdict.advice) == (len(change) < MIN_PROBLEMS)
+
+
+def test_one_evaluation_has_no_gain(config: RunConfig) -> None:
+    report = make_report(config, 0, {f"test/{index}": 0.5 for index in range(8)})
+    verdict = judge_evaluations([report], config)
+    assert (verdict.word, verdict.gain, verdict.before, verdict.advice) == ("measured once", None, None, "")
+    assert verdict.after == report.summary[HEADLINE]["return"]
+    assert verdict.sentence == (
+        "measured once: the joint return on 8 held-out problems is 50.0% [50.0, 50.0] of the maximum"
+    )
+    assert verdict.summary == "measured once: return 50.0% [50.0, 50.0] of the maximum"
+
+
+def test_advice_names_the_key_that_limits_the_evaluation(config: RunConfig) -> None:
+    same = {f"test/{index}": 0.5 for index in range(8)}
+    reports = [make_report(config, 0, same), make_report(config, 1, same)]
+    assert "eval.num_samples" in judge_evaluations(reports, config).advice
+    limited = load_config(EMBEDDED, ["eval.max_problems=8"])
+    verdict = judge_evaluations(reports, limited)
+    assert "eval.max_problems, now 8" in verdict.advice
+    assert "in 1 iteration, +0.0 [+0.0, +0.0] percentage points" in verdict.sentence
+
+
+def test_an_interval_that_touches_0_is_no_reliable_change() -> None:
+    assert judge_gain(Interval(0.1, 0.0, 0.2), 50) == "no reliable change"
+    assert judge_gain(Interval(0.1, 0.001, 0.2), 50) == "better"
+    assert judge_gain(Interval(-0.1, -0.2, -0.001), 50) == "worse"
