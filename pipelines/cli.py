@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -90,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
         app["train"].help_epilogue = format_config_help()
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         message, code = f"{error} (see magrpo --help)", 2
     except ConfigError as error:
@@ -103,6 +105,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
+
+
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    begin_startup(psutil.Process().create_time() if from_shell else None)
+    try:
+        yield
+    finally:
+        end_startup()
 
 
 @app.command(help_epilogue="")

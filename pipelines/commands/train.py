@@ -16,6 +16,7 @@ from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
+from pipelines.progress.activity import LOADING, open_console, show_activity
 from pipelines.training.closing import print_closing
 
 INTERRUPTED = 130
@@ -24,11 +25,11 @@ INTERRUPTED = 130
 
 def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"run {store.run_id} in {shorten_path(store.path)}")
+    console = open_console()
+    console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False)
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
-        result = run_stages(store, console, local=local)
+        result = run_stages(store, local=local)
     except KeyboardInterrupt:
         console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
         return INTERRUPTED
@@ -57,9 +58,10 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
-            server.wait_until_ready()
+            with show_activity(LOADING["Prefect"]):
+                server.wait_until_ready()
         try:
-            failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
+            failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt:
             console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False)
             return INTERRUPTED
