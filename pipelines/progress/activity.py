@@ -18,6 +18,8 @@ from rich.progress import Progress, ProgressColumn, SpinnerColumn, Task
 from rich.table import Column
 from rich.text import Text
 
+from pipelines.environment import is_quiet
+
 HEARTBEAT_S = 15.0
 """Without a terminal, a command says at least this often what it is doing."""
 LOADING: Mapping[str, str] = {
@@ -31,15 +33,15 @@ LOADING: Mapping[str, str] = {
 
 
 def open_console() -> Console:
-    """The console of a command: a terminal breaks lines between words; a file or a pipe gets whole lines."""
-    console = Console(highlight=False)
+    """The console of a command, silent with ``--quiet``; a terminal breaks lines between words, a file does not."""
+    console = Console(highlight=False, quiet=is_quiet())
     console.soft_wrap = not console.is_terminal
     return console
 
 
 def is_live(console: Console) -> bool:
     """Whether a line on the console can be drawn again and again."""
-    return console.is_terminal and not console.is_dumb_terminal
+    return console.is_terminal and not console.is_dumb_terminal and not console.quiet
 
 
 class Heartbeat:
@@ -160,14 +162,14 @@ _startup = Startup(0.0)
 """Of the run that this process starts next. Prefect calls the flow between its beginning and its end."""
 
 
-def begin_startup(began_s: float | None = None, console: Console | None = None) -> None:
+def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
     """Start the clock and the line of a run, which loads libraries first; no-op if they are started already.
 
-    ``began_s``: when the command began, in seconds since 1970; now by default.
+    ``began_s``: when the command began, in seconds since 1970; now by default. ``quiet``: show no line.
     """
     global _startup
     if _startup.line is None:
-        line = ActivityLine(console or open_console())
+        line = ActivityLine(Console(quiet=True) if quiet else open_console())
         line.switch(LOADING["libraries"])
         line.start()
         _startup = Startup(time.time() if began_s is None else began_s, line=line)

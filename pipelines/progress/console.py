@@ -26,6 +26,8 @@ from magrpo.types import Split
 from pipelines.progress.activity import LOADING, Heartbeat, is_live, open_console
 from pipelines.progress.state import RunState
 
+log = logging.getLogger(__name__)
+
 _ACTIVITIES = {
     "prepare": "preparing",
     "start": "starting",
@@ -98,15 +100,16 @@ class LiveLine(ProgressColumn):
 
 
 class WarningsAbove(logging.Handler):
-    """Prints warnings above the live line instead of through it."""
+    """Prints log messages above the live line instead of through it."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record), style="yellow", markup=False, soft_wrap=False)
+        style = "yellow" if record.levelno >= logging.WARNING else None
+        self._console.print(self.format(record), style=style, markup=False, soft_wrap=False)
 
 
 class RunConsole:
@@ -206,6 +209,7 @@ class RunConsole:
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
         self._state.finish_step(step, metrics, reused=reused)
+        log.info(self._state.last_finished)
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics

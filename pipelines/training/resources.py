@@ -28,7 +28,7 @@ class Resources:
         config: RunConfig,
         store: RunStore,
         on_sandbox: Callable[[str], None],
-        show_loading: Callable[[str], AbstractContextManager[None]] = nullcontext,
+        show_loading: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
     ) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._show_loading = show_loading
