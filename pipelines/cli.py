@@ -3,7 +3,8 @@
 import logging
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -109,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
@@ -125,6 +127,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
+
+
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    quiet = bool({"-q", "--quiet"} & set(tokens))
+    begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
+    try:
+        yield
+    finally:
+        end_startup()
 
 
 def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
