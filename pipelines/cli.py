@@ -1,8 +1,10 @@
 """The command line ``magrpo``. Each command imports its libraries when it runs."""
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -25,17 +27,22 @@ app = App(
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
-  magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
+  magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
+  magrpo config show rollout
   magrpo doctor
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     version=lambda: __import__("magrpo").__version__,
 )
 
 bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
+app.command(config)
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
@@ -62,6 +69,18 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
     ),
+    "config show": (
+        "commands.config_help:show_config",
+        "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
+    ),
+    "config schema": (
+        "commands.config_schema:print_schema",
+        "Print the JSON schema of configuration files, for editors.",
+    ),
+    "config init": (
+        "commands.config_init:write_own_config",
+        "Write a commented configuration file, from the answers to five questions.",
+    ),
     "bench orchestration": (
         "benchmarks.orchestration:bench_orchestration",
         "Split the wall time of a run into its stages, orchestration and tracking.",
@@ -77,7 +96,7 @@ LAZY_COMMANDS = {
 }
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
-    parent = bench if command.startswith("bench ") else app
+    parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
     parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
@@ -91,7 +110,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
@@ -100,10 +120,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
         message, code = str(error), 1
+    except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     else:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
+
+
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    quiet = bool({"-q", "--quiet"} & set(tokens))
+    begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
+    try:
+        yield
+    finally:
+        end_startup()
 
 
 def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
@@ -122,7 +163,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
 
 
-@app.command(help_epilogue="")
+@app.command(help_epilogue="Keys of a configuration: magrpo config show")
 def train(
     config: ConfigFile | None = None,
     /,
