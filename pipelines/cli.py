@@ -19,6 +19,7 @@ app = App(
   magrpo train pipelines/configs/embedded.toml
   magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
+  magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
   magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
@@ -237,6 +238,42 @@ def evaluate(
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
     return train_run(create_evaluation(source, name), local=local)
+
+
+@app.command(help_epilogue="")
+def ask(
+    run: str,
+    problem: str | None = None,
+    /,
+    *,
+    problem_id: Annotated[str | None, Parameter(name="--problem")] = None,
+    test: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    checkpoint: int | None = None,
+    seed: int | None = None,
+    untrained: bool = True,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    root: Root = Path("runs"),
+) -> int:
+    """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
+
+    Example: magrpo ask seed-0 "def backward_twice(s): ..." --test "assert backward_twice('ab') == 'baba'"
+
+    Args:
+        run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
+        problem: A sentence, or a function's signature and docstring; for authors, the text they work on.
+        problem_id: A problem of the run, by its id or a part of it.
+        test: An assert about the function, to measure the reward by; repeatable.
+        checkpoint: Iteration whose agents are asked; the last one by default.
+        seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
+        untrained: Ask the untrained agents, too.
+        settings: section.key=value changes one value of the run's configuration; repeatable.
+        as_json: Print JSON.
+    """
+    from pipelines.commands.ask import Question, ask_agents
+
+    question = Question(problem, problem_id, test, seed, untrained, as_json)
+    return ask_agents(run, root, checkpoint, settings, question)
 
 
 @app.command(help_epilogue="")

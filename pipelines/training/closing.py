@@ -1,6 +1,7 @@
 """What a finished run prints: what was learned, where its artifacts are, and the next command to type."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
 
@@ -67,3 +68,7 @@ def _describe_artifacts(result: Result) -> Iterator[str]:
         yield f"next:    {find_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}"
     else:
         yield f"next:    open {page}"
+    if not makes_tables(config):
+        root = store.path.parent
+        where = "" if root == Path("runs").resolve() else f" --root {shorten_path(root)}"
+        yield f"ask:     {magrpo} ask {store.run_id}{where}"
