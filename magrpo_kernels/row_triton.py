@@ -1,10 +1,12 @@
 """The row operation in Triton, one program for each token.
 
-The first pass takes an online log-sum-exp, the second writes the gradient, over the logits if
-asked to. ``exp2`` with log2(e)/temperature folded into one multiply-add keeps both passes within the issue slots that
-memory leaves free; the sampled token's element is patched after the second pass instead of being compared for at every
-element. Arithmetic is float32 whatever the logits are stored in. Row offsets are 64-bit: N * V passes 2^31 at 14,135
-tokens of a vocabulary of 151,936.
+The first pass takes an online log-sum-exp, each thread with a running maximum and sum of its own, which are reduced
+once, after the loop; the second writes the gradient, over the logits if asked to, from the end of the row to its
+beginning: the end was read last, so it may still be in the cache. Exponents are ``(x - base) * scale`` with ``scale =
+log2(e) / temperature``: the difference of neighbouring floats is exact, whether or not the compiler contracts the
+product with an addition. The sampled token's element is patched after the second pass instead of being compared for at
+every element. Arithmetic is float32 whatever the logits are stored in. Row offsets are 64-bit: N * V passes 2^31 at
+14,135 tokens of a vocabulary of 151,936.
 """
 
 import math
@@ -19,6 +21,10 @@ from magrpo_kernels.inputs import LossOptions, TokenInputs
 
 LOG2E = math.log2(math.e)
 LN2 = tl.constexpr(math.log(2.0))
+LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
+"""Where a running maximum starts: finite, so that a difference to it is never ``inf - inf``."""
+FARTHEST = tl.constexpr(-1e30)
+"""The least exponent of an entropy's terms: ``exp2`` of it is 0, and 0 times it is 0, not NaN as with -inf."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -45,6 +51,7 @@ def row_kernel(  # type: ignore[no-untyped-def]
     GRADIENT: tl.constexpr,
     ENTROPY: tl.constexpr,
     BLOCK: tl.constexpr,
+    LANES: tl.constexpr,  # neighbouring elements of one thread: 16 bytes
 ):
     row = tl.program_id(0).to(tl.int64)
     logits_ptr += row * stride
@@ -52,29 +59,37 @@ def row_kernel(  # type: ignore[no-untyped-def]
     token = tl.load(ids_ptr + row)
     target = tl.load(logits_ptr + token).to(tl.float32)
     lanes = tl.arange(0, BLOCK)
-    high = float("-inf")  # running maximum of the raw logits
-    total = 0.0  # sum of exp2((x - high) * scale)
-    weighted = 0.0  # the same, weighted by (x - high) * scale
+    # One value for each thread and vector that it loads of a block.
+    high = tl.full((BLOCK // LANES,), LOWEST, tl.float32)  # running maximum of the raw logits
+    total = tl.zeros((BLOCK // LANES,), tl.float32)  # sum of exp2((x - high) * scale)
+    weighted = tl.zeros((BLOCK // LANES,), tl.float32)  # the same, weighted by (x - high) * scale
     for start in range(0, vocabulary, BLOCK):
         offsets = start + lanes
         x = tl.load(logits_ptr + offsets, mask=offsets < vocabulary, other=float("-inf")).to(tl.float32)
-        new = tl.maximum(high, tl.max(x, 0))
-        base = tl.where(new == float("-inf"), 0.0, new)  # a block of -inf must not give inf - inf
-        power = tl.exp2(x * scale - base * scale)
-        shrink = tl.where(high == float("-inf"), 0.0, tl.exp2((high - base) * scale))
+        x = tl.reshape(x, (BLOCK // LANES, LANES))
+        base = tl.maximum(high, tl.max(x, 1))
+        exponent = (x - base[:, None]) * scale
+        shift = tl.maximum(high - base, FARTHEST) * scale
+        shrink = tl.exp2(shift)
         if ENTROPY:
-            shift = tl.where(high == float("-inf"), 0.0, (high - base) * scale)
-            exponent = tl.where(x == float("-inf"), 0.0, (x - base) * scale)
-            weighted = (weighted + shift * total) * shrink + tl.sum(power * exponent, 0)
-        total = total * shrink + tl.sum(power, 0)
-        high = new
-    log2_total = tl.log2(total)
-    base = tl.where(high == float("-inf"), 0.0, high)
+            exponent = tl.maximum(exponent, FARTHEST)
+            power = tl.exp2(exponent)
+            weighted = (weighted + shift * total) * shrink + tl.sum(power * exponent, 1)
+        else:
+            power = tl.exp2(exponent)
+        total = total * shrink + tl.sum(power, 1)
+        high = base
+    base = tl.max(high, 0)
+    shift = tl.maximum(high - base, FARTHEST) * scale
+    shrink = tl.exp2(shift)
+    if ENTROPY:
+        weighted = tl.sum((weighted + shift * total) * shrink, 0)
+    log2_total = tl.log2(tl.sum(total * shrink, 0))
     logp2 = (target - base) * scale - log2_total
     logp = logp2 * LN2
     tl.store(logps_ptr + row, logp)
     if ENTROPY:
-        tl.store(entropy_ptr + row, (log2_total - weighted / total) * LN2)
+        tl.store(entropy_ptr + row, (log2_total - weighted / tl.exp2(log2_total)) * LN2)
 
     c = tl.load(coefficients_ptr + row)
     if HAS_OLD:
@@ -96,13 +111,15 @@ def row_kernel(  # type: ignore[no-untyped-def]
     if GRADIENT:
         slope *= inverse_temperature
         out_ptr += row * out_stride
-        log2_norm = base * scale + log2_total
-        for start in range(0, vocabulary, BLOCK):
-            offsets = start + lanes
+        num_blocks = tl.cdiv(vocabulary, BLOCK)
+        for number in range(0, num_blocks):
+            offsets = (num_blocks - 1 - number) * BLOCK + lanes
             inside = offsets < vocabulary
-            x = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf")).to(tl.float32)
-            gradient = -slope * tl.exp2(x * scale - log2_norm)
-            tl.store(out_ptr + offsets, gradient.to(out_ptr.dtype.element_ty), mask=inside)
+            x = tl.load(logits_ptr + offsets, mask=inside, other=float("-inf"), eviction_policy="evict_first")
+            gradient = -slope * tl.exp2((x.to(tl.float32) - base) * scale - log2_total)
+            tl.store(
+                out_ptr + offsets, gradient.to(out_ptr.dtype.element_ty), mask=inside, eviction_policy="evict_first"
+            )
         tl.debug_barrier()  # the element below was just written by some other thread
         patched = slope * (1.0 - tl.exp2(logp2))
         tl.store(out_ptr + token, patched.to(out_ptr.dtype.element_ty))
@@ -147,6 +164,7 @@ def row_loss_triton(
             GRADIENT=out is not None,
             ENTROPY=options.entropy,
             BLOCK=block,
+            LANES=min(block, 16 // logits.element_size()),
             num_warps=warps,
         )
     return losses, logps, entropy

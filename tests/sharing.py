@@ -22,7 +22,6 @@ TOGETHER = {
 
 SPLIT = (
     "tests/algo/test_stats.py",
-    "tests/kernels/test_offline_compile.py",
     "tests/pipelines/flows/test_kills.py",
     "tests/pipelines/training/test_embedded.py",
     "tests/pipelines/training/test_gate.py",
@@ -52,6 +51,7 @@ SECONDS = {
     "tests/contracts/test_engines.py": 52,
     "tests/test_notebook.py": 42,
     "tests/problems/test_coopcode.py": 40,
+    "tests/kernels/test_offline_compile.py": 25,
     "tests/pipelines/training/test_from_stage.py": 36,
     "tests/pipelines/progress/test_notify.py": 28,
     "tests/pipelines/commands/test_dry_run.py": 26,

@@ -41,7 +41,7 @@ def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> Non
     agents = [AgentConfig(name=name, role=name, model=base, weights=weights) for name, weights in WEIGHTS.items()]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
     perturb(policy, seed=1, scale=0.05)
-    engine = LocalEngine(policy, max_batch=256)
+    engine = LocalEngine(policy, 256)
     asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
     heard: list[tuple[str, str]] = []
     actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)

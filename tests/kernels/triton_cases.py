@@ -72,17 +72,41 @@ def test_low_precision_logits_are_read_and_written_once(dtype: torch.dtype) -> N
 
 
 def test_rows_of_minus_infinity_and_extreme_logits() -> None:
-    logits = torch.tensor([[-1e30, -1e30, -1e30], [-torch.inf, 0.0, -torch.inf], [88.0, 89.0, 0.0]], device=DEVICE)
-    ids = torch.tensor([0, 1, 1], device=DEVICE)
+    lowest = torch.finfo(torch.float32).min
+    rows = [[-1e30] * 3, [lowest] * 3, [-torch.inf, 0.0, -torch.inf], [88.0, 89.0, 0.0], [-1e38, -1e38, 1e30]]
+    logits = torch.tensor(rows, device=DEVICE)
+    ids = torch.tensor([0, 1, 1, 1, 2], device=DEVICE)
     logits.requires_grad_()
     result = policy_loss_from_logits(
-        logits, TokenInputs(ids, torch.ones(3, device=DEVICE)), LossOptions(entropy=True, impl="triton")
+        logits, TokenInputs(ids, torch.ones(5, device=DEVICE)), LossOptions(entropy=True, impl="triton")
     )
     (gradient,) = torch.autograd.grad(result.loss, logits)
-    expected = [-torch.tensor(3.0).log().item(), 0.0, -torch.tensor(1 + 2.718281828**-1).log().item()]
+    third = -torch.tensor(3.0).log().item()
+    expected = [third, third, 0.0, -torch.tensor(1 + 2.718281828**-1).log().item(), 0.0]
     assert result.logps.tolist() == pytest.approx(expected, abs=1e-6)
     assert gradient.isfinite().all()
     assert result.entropy.isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("mean", "deviation", "temperature"),
+    [(0.0, 3.0, 1.0), (20.0, 1.0, 0.8), (0.0, 10.0, 0.8), (50.0, 1.0, 0.1), (1e3, 3.0, 1.0), (-1e4, 30.0, 0.7)],
+)
+@pytest.mark.parametrize("vocabulary", [50_257, 151_936])
+def test_log_probabilities_are_near_those_of_float64(
+    mean: float, deviation: float, temperature: float, vocabulary: int, dtype: torch.dtype
+) -> None:
+    """The bound of docs/kernels.md also where logits are far from 0, which a product with the temperature rounds."""
+    generator = torch.Generator().manual_seed(3)
+    num_tokens = 64 if DEVICE == "cuda" else 1
+    drawn = mean + deviation * torch.randn(num_tokens, vocabulary, generator=generator)
+    logits = drawn.to(DEVICE, dtype)
+    ids = logits.argmax(1) if deviation > 3 else torch.arange(num_tokens, device=DEVICE)
+    inputs = TokenInputs(ids, torch.ones(num_tokens, device=DEVICE))
+    _, logps, _ = row_loss(logits, inputs, LossOptions(temperature, impl="triton"), None)
+    wanted = (logits.double() / temperature).log_softmax(-1).gather(1, ids[:, None]).squeeze(1)
+    torch.testing.assert_close(logps.double(), wanted, atol=2e-6, rtol=1e-6)
 
 
 def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
