@@ -2,7 +2,8 @@
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -92,7 +93,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
@@ -105,6 +107,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
+
+
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    quiet = bool({"-q", "--quiet"} & set(tokens))
+    begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
+    try:
+        yield
+    finally:
+        end_startup()
 
 
 def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
@@ -276,7 +296,7 @@ def ask(
     test: Annotated[tuple[str, ...], Parameter(negative=())] = (),
     checkpoint: int | None = None,
     seed: int | None = None,
-    untrained: bool = True,
+    trained_only: Annotated[bool, Parameter(negative=())] = False,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     as_json: Json = False,
     root: Root = Path("runs"),
@@ -292,12 +312,12 @@ def ask(
         test: An assert about the function, to measure the reward by; repeatable.
         checkpoint: Iteration whose agents are asked; the last one by default.
         seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
-        untrained: Ask the untrained agents, too.
+        trained_only: Leave the untrained agents out.
         settings: section.key=value changes one value of the run's configuration; repeatable.
     """
     from pipelines.commands.ask import Question, ask_agents
 
-    question = Question(problem, problem_id, test, seed, untrained, as_json)
+    question = Question(problem, problem_id, test, seed, not trained_only, as_json)
     return ask_agents(run, root, checkpoint, settings, question)
 
 

@@ -221,7 +221,8 @@ def test_cli_page_has_every_command_and_argument() -> None:
     for name, app in parser.items():
         arguments = {argument.names[0] for argument in app.assemble_argument_collection()}
         usage = sections[name].split("```")[1]
-        assert set(re.findall(r"--[a-z-]+|(?<=[ \[])(?:CONFIG|OVERRIDES|RUN)(?= |\.|\])", usage)) >= arguments, name
+        named = re.findall(r"--[a-z-]+|(?<=[ \[])(?:CONFIG|OVERRIDES|RUN|PROBLEM)(?= |\.|\])", usage)
+        assert set(named) >= arguments, name
         assert set(re.findall(r"--[a-z-]+", usage)) <= arguments, name
 
 

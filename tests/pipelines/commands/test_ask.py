@@ -10,7 +10,6 @@ import pytest
 from rich.console import Console
 
 from magrpo.asking.answers import NO_TESTS, Answer
-from magrpo.config import load_config
 from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from magrpo.types import (
@@ -89,7 +88,7 @@ def test_json_holds_everything_for_a_script(run: RunStore, capsys: pytest.Captur
         assert set(answer["parts"]) == {"structure", "syntax", "tests", "cooperation"}
         assert 0 <= answer["return"] <= 1
         assert answer["unmeasured"] is None
-    assert ask(run, text, "--json", "--no-untrained") == 0
+    assert ask(run, text, "--json", "--trained-only") == 0
     told = json.loads(capsys.readouterr().out)
     assert "untrained" not in told
     assert told["trained"]["unmeasured"] == NO_TESTS
@@ -122,7 +121,7 @@ def test_a_text_may_come_from_another_program(
     small = ("problems.num_train=12", "problems.num_test=4")
     run = make_run(CONFIGS / "writing_embedded.toml", tmp_path / "runs", small)
     monkeypatch.setattr("sys.stdin", io.StringIO("A sweater\nI wanted to knit a sweater.\n"))
-    assert ask(run, "--no-untrained") == 0
+    assert ask(run, "--trained-only") == 0
     said = capsys.readouterr().out
     assert "[summary]" in said
     assert "[elaboration]" in said
@@ -191,5 +190,4 @@ def test_every_training_ends_by_naming_the_command(tmp_path: Path, capsys: pytes
     config, root = write_config(tmp_path, iterations=0), tmp_path / "runs"
     assert main(["train", str(config), "--local", "--name", "one"]) == 0
     line = capsys.readouterr().out.splitlines()[-1]
-    assert line.endswith(f"ask one --root {root}")
-    assert load_config(config).root == root
+    assert f"magrpo ask one --root {root}" in line
