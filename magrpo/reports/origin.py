@@ -1,14 +1,13 @@
 """Where a run comes from: its date, machine and code, and the commands that go on from its report."""
 
-import json
 import shlex
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from typing import Any
 
 from magrpo.config import RunConfig
 from magrpo.store import RunStore
 from magrpo.tracking.connection import mlflow_page, tracking_uri
+from magrpo.tracking.wall_time import read_run_records
 
 LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
 """Libraries whose versions a report names."""
@@ -16,7 +15,7 @@ LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
 
 def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]:
     """The start, machine, commit, libraries and folder of a run, as far as it recorded them, and its MLflow."""
-    started, tags = _read_records(store)
+    started, tags = _read_tags(store)
     facts = {"started": started, "machine": tags.get("machine", "")}
     commit = tags.get("mlflow.source.git.commit", "")
     facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
@@ -38,15 +37,12 @@ def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str
         yield "compare with baselines", f"magrpo evaluate {store.run_id} --baselines all{root}"
 
 
-def _read_records(store: RunStore) -> tuple[str, dict[str, Any]]:
+def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:
     """The time of the first start, and the newest value of every tag; empty for a run without records."""
-    path = store.path / "tracking.jsonl"
     started, tags = "", {}
-    for line in path.read_bytes().splitlines(keepends=True) if path.exists() else []:
-        if line.endswith(b"\n"):  # else it is being written
-            record = json.loads(line)
-            if record["kind"] == "tags":
-                tags.update(record["values"])
-            elif not started and record["kind"] == "status":
-                started = f"{datetime.fromtimestamp(record['time_ms'] / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    for record in read_run_records(store.path):
+        if record["kind"] == "tags":
+            tags.update(record["values"])
+        elif not started and record["kind"] == "status":
+            started = f"{datetime.fromtimestamp(record['time_ms'] / 1000, UTC):%Y-%m-%d %H:%M} UTC"
     return started, tags
