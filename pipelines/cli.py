@@ -1,39 +1,49 @@
 """The command line ``magrpo``. Each command imports its libraries when it runs."""
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
-from magrpo.plugins import ConfigError
-from pipelines.arguments import Overrides, Positive, Root
-from pipelines.environment import prepare_environment
+from magrpo.config import RunConfig
+from magrpo.plugins import ConfigError, find_keys
+from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
     name="magrpo",
     help="Train LLM agents that cooperate, with Multi-Agent Group Relative Policy Optimization.",
     help_epilogue="""Examples:
-  magrpo train pipelines/configs/embedded.toml
-  magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
+  magrpo train embedded
+  magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
+  magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
-  magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
+  magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
-  magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
+  magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
+  magrpo config show rollout
   magrpo doctor
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     version=lambda: __import__("magrpo").__version__,
 )
 
 bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
+app.command(config)
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
@@ -60,6 +70,18 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
     ),
+    "config show": (
+        "commands.config_help:show_config",
+        "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
+    ),
+    "config schema": (
+        "commands.config_schema:print_schema",
+        "Print the JSON schema of configuration files, for editors.",
+    ),
+    "config init": (
+        "commands.config_init:write_own_config",
+        "Write a commented configuration file, from the answers to five questions.",
+    ),
     "bench orchestration": (
         "benchmarks.orchestration:bench_orchestration",
         "Split the wall time of a run into its stages, orchestration and tracking.",
@@ -75,7 +97,7 @@ LAZY_COMMANDS = {
 }
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
-    parent = bench if command.startswith("bench ") else app
+    parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
     parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
@@ -85,33 +107,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
-        from pipelines.commands.config_help import format_config_help
-
-        app["train"].help_epilogue = format_config_help()
+    if tokens[:1] == ["serve"]:
+        print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
+        tokens[0] = "schedule"
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        message, code = f"{error} (see magrpo --help)", 2
+        message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
         message, code = str(error), 2
     except RuntimeError as error:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
         message, code = str(error), 1
+    except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     else:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
 
 
-@app.command(help_epilogue="")
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    quiet = bool({"-q", "--quiet"} & set(tokens))
+    begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
+    try:
+        yield
+    finally:
+        end_startup()
+
+
+def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
+    """The message about a command line that cannot be parsed; a key written as a flag is shown as an override."""
+    if isinstance(error.__cause__, ConfigError):
+        return str(error.__cause__)
+    if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):
+        flag, _, value = (error.token.keyword or error.token.value).partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        keys = [key for key in find_keys(name.rpartition(".")[2], RunConfig, {}) if key.endswith(name)]
+        if keys:
+            after = [text for word, text in pairwise(tokens) if word == flag]
+            shown = value or next((text for text in after if not text.startswith("-")), "VALUE")
+            written = " or ".join(f"{key}={shown}" for key in keys)
+            return f"Unknown option: {flag}. Keys of the configuration are written {written}"
+    return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
+
+
+@app.command(help_epilogue="Keys of a configuration: magrpo config show")
 def train(
-    config: Path | None = None,
+    config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
     local: bool = False,
-    resume: str | None = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    resume: RunId | None = None,
     from_stage: str | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
@@ -120,13 +181,14 @@ def train(
     """Train the agents of a configuration, or resume a run.
 
     Args:
-        config: TOML file; pipelines/configs holds examples.
+        config: TOML file, or the name of one that ships: embedded.
         local: Run the same loop without Prefect.
         resume: Resume this run where it stopped, with the configuration it was started with.
         from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
         dry_run: Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
         name: Name of the run; a date and a random suffix by default.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config import load_config
     from magrpo.store import RunStore
     from pipelines.commands.train import rewind_run, train_run
@@ -159,23 +221,25 @@ def train(
 
 @app.command(help_epilogue="")
 def sweep(
-    config: Path | None = None,
+    config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
     settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     seeds: Positive | None = None,
     local: bool = False,
-    resume: str | None = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    resume: RunId | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
     """Train every combination of some values with several seeds, one run after the other, and compare them.
 
-    Example: magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
+    Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
 
     Args:
-        config: TOML file.
+        config: TOML file, or the name of one that ships.
         settings: section.key=value,value,...: the values to try for one key; repeatable.
         seeds: Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
         local: Run without Prefect.
@@ -183,6 +247,7 @@ def sweep(
         dry_run: List the runs; do nothing.
         name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
 
@@ -204,14 +269,16 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: str,
+    run: RunId,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,
     baselines: str | None = None,
-    single_run: str | None = None,
-    partner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    single_run: RunId | None = None,
+    partner: Annotated[tuple[RunId, ...], Parameter(negative=())] = (),
     local: bool = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     name: str | None = None,
     root: Root = Path("runs"),
 ) -> int:
@@ -220,7 +287,7 @@ def evaluate(
     Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
     Args:
-        run: Id of a run, or a TOML file to evaluate its untrained agents.
+        run: Id of a run, or a TOML file or a shipped name to evaluate its untrained agents.
         checkpoint: Iteration whose weights are evaluated; the last one by default.
         baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
         single_run: With --baselines: id of the run of a single trained agent.
@@ -228,6 +295,7 @@ def evaluate(
         local: Run the same stages without Prefect.
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import train_run
     from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
@@ -240,8 +308,43 @@ def evaluate(
 
 
 @app.command(help_epilogue="")
-def serve(
-    config: Path,
+def ask(
+    run: RunId,
+    problem: str | None = None,
+    /,
+    *,
+    problem_id: Annotated[str | None, Parameter(name="--problem")] = None,
+    test: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    checkpoint: int | None = None,
+    seed: int | None = None,
+    trained_only: Annotated[bool, Parameter(negative=())] = False,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    as_json: Json = False,
+    root: Root = Path("runs"),
+) -> int:
+    """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
+
+    Example: magrpo ask seed-0 "def backward_twice(s): ..." --test "assert backward_twice('ab') == 'baba'"
+
+    Args:
+        run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
+        problem: A sentence, or a function's signature and docstring; for authors, the text they work on.
+        problem_id: A problem of the run, by its id or a part of it.
+        test: An assert about the function, to measure the reward by; repeatable.
+        checkpoint: Iteration whose agents are asked; the last one by default.
+        seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
+        trained_only: Leave the untrained agents out.
+        settings: section.key=value changes one value of the run's configuration; repeatable.
+    """
+    from pipelines.commands.ask import Question, ask_agents
+
+    question = Question(problem, problem_id, test, seed, not trained_only, as_json)
+    return ask_agents(run, root, checkpoint, settings, question)
+
+
+@app.command(help_epilogue="")
+def schedule(
+    config: ConfigFile,
     /,
     *overrides: Overrides,
     cron: str | None = None,
@@ -249,14 +352,16 @@ def serve(
     rrule: str | None = None,
     timezone: str = "UTC",
     limit: Positive = 1,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     name: str | None = None,
 ) -> int:
     """Train on a schedule until interrupted.
 
-    Example: magrpo serve pipelines/configs/embedded.toml --cron "0 2 * * *" --timezone Europe/Berlin
+    Example: magrpo schedule embedded --cron "0 2 * * *" --timezone Europe/Berlin
 
     Args:
-        config: TOML file; read again for every run.
+        config: TOML file, or the name of one that ships; read again for every run.
         cron: Five fields: minute, hour, day, month, day of the week.
         interval: Time from one start to the next: 90s, 30m, 6h, 1d.
         rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
@@ -264,6 +369,10 @@ def serve(
         limit: Maximal number of runs at the same time.
         name: Name of the schedule and prefix of its runs' names; the file's name by default.
     """
-    from pipelines.commands.train import serve_schedule
+    set_verbosity(quiet=quiet, verbose=verbose)
+    from pipelines.flows.timetable import Timetable
 
-    return serve_schedule(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
+    timetable = Timetable(cron, interval, rrule, timezone)
+    from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
+
+    return serve_schedule(config, overrides, timetable, name or config.stem, limit)

@@ -1,4 +1,4 @@
-"""``magrpo train``, ``sweep`` and ``serve``: start or resume runs, with or without Prefect."""
+"""``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 from asyncio import CancelledError
 from collections.abc import Sequence
@@ -16,6 +16,8 @@ from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
+from pipelines.flows.timetable import Timetable
+from pipelines.progress.activity import LOADING, open_console, show_activity
 from pipelines.training.closing import print_closing
 
 INTERRUPTED = 130
@@ -24,19 +26,21 @@ INTERRUPTED = 130
 
 def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(f"run {store.run_id} in {shorten_path(store.path)}")
+    console = open_console()
+    console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
-        result = run_stages(store, console, local=local)
+        result = run_stages(store, local=local)
     except KeyboardInterrupt:
-        console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
+        console.quiet = False
+        console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", soft_wrap=True)
         return INTERRUPTED
     except BaseException as error:
         if not isinstance(error, ConfigError):
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
         raise
+    console.quiet = False
     print_closing(result, console)
     return 0
 
@@ -57,9 +61,10 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
-            server.wait_until_ready()
+            with show_activity(LOADING["Prefect"]):
+                server.wait_until_ready()
         try:
-            failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
+            failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt:
             console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False)
             return INTERRUPTED
@@ -70,18 +75,15 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     return 1 if failures else 0
 
 
-def serve_schedule(
-    config: Path, overrides: Sequence[str], when: tuple[str | None, str | None, str | None, str], name: str, limit: int
-) -> int:
-    """Start runs by a schedule until interrupted, then return 0; ``when``: cron, interval, rrule, time zone."""
+def serve_schedule(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> int:
+    """Start runs by a schedule until interrupted, then return 0."""
     root = load_config(config, overrides).root
     with LocalServer(root / "prefect", schedules=True) as server:
-        print("starting Prefect (the first time in a folder takes up to half a minute)", flush=True)
-        from pipelines.flows.schedule import Timetable, serve_flow  # prefect, loaded while the server starts
+        with show_activity(LOADING["Prefect"]):
+            from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
 
-        timetable = Timetable(*when)
-        timetable.build_schedule()  # rejects an unusable timetable before the server answers
-        server.wait_until_ready()
+            build_schedule(timetable)  # rejects an unusable rule before the server answers
+            server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
             serve_flow(config, overrides, timetable, name, limit)
     print("stopped; when this schedule is served again, one run makes up for all runs missed until then")
