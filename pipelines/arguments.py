@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 
 from magrpo.config import RunConfig, load_config
 from magrpo.plugins import ConfigError, walk_fields
+from magrpo.store import CONFIG, RunStore
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship."""
@@ -38,6 +39,12 @@ def locate_config(name: Path | str) -> Path:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"{path}: no such file; {hint}shipped configurations: {', '.join(shipped)}")
     return path
+
+
+def locate_run(name: str, root: Path) -> RunStore:
+    """The run with the id ``name`` in ``root``, or the one in the folder ``name``; ConfigError if neither exists."""
+    folder = Path(name).resolve()
+    return RunStore(folder.parent, folder.name) if (folder / CONFIG).is_file() else RunStore.open(root, name)
 
 
 def list_field_values(field: FieldInfo) -> list[str]:
