@@ -1,6 +1,7 @@
 """The command line ``magrpo``. Each command imports its libraries when it runs."""
 
 import logging
+import os
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,17 +27,22 @@ app = App(
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
-  magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
+  magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
+  magrpo config show rollout
   magrpo doctor
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     version=lambda: __import__("magrpo").__version__,
 )
 
 bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
+app.command(config)
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
@@ -71,6 +77,18 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
     ),
+    "config show": (
+        "commands.config_help:show_config",
+        "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
+    ),
+    "config schema": (
+        "commands.config_schema:print_schema",
+        "Print the JSON schema of configuration files, for editors.",
+    ),
+    "config init": (
+        "commands.config_init:write_own_config",
+        "Write a commented configuration file, from the answers to five questions.",
+    ),
     "bench orchestration": (
         "benchmarks.orchestration:bench_orchestration",
         "Split the wall time of a run into its stages, orchestration and tracking.",
@@ -86,7 +104,7 @@ LAZY_COMMANDS = {
 }
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
-    parent = bench if command.startswith("bench ") else app
+    parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
     parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
@@ -110,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
         message, code = str(error), 1
+    except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     else:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
@@ -150,7 +171,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
 
 
-@app.command(help_epilogue="")
+@app.command(help_epilogue="Keys of a configuration: magrpo config show")
 def train(
     config: ConfigFile | None = None,
     /,

@@ -64,6 +64,7 @@ SECONDS = {
     "tests/pipelines/training/test_writing.py": 16,
     "tests/kernels/test_triton.py": 16,
     "tests/rewards/test_coding.py": 16,
+    "tests/reports/test_browser.py": 18,
     "tests/stages/test_exact_game.py": 15,
     "tests/pipelines/training/test_variants.py": 15,
     "tests/pipelines/training/test_roles.py": 15,
