@@ -4,6 +4,9 @@ import os
 import sys
 import webbrowser
 from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from magrpo.reports.publish import find_report, rebuild_report
 from pipelines.arguments import Json, Root, RunId, locate_run
@@ -13,14 +16,20 @@ from pipelines.training.closing import print_path
 
 
 def open_report(
-    run: RunId, /, *, rebuild: bool = False, browser: bool = True, as_json: Json = False, root: Root = Path("runs")
+    run: RunId,
+    /,
+    *,
+    rebuild: bool = False,
+    no_browser: Annotated[bool, Parameter(negative=())] = False,
+    as_json: Json = False,
+    root: Root = Path("runs"),
 ) -> int:
     """Print where the report of a run is and open it in the browser, if there is a display; the exit code is 0.
 
     Args:
         run: Id of a run, or its folder. Of a run that is not finished, the report shows the evaluations so far.
         rebuild: Write the page again from the evaluations, for instance with a newer version of magrpo.
-        browser: Open the page.
+        no_browser: Only print the path.
     """
     store = locate_run(run, root)
     console = open_console()
@@ -30,7 +39,7 @@ def open_report(
         print_as_json({"run": store.run_id, "report": str(path)})
         return 0
     print_path(console, "report:", path)
-    if browser and console.is_terminal and has_display():
+    if not no_browser and console.is_terminal and has_display():
         webbrowser.open(path.as_uri())
     return 0
 
