@@ -62,6 +62,8 @@ SECONDS = {
     "tests/pipelines/commands/test_compare.py": 23,
     "tests/pipelines/flows/test_kills.py": 20,
     "tests/pipelines/training/test_writing.py": 16,
+    "tests/pipelines/commands/test_ask.py": 14,
+    "tests/asking/test_answers.py": 14,
     "tests/kernels/test_triton.py": 16,
     "tests/rewards/test_coding.py": 16,
     "tests/reports/test_browser.py": 18,

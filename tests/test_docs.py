@@ -226,7 +226,7 @@ def test_cli_page_has_every_command_and_argument() -> None:
     for name, app in parser.items():
         arguments = {argument.names[0] for argument in app.assemble_argument_collection()}
         usage = sections[name].split("```")[1]
-        words = r"--[a-z-]+|(?<=[ \[])(?:CONFIG|FILE|OVERRIDES|RUN|TOPIC)(?= |\.|\])"
+        words = r"--[a-z-]+|(?<=[ \[])(?:CONFIG|FILE|OVERRIDES|PROBLEM|RUN|TOPIC)(?= |\.|\])"
         assert set(re.findall(words, usage)) >= arguments, name
         assert set(re.findall(r"--[a-z-]+", usage)) <= arguments, name
 
