@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, find_keys
-from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, RunOrConfig, Verbose
 from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
@@ -44,6 +44,8 @@ app.command(bench)
 
 config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
 app.command(config)
+
+app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
@@ -277,7 +279,7 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: RunId,
+    run: RunOrConfig,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,

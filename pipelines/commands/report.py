@@ -9,8 +9,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from magrpo.reports.publish import find_report, rebuild_report
-from pipelines.arguments import Json, Root, RunId, locate_run
-from pipelines.commands.show import print_as_json
+from pipelines.arguments import Json, Root, RunId
+from pipelines.commands.show import locate_run, print_as_json
 from pipelines.progress.activity import open_console, show_activity
 from pipelines.training.closing import print_path
 

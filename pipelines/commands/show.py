@@ -23,10 +23,10 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
-from magrpo.store import RunStore
+from magrpo.store import CONFIG, RunStore
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import HEADLINE, EvalReport
-from pipelines.arguments import Json, Root, RunId, locate_run
+from pipelines.arguments import Json, Root, RunId
 from pipelines.commands.runs import Summary, summarize_folder
 from pipelines.environment import find_command, shorten_path
 from pipelines.progress.activity import open_console, show_activity
@@ -62,6 +62,12 @@ def show_run(run: RunId, /, *, as_json: Json = False, root: Root = Path("runs"))
     else:
         _print_screen(store, config, summary, reports, verdict)
     return 0
+
+
+def locate_run(name: str, root: Path) -> RunStore:
+    """The run with the id ``name`` in ``root``, or the one in the folder ``name``; ConfigError if neither exists."""
+    folder = Path(name).resolve()
+    return RunStore(folder.parent, folder.name) if (folder / CONFIG).is_file() else RunStore.open(root, name)
 
 
 def print_as_json(tree: object) -> None:
