@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, find_keys
-from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, RunOrConfig, Verbose
 from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
@@ -45,8 +45,18 @@ app.command(bench)
 config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
 app.command(config)
 
+app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
+
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "show": (
+        "commands.show:show_run",
+        "Show a run in one screen: state, verdict, evaluations, cost, files, next commands.",
+    ),
+    "report": (
+        "commands.report:open_report",
+        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+    ),
     "compare": (
         "commands.compare:compare_runs",
         "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
@@ -269,7 +279,7 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: RunId,
+    run: RunOrConfig,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,

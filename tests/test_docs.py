@@ -17,8 +17,9 @@ from cyclopts import App
 from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from pipelines import cli
+from pipelines.arguments import SCHEMA_FILE
 from pipelines.commands.config_help import format_config_help
-from pipelines.commands.config_schema import SCHEMA_FILE, format_schema
+from pipelines.commands.config_schema import format_schema
 from pipelines.environment import QUIET
 from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE

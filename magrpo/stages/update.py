@@ -77,6 +77,8 @@ class Updater:
             with self.policy.active(agent) as model:
                 self._has_linear_head[agent] = has_linear_head(model)
                 self._shares_prompts[agent] = can_share_prompts(model)
+            rows = "share a row" if self._shares_prompts[agent] else "have a row each"
+            log.info("agent %s: completions of one prompt %s in the update", agent, rows)
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path) -> Updater:
