@@ -1,6 +1,7 @@
 """The tags that name the code, the libraries and the user of a run."""
 
 import getpass
+import json
 import subprocess
 import sys
 from contextlib import suppress
@@ -25,6 +26,17 @@ def collect_provenance() -> dict[str, str]:
         if (checkout / ".git").exists():
             tags["mlflow.source.git.commit"] = _git(checkout, "rev-parse", "HEAD")
             tags["git.dirty"] = str(bool(_git(checkout, "status", "--porcelain", "--untracked-files=no"))).lower()
+    return tags
+
+
+def read_recorded_tags(folder: Path) -> dict[str, str]:
+    """The tags that a run recorded, from ``tracking.jsonl`` in its folder; the newest value of each."""
+    path = folder / "tracking.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a crash may have torn the last line
+    tags: dict[str, str] = {}
+    for record in map(json.loads, lines):
+        if record["kind"] == "tags":
+            tags |= record["values"]
     return tags
 
 

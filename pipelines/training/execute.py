@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter
 
 from magrpo.config_diff import flatten_config
-from magrpo.layout import Step, hold_run
+from magrpo.layout import Step, hold_run, makes_tables
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
@@ -81,6 +81,10 @@ def execute(
     attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
+        if config.train.num_iterations and not makes_tables(config):
+            from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+
+            write_run_agents(store)
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
         )
