@@ -50,6 +50,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
         title=title,
         fetch=fetch,
         config=config,
+        dtype=team.dtype,
         iteration=team.iteration,
         parent=describe_start(store),
         run_id=store.run_id,

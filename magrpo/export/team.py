@@ -67,6 +67,13 @@ class TrainedTeam:
         reports = [read_evaluation(self.store.folder(pointer)) for pointer in self.evaluations.values()]
         return RunReport(self.store.run_id, self.store, self.config, reports)
 
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """The precision in which it was trained and evaluated, if that was on one machine."""
+        if self.config.model.dtype != "auto":
+            return self.config.model.dtype
+        return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"
+
     def describe_origin(self) -> dict[str, object]:
         """The run, checkpoint and evaluation, as plain JSON. Raises ConfigError if the checkpoint is damaged."""
         checkpoint = self.store.find(Step("update", self.iteration).folder)
