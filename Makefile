@@ -13,7 +13,7 @@ PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS))$(findstring no:xdi
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
 
-setup: ## make or renew .venv; does nothing when it is up to date
+setup: ## make or renew .venv; does nothing when it is up to date. GPU=1 or GPU=0 overrides what nvidia-smi says
 	@infra/setup.sh
 
 run: setup ## train the embedded model; ARGS="train.seed=1" overrides values, CONFIG=file takes another configuration

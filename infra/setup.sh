@@ -3,6 +3,8 @@
 #
 # Says one line for each step and keeps the details in .venv/setup.log. Does nothing when the environment already
 # matches the requirements. Variables:
+#   GPU          1: builds for NVIDIA GPUs, requirements/cuda.txt; 0: builds for CPUs, requirements/cpu.txt
+#                (default: 1 where nvidia-smi lists a GPU)
 #   PYTHON       interpreter to build .venv with (default: the first of python3.11, python3.12, ... that works)
 #   TORCH_INDEX  package index with CPU builds of torch (default: PyTorch's own; empty: none beside pip's own settings)
 set -euo pipefail
@@ -49,9 +51,19 @@ step() {
     printf '  %-34s %3d s \n' "$label" $((SECONDS - start))
 }
 
-# digest: what the environment was made from. A moved checkout is a new one: a virtual environment holds its own path.
+# choose_build: which builds to install, cuda or cpu; also the name of their file under requirements/.
+choose_build() {
+    case ${GPU:-auto} in
+        1) say cuda ;;
+        0) say cpu ;;
+        auto) if nvidia-smi -L 2>/dev/null | grep -q '^GPU '; then say cuda; else say cpu; fi ;;
+        *) fail "GPU=$GPU: 1 installs builds for NVIDIA GPUs, 0 builds for CPUs; without it nvidia-smi decides" ;;
+    esac
+}
+
+# digest BUILD: what the environment was made from. A moved checkout is a new one: a virtual environment holds its path.
 digest() {
-    { pwd && cat infra/setup.sh requirements/{cpu,services,dev}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
+    { pwd && cat infra/setup.sh requirements/{"$1",services,dev}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
         sha256sum
 }
 
@@ -102,12 +114,20 @@ make_venv() {
 }
 
 main() {
-    if [[ -f $STAMP && $(<"$STAMP") == "$(digest)" ]]; then
+    local build other disk
+    build=$(choose_build)
+    if [[ -f $STAMP && $(<"$STAMP") == "$(digest "$build")" ]]; then
         ensure_bubblewrap
         return
     fi
     [[ $(uname -s) == Linux ]] || fail "Linux is needed: the sandbox and the kernels have no other platform. On macOS or Windows use a Linux container or WSL 2."
-    say "Setting up .venv (once; about 4 GB and some minutes, details in $LOG)"
+    if [[ $build == cuda ]]; then other=cpu disk=9; else other=cuda disk=4; fi
+    # Both builds install the same modules: a change from one to the other starts from an empty environment.
+    if compgen -G ".venv/lib/python3*/site-packages/vllm$([[ $other == cpu ]] && say _cpu)-*.dist-info" >/dev/null; then
+        say "Removing .venv: it holds builds for $other, this is a set-up for $build (GPU=0 or GPU=1 decides)"
+        rm -rf .venv
+    fi
+    say "Setting up .venv with builds for $build (once; about $disk GB and some minutes, details in $LOG)"
     mkdir -p .venv
     : >"$LOG"
     ensure_bubblewrap
@@ -120,16 +140,18 @@ main() {
     # Not compiled here: Python compiles what is imported when it is, and most of these packages' modules never are.
     local pip=(.venv/bin/python -m pip install --no-deps --no-compile --no-input --disable-pip-version-check --progress-bar off)
     local online="Is the package index reachable? Run the command again to continue where it stopped."
-    step "torch, CPU build" \
-        "Could not get the CPU build of torch. It comes from https://download.pytorch.org/whl/cpu; set TORCH_INDEX=<url> to take it from a mirror." \
-        "${pip[@]}" --retries 0 --timeout 20 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/cpu.txt)"
-    step "$(cat requirements/{cpu,services,dev}.txt | grep -c ==) pinned packages" "$online" \
-        "${pip[@]}" -r requirements/cpu.txt -r requirements/services.txt -r requirements/dev.txt
+    if [[ $build == cpu ]]; then
+        step "torch, CPU build" \
+            "Could not get the CPU build of torch. It comes from https://download.pytorch.org/whl/cpu; set TORCH_INDEX=<url> to take it from a mirror." \
+            "${pip[@]}" --retries 0 --timeout 20 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/cpu.txt)"
+    fi
+    step "$(cat requirements/{"$build",services,dev}.txt | grep -c ==) pinned packages" "$online" \
+        "${pip[@]}" -r "requirements/$build.txt" -r requirements/services.txt -r requirements/dev.txt
     step "magrpo itself" "$online" "${pip[@]}" --no-build-isolation -e .
     step "check that everything loads" \
         "The packages are installed but do not load; delete .venv and run this again. If it stays: open an issue with $LOG." \
         .venv/bin/python -c 'import torch, triton, transformers, peft, vllm, prefect, mlflow'
-    digest >"$STAMP"
+    digest "$build" >"$STAMP"
 }
 
-main
+[[ ${BASH_SOURCE[0]} != "$0" ]] || main

@@ -5,6 +5,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
+import difflib
 import json
 import tomllib
 from collections.abc import Sequence
@@ -414,7 +415,9 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     try:
         tree = tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such file") from None
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
+        raise ConfigError(f"{path}: no such file{hint}") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
     return validate_config(RunConfig, tree, overrides, str(path))

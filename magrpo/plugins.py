@@ -6,6 +6,7 @@ outside this project. Every other key is a field of the class.
 """
 
 import difflib
+import re
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -13,6 +14,7 @@ from importlib import import_module
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
+from pydantic.fields import FieldInfo
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {
@@ -144,21 +146,75 @@ def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Sec
         where = ".".join(str(part) for part in item["loc"])
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
-            message = f"unknown key; {list_choices(str(item['loc'][-1]), _known_keys(item['loc'][:-1], tree, root))}"
+            message = f"unknown key; {_suggest_key(item['loc'], tree, root)}"
         elif item["type"] == "missing":
             message = "is required"
+        elif item["type"] == "literal_error" and isinstance(item["input"], str):
+            choices = re.findall(r"'([^']+)'", str(item["ctx"]["expected"]))
+            message = f"unknown value {item['input']!r}; {list_choices(item['input'], choices)}"
         elif item["type"] != "value_error":
             message = f"{message}, got {item['input']!r}"
         yield f"{where}: {message}" if where else message
 
 
+def _suggest_key(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> str:
+    """The tail of an error about the unknown key at ``loc``: a key of its section, or of another section."""
+    key, known = str(loc[-1]), _known_keys(loc[:-1], tree, root)
+    elsewhere = find_keys(key, root, tree)
+    is_exact = any(dotted.endswith(f".{key}") for dotted in elsewhere)
+    if is_exact or (elsewhere and not difflib.get_close_matches(key, known, n=1)):
+        return f"did you mean {' or '.join(map(repr, elsewhere))}?"
+    return list_choices(key, known)
+
+
+def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
+    """The dotted keys whose last part is ``name``, or else the closest name there is; those of agents come last.
+
+    Of the plug-ins only those that ``tree`` chooses have keys; rows of baselines, which a command writes, have none.
+    """
+    keys = [key for key, _ in walk_fields(root, tree) if not key.startswith("baselines.rows")]
+    by_name = {key.rpartition(".")[2]: key for key in keys}
+    closest = [name] if name in by_name else difflib.get_close_matches(name, list(by_name), n=1)
+    found = [key for key in keys if key.rpartition(".")[2] in closest]
+    return sorted(found, key=lambda key: re.search(r"\.\d+\.", key) is not None)
+
+
+def walk_fields(model: type[Section], tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
+    """The dotted key and the field of every value of a configuration, plug-ins as ``tree`` chooses them.
+
+    A list of tables (``agents``) has the keys of its first item: ``agents.0.name``.
+    """
+    for name, field in model.model_fields.items():
+        section, is_list = _section_class(name, field, tree)
+        if section is None:
+            yield f"{prefix}{name}", field
+        else:
+            yield from walk_fields(section, {}, f"{prefix}{name}.{'0.' * is_list}")
+
+
+def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tuple[type[Section] | None, bool]:
+    """The class of the section in ``field``, and whether the field is a list of them; None for a plain value.
+
+    A plug-in's class is that of the kind in ``tree``, or :class:`Plugin` if that kind cannot be loaded.
+    """
+    if name in TABLES:
+        try:
+            return import_plugin(TABLES[name], str(tree[name]["kind"])), False
+        except (KeyError, TypeError, ValueError):
+            return Plugin, False
+    arguments = getattr(field.annotation, "__args__", ())
+    for annotation in (field.annotation, *arguments):
+        if isinstance(annotation, type) and issubclass(annotation, Section):
+            return annotation, annotation is not field.annotation
+    return None, False
+
+
 def _known_keys(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> list[str]:
     """The keys of the section at ``loc``, including those of the plug-in it chooses."""
-    model: Any = root
+    model: type[Section] = root
     for part in loc:
-        if part in TABLES:
-            model = import_plugin(TABLES[str(part)], tree[str(part)]["kind"])
-        elif isinstance(part, str):
-            annotation = model.model_fields[part].annotation
-            model = next((arg for arg in getattr(annotation, "__args__", ()) if isinstance(arg, type)), annotation)
+        if isinstance(part, str):
+            section, _ = _section_class(part, model.model_fields[part], tree)
+            assert section is not None
+            model = section
     return list(model.model_fields)

@@ -1,10 +1,107 @@
-"""Types of arguments that several commands take."""
+"""Types of arguments that several commands take, how their values complete in a shell, and configurations by name."""
 
+import difflib
+import json
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, Literal, get_args, get_origin
 
-from cyclopts import Parameter, validators
+from cyclopts import Parameter, Token, validators
+from cyclopts.completion import CompletionContext
+from pydantic.fields import FieldInfo
+
+from magrpo.config import RunConfig, load_config
+from magrpo.plugins import ConfigError, walk_fields
+
+CONFIGS = Path(__file__).parent / "configs"
+"""Folder of the configurations that ship."""
+
+
+def list_shipped() -> list[str]:
+    """Names of the configurations that ship."""
+    return sorted(path.stem for path in CONFIGS.glob("*.toml"))
+
+
+def locate_config(name: Path | str) -> Path:
+    """The file ``name``, or the shipped configuration of that name; ConfigError, with the closest name, if neither is.
+
+    The file in a folder that exists may be missing: :func:`magrpo.config.load_config` names the files beside it.
+    """
+    path = Path(name)
+    if path.is_file():
+        return path
+    shipped, is_name = list_shipped(), path.parent == Path() and not path.suffix
+    if is_name and path.name in shipped:
+        return CONFIGS / f"{path.name}.toml"
+    if is_name or not path.parent.is_dir():
+        near = difflib.get_close_matches(path.stem, shipped, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise ConfigError(f"{path}: no such file; {hint}shipped configurations: {', '.join(shipped)}")
+    return path
+
+
+def list_field_values(field: FieldInfo) -> list[str]:
+    """The values of a field as TOML: its choices, or else its default value; none if it has neither."""
+    for annotation in (field.annotation, *get_args(field.annotation)):
+        if get_origin(annotation) is Literal:
+            return [str(choice) for choice in get_args(annotation)]
+        if annotation is bool:
+            return ["true", "false"]
+    default = field.get_default(call_default_factory=True, validated_data={})
+    return [str(default) if isinstance(default, Path) else json.dumps(default)] if _is_plain(default) else []
+
+
+def _is_plain(value: object) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, str | int | float | Path)
+
+
+# ----------------------------------------------------------------------------------------------------------- completion
+def complete_runs(context: CompletionContext) -> Iterator[str]:
+    """Ids of the runs in ``--root``."""
+    root = context.get("root")
+    for path in Path(root.raw if root and root.raw else "runs").glob("*/config.json"):
+        yield path.parent.name
+
+
+def complete_configs(context: CompletionContext) -> Iterator[str]:
+    """Names of shipped configurations, then TOML files and folders that begin with the word."""
+    yield from list_shipped()
+    start = context.incomplete.rpartition("/")[2]
+    prefix = context.incomplete.removesuffix(start)
+    for path in Path(prefix or ".").glob(f"{start}*"):
+        if path.suffix == ".toml":
+            yield prefix + path.name
+        elif path.is_dir() and (start or not path.name.startswith(".")):
+            yield f"{prefix}{path.name}/"
+
+
+def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
+    """``section.key=value`` with the meaning of the key: its choices, or else its default value."""
+    config = context.get("config")
+    tree: dict[str, Any] = {}
+    if config is not None and config.raw:
+        tree = load_config(locate_config(config.raw)).model_dump(mode="json")
+    for key, field in walk_fields(RunConfig, tree):
+        if not key.startswith("baselines"):
+            for value in list_field_values(field) or [""]:
+                yield f"{key}={value}", " ".join((field.description or "").split())
+
+
+# ---------------------------------------------------------------------------------------------------------------- types
+def _convert_config(_: type, tokens: Sequence[Token]) -> Path:
+    return locate_config(tokens[0].value)
+
 
 Root = Annotated[Path, Parameter(help="Folder of run directories.")]
-Overrides = Annotated[str, Parameter(help="section.key=value changes one value of the configuration.")]
+ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
+"""A TOML file, or the name of a configuration that ships."""
+RunId = Annotated[str, Parameter(completer=complete_runs)]
+Overrides = Annotated[
+    str, Parameter(help="section.key=value changes one value of the configuration.", completer=complete_keys)
+]
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
+Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for scripts.")]
+Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Print the result, warnings and errors only.")]
+Verbose = Annotated[bool, Parameter(alias="-v", negative=(), help="Print a line for every stage, too.")]

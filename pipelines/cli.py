@@ -3,24 +3,26 @@
 import logging
 import sys
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
-from magrpo.plugins import ConfigError
-from pipelines.arguments import Overrides, Positive, Root
-from pipelines.environment import prepare_environment
+from magrpo.config import RunConfig
+from magrpo.plugins import ConfigError, find_keys
+from pipelines.arguments import ConfigFile, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
     name="magrpo",
     help="Train LLM agents that cooperate, with Multi-Agent Group Relative Policy Optimization.",
     help_epilogue="""Examples:
-  magrpo train pipelines/configs/embedded.toml
-  magrpo train pipelines/configs/embedded.toml train.seed=1 rollout.group_size=16 --name seed-1
+  magrpo train embedded
+  magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
   magrpo evaluate seed-1 eval.num_samples=16
-  magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
+  magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
   magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
@@ -90,14 +92,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     tokens = list(sys.argv[1:] if arguments is None else arguments)
-    if tokens[:1] == ["train"] and {"-h", "--help"} & set(tokens):
-        from pipelines.commands.config_help import format_config_help
-
-        app["train"].help_epilogue = format_config_help()
+    if tokens[:1] == ["serve"]:
+        print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
+        tokens[0] = "schedule"
     try:
         code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        message, code = f"{error} (see magrpo --help)", 2
+        message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
         message, code = str(error), 2
     except RuntimeError as error:
@@ -110,13 +111,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return code
 
 
+def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
+    """The message about a command line that cannot be parsed; a key written as a flag is shown as an override."""
+    if isinstance(error.__cause__, ConfigError):
+        return str(error.__cause__)
+    if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):
+        flag, _, value = (error.token.keyword or error.token.value).partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        keys = [key for key in find_keys(name.rpartition(".")[2], RunConfig, {}) if key.endswith(name)]
+        if keys:
+            after = [text for word, text in pairwise(tokens) if word == flag]
+            shown = value or next((text for text in after if not text.startswith("-")), "VALUE")
+            written = " or ".join(f"{key}={shown}" for key in keys)
+            return f"Unknown option: {flag}. Keys of the configuration are written {written}"
+    return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
+
+
 @app.command(help_epilogue="")
 def train(
-    config: Path | None = None,
+    config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
     local: bool = False,
-    resume: str | None = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    resume: RunId | None = None,
     from_stage: str | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
@@ -125,13 +144,14 @@ def train(
     """Train the agents of a configuration, or resume a run.
 
     Args:
-        config: TOML file; pipelines/configs holds examples.
+        config: TOML file, or the name of one that ships: embedded.
         local: Run the same loop without Prefect.
         resume: Resume this run where it stopped, with the configuration it was started with.
         from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
         dry_run: Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
         name: Name of the run; a date and a random suffix by default.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config import load_config
     from magrpo.store import RunStore
     from pipelines.commands.train import rewind_run, train_run
@@ -164,23 +184,25 @@ def train(
 
 @app.command(help_epilogue="")
 def sweep(
-    config: Path | None = None,
+    config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
     settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     seeds: Positive | None = None,
     local: bool = False,
-    resume: str | None = None,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+    resume: RunId | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
     root: Root | None = None,
 ) -> int:
     """Train every combination of some values with several seeds, one run after the other, and compare them.
 
-    Example: magrpo sweep pipelines/configs/embedded.toml --seeds 3 --set algo.estimator=magrpo,marloo
+    Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
 
     Args:
-        config: TOML file.
+        config: TOML file, or the name of one that ships.
         settings: section.key=value,value,...: the values to try for one key; repeatable.
         seeds: Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
         local: Run without Prefect.
@@ -188,6 +210,7 @@ def sweep(
         dry_run: List the runs; do nothing.
         name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
 
@@ -209,14 +232,16 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: str,
+    run: RunId,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,
     baselines: str | None = None,
-    single_run: str | None = None,
-    partner: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    single_run: RunId | None = None,
+    partner: Annotated[tuple[RunId, ...], Parameter(negative=())] = (),
     local: bool = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     name: str | None = None,
     root: Root = Path("runs"),
 ) -> int:
@@ -225,7 +250,7 @@ def evaluate(
     Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
     Args:
-        run: Id of a run, or a TOML file to evaluate its untrained agents.
+        run: Id of a run, or a TOML file or a shipped name to evaluate its untrained agents.
         checkpoint: Iteration whose weights are evaluated; the last one by default.
         baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
         single_run: With --baselines: id of the run of a single trained agent.
@@ -233,6 +258,7 @@ def evaluate(
         local: Run the same stages without Prefect.
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
     """
+    set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import train_run
     from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
@@ -245,8 +271,8 @@ def evaluate(
 
 
 @app.command(help_epilogue="")
-def serve(
-    config: Path,
+def schedule(
+    config: ConfigFile,
     /,
     *overrides: Overrides,
     cron: str | None = None,
@@ -254,14 +280,16 @@ def serve(
     rrule: str | None = None,
     timezone: str = "UTC",
     limit: Positive = 1,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
     name: str | None = None,
 ) -> int:
     """Train on a schedule until interrupted.
 
-    Example: magrpo serve pipelines/configs/embedded.toml --cron "0 2 * * *" --timezone Europe/Berlin
+    Example: magrpo schedule embedded --cron "0 2 * * *" --timezone Europe/Berlin
 
     Args:
-        config: TOML file; read again for every run.
+        config: TOML file, or the name of one that ships; read again for every run.
         cron: Five fields: minute, hour, day, month, day of the week.
         interval: Time from one start to the next: 90s, 30m, 6h, 1d.
         rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
@@ -269,6 +297,10 @@ def serve(
         limit: Maximal number of runs at the same time.
         name: Name of the schedule and prefix of its runs' names; the file's name by default.
     """
-    from pipelines.commands.train import serve_schedule
+    set_verbosity(quiet=quiet, verbose=verbose)
+    from pipelines.flows.timetable import Timetable
 
-    return serve_schedule(config, overrides, (cron, interval, rrule, timezone), name or config.stem, limit)
+    timetable = Timetable(cron, interval, rrule, timezone)
+    from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
+
+    return serve_schedule(config, overrides, timetable, name or config.stem, limit)

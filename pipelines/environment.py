@@ -43,6 +43,23 @@ QUIET = {
 }
 
 
+def set_verbosity(*, quiet: bool, verbose: bool) -> None:
+    """How much runs of this process and its children print; ``verbose`` also shows messages of level INFO.
+
+    Without either flag the environment decides, by ``MAGRPO_VERBOSITY``: ``quiet``, ``normal`` or ``verbose``.
+    """
+    if quiet or verbose:
+        os.environ["MAGRPO_VERBOSITY"] = "quiet" if quiet else "verbose"
+    if os.environ.get("MAGRPO_VERBOSITY") == "verbose":
+        for name in ("magrpo", "pipelines"):
+            logging.getLogger(name).setLevel(logging.INFO)
+
+
+def is_quiet() -> bool:
+    """Whether runs print nothing but their results, warnings and errors."""
+    return os.environ.get("MAGRPO_VERBOSITY") == "quiet"
+
+
 def shorten_path(path: Path) -> str:
     """The path relative to the working directory if it is inside."""
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

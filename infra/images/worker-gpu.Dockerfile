@@ -9,7 +9,7 @@ RUN apt-get update \
 
 WORKDIR /opt/magrpo
 COPY requirements/cuda.txt requirements/
-RUN pip install --no-cache-dir -r requirements/cuda.txt
+RUN pip install --no-cache-dir --no-deps -r requirements/cuda.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo
 COPY magrpo_kernels magrpo_kernels

@@ -98,8 +98,12 @@ class Child:
 
 
 def last_words(log: str) -> str:
-    """The last error a log ends with, message and all on one line; without an error, its last line."""
-    lines = [line.rstrip() for line in log.split("\n") if line.strip()]
-    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b.*:", line)]
+    """The last error a log ends with, message and all on one line; without an error, its last line.
+
+    vLLM on CUDA begins lines with ``[rank0]: ``, and PyTorch may append warnings after the error: both are left out.
+    """
+    ranked = (re.sub(r"^\[rank\d+\]:(?: |(?=\[))", "", line.rstrip()) for line in log.split("\n") if line.strip())
+    lines = [line for line in ranked if not re.match(r"\[W\d{4} ", line)]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b(.*:|$)", line)]
     start = errors[-1] if errors else -1
     return " ".join(line.strip() for line in lines[start:])[:400]

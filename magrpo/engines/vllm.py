@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+import torch
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
@@ -62,6 +63,12 @@ class VllmEngine(Plugin):
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
+            )
+        has_adapters = any(policy.weights(agent) == "lora" for agent in policy.agents)
+        if has_adapters and policy.device.type == "cuda" and policy.dtype == torch.float32:
+            raise ConfigError(
+                "engine.kind = 'vllm': its adapters take no float32 on CUDA; set model.dtype = 'bfloat16', or use "
+                "engine.kind = 'transformers'"
             )
         return VllmClient(policy, self)
 

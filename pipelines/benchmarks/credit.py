@@ -9,7 +9,6 @@ import itertools
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Annotated
 
 import numpy as np
@@ -28,7 +27,7 @@ from magrpo.stages.credit import credit
 from magrpo.stages.update import Updater
 from magrpo.store import RunStore
 from magrpo.types import Interval, RolloutGroup, ScoredTurn
-from pipelines.arguments import Overrides
+from pipelines.arguments import ConfigFile, Overrides
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
@@ -38,7 +37,10 @@ _NUM_RESAMPLES = 1000
 
 
 def bench_credit(
-    config: Path, /, *overrides: Overrides, batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8
+    config: ConfigFile,
+    /,
+    *overrides: Overrides,
+    batches: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 8,
 ) -> int:
     """Print gradient noise and joint actions of both modes; the exit code is 0.
 

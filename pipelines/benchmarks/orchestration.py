@@ -1,27 +1,26 @@
 """``magrpo bench orchestration``: the wall time of a run, split by stage."""
 
 import tempfile
-from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
 from magrpo.config import load_config
 from magrpo.store import RunStore
-from pipelines.arguments import Overrides
+from pipelines.arguments import ConfigFile, Overrides
 from pipelines.flows.launch import run_stages
 
 ITERATIONS = 20
 
 
-def bench_orchestration(config: Path, /, *overrides: Overrides, local: bool = False) -> int:
+def bench_orchestration(config: ConfigFile, /, *overrides: Overrides, local: bool = False) -> int:
     """Run ``config`` for 20 iterations (or ``train.num_iterations``) in a temporary folder and print the split.
 
     The wall time is that of the loop, without the start of the Prefect server and the imports. Loading the model counts
     for the stage that needs it first.
 
     Args:
-        config: TOML file.
+        config: TOML file, or the name of one that ships.
         local: Measure the loop without Prefect.
     """
     console = Console(highlight=False, soft_wrap=True)

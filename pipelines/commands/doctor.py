@@ -64,7 +64,7 @@ def check_libraries() -> Iterator[Finding]:
         yield Finding("PyTorch", "ok", version)
         if not torch.cuda.is_available():
             built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-            remedy = "fine for the embedded model; for larger ones: a CUDA GPU and pip install -r requirements/cuda.txt"
+            remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1"
             yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
         for index in range(torch.cuda.device_count()):
             free, total = (size / GIB for size in torch.cuda.mem_get_info(index))

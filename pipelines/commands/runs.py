@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ from magrpo.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import FINAL, Unavailable
-from pipelines.arguments import Root
+from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
@@ -42,7 +42,7 @@ class Summary:
     config: Mapping[str, str]
 
 
-def list_runs(*, root: Root = Path("runs")) -> int:
+def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
     in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
     uri, elsewhere = tracking_uri(TrackingConfig(), root), list[Summary]()
@@ -51,6 +51,9 @@ def list_runs(*, root: Root = Path("runs")) -> int:
     except Unavailable as error:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
+    if as_json:
+        print(json.dumps([_describe_summary(run) for run in runs], indent=2))
+        return 0
     if not runs:
         print(f"no runs in {root}, and none in {hide_password(uri)}")
         return 0
@@ -63,7 +66,7 @@ def list_runs(*, root: Root = Path("runs")) -> int:
     return 0
 
 
-def sync_run(run: str, /, *, root: Root = Path("runs")) -> int:
+def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait.
 
     Args:
@@ -128,6 +131,20 @@ def _summarize_record(run: RecordedRun) -> Summary:
     seconds = None if run.ended_ms is None else (run.ended_ms - run.started_ms) / 1000
     state = f"{STATES.get(run.status, run.status.lower())}, elsewhere"
     return Summary(run.run_id, state, run.iterations, run.returns, run.started_ms / 1000, seconds, run.params)
+
+
+def _describe_summary(run: Summary) -> dict[str, object]:
+    """A run for scripts: returns are fractions of the maximum, by evaluation; ``started`` is in UTC."""
+    return {
+        "run": run.name,
+        "state": run.state,
+        "iterations": run.iterations,
+        "num_iterations": int(run.config.get("train.num_iterations", 0)),
+        "returns": run.returns,
+        "started": datetime.fromtimestamp(run.started_s, UTC).isoformat(timespec="seconds"),
+        "seconds": run.seconds,
+        "config": dict(run.config),
+    }
 
 
 def _format_table(runs: Sequence[Summary]) -> Table:

@@ -1,4 +1,4 @@
-"""``magrpo train``, ``sweep`` and ``serve``: start or resume runs, with or without Prefect."""
+"""``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
 from asyncio import CancelledError
 from collections.abc import Sequence
@@ -11,11 +11,12 @@ from magrpo.config import load_config
 from magrpo.layout import hold_run, steps_to_repeat
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.environment import find_command, shorten_path
+from pipelines.environment import find_command, is_quiet, shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
+from pipelines.flows.timetable import Timetable
 from pipelines.training.closing import print_closing
 
 INTERRUPTED = 130
@@ -24,12 +25,13 @@ INTERRUPTED = 130
 
 def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, quiet=is_quiet())
     console.print(f"run {store.run_id} in {shorten_path(store.path)}")
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
         result = run_stages(store, console, local=local)
     except KeyboardInterrupt:
+        console.quiet = False
         console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
         return INTERRUPTED
     except BaseException as error:
@@ -37,6 +39,7 @@ def train_run(store: RunStore, *, local: bool) -> int:
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
         raise
+    console.quiet = False
     print_closing(result, console)
     return 0
 
@@ -70,17 +73,14 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     return 1 if failures else 0
 
 
-def serve_schedule(
-    config: Path, overrides: Sequence[str], when: tuple[str | None, str | None, str | None, str], name: str, limit: int
-) -> int:
-    """Start runs by a schedule until interrupted, then return 0; ``when``: cron, interval, rrule, time zone."""
+def serve_schedule(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> int:
+    """Start runs by a schedule until interrupted, then return 0."""
     root = load_config(config, overrides).root
     with LocalServer(root / "prefect", schedules=True) as server:
         print("starting Prefect (the first time in a folder takes up to half a minute)", flush=True)
-        from pipelines.flows.schedule import Timetable, serve_flow  # prefect, loaded while the server starts
+        from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
 
-        timetable = Timetable(*when)
-        timetable.build_schedule()  # rejects an unusable timetable before the server answers
+        build_schedule(timetable)  # rejects an unusable rule before the server answers
         server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
             serve_flow(config, overrides, timetable, name, limit)

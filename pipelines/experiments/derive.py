@@ -14,12 +14,16 @@ from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config
 from magrpo.layout import checkpoint_weights, committed_iterations
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.store import RunStore
+from pipelines.arguments import list_shipped, locate_config
 from pipelines.experiments.baselines import Team, Teams, parse_names, with_baselines
 
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The agents to evaluate: a run at a checkpoint (None: the last one), or a TOML file with untrained agents."""
+    """The agents to evaluate: a run at a checkpoint (None: the last one), or a TOML file with untrained agents.
+
+    ``run`` may also be the name of a shipped configuration that no run has.
+    """
 
     run: str
     checkpoint: int | None
@@ -28,11 +32,12 @@ class Source:
 
     def load_file(self) -> RunConfig | None:
         """The configuration in the file, without training; None for a run. Raises ConfigError for its checkpoint."""
-        if Path(self.run).suffix != ".toml":
+        is_shipped = self.run in list_shipped() and not RunStore(self.root, self.run).exists()
+        if Path(self.run).suffix != ".toml" and not is_shipped:
             return None
         if self.checkpoint is not None:
             raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
-        return load_config(self.run, [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
+        return load_config(locate_config(self.run), [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
 
 
 def derive_config(tree: dict[str, Any], root: Path, overrides: Sequence[str], source: str) -> RunConfig:

@@ -1,17 +1,14 @@
-"""The flow of scheduled training runs, and ``magrpo serve``, which serves it on one machine.
+"""The flow of scheduled training runs, and ``magrpo schedule``, which serves it on one machine.
 
 Prefect keeps the schedule and starts the runs. By itself it would queue the runs that become due during a longer run,
 and lose those due while nothing served the schedule. Here one run makes up for all of them.
 """
 
 import asyncio
-import re
 import signal
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -32,60 +29,36 @@ from rich.console import Console
 from magrpo.config import load_config
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
+from pipelines.arguments import locate_config
+from pipelines.flows.timetable import Timetable, parse_interval
 from pipelines.flows.train import execute_in_flow
 from pipelines.training.closing import print_closing
 
 ServerSchedule = CronSchedule | IntervalSchedule | RRuleSchedule
 FLOW = "magrpo-scheduled"
-_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 _CATCH_UP = timedelta(days=366)
 """Older missed runs are ignored."""
-_SCHEDULES: Mapping[str, type[ServerSchedule]] = {
-    "cron": CronSchedule,
-    "interval": IntervalSchedule,
-    "rrule": RRuleSchedule,
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Timetable:
-    """When runs start."""
-
-    cron: str | None = None
-    interval: str | None = None
-    """A number and a unit: 90s, 30m, 6h, 1d."""
-    rrule: str | None = None
-    timezone: str = "UTC"
-
-    def build_schedule(self) -> ServerSchedule:
-        """The schedule as Prefect's server holds it, to compute dates. Raises ConfigError if it is not exactly one."""
-        given = [(flag, value) for flag in _SCHEDULES if (value := getattr(self, flag)) is not None]
-        if len(given) != 1:
-            raise ConfigError("serve needs one of --cron, --interval and --rrule")
-        [(flag, text)] = given
-        try:
-            ZoneInfo(self.timezone)
-        except (KeyError, ValueError, OSError):
-            message = f"--timezone {self.timezone!r}: no such time zone; use a name like Europe/Berlin"
-            raise ConfigError(message) from None
-        try:
-            when: Any = _parse_interval(text) if flag == "interval" else text
-            return _SCHEDULES[flag](**{flag: when, "timezone": self.timezone})
-        except ValueError as error:
-            message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
-            raise ConfigError(f"--{flag} {text!r}: {message.removeprefix('Value error, ')}") from None
-
-    def build_deployed_schedule(self) -> Schedule:
-        """The schedule as a deployment takes it."""
-        interval = _parse_interval(self.interval) if self.interval else None
-        return Schedule(cron=self.cron, interval=interval, rrule=self.rrule, timezone=self.timezone)
+def build_schedule(timetable: Timetable) -> ServerSchedule:
+    """The schedule as Prefect's server holds it, to compute dates. Raises ConfigError if Prefect cannot use it."""
+    try:
+        if timetable.cron is not None:
+            return CronSchedule(cron=timetable.cron, timezone=timetable.timezone)
+        if timetable.rrule is not None:
+            return RRuleSchedule(rrule=timetable.rrule, timezone=timetable.timezone)
+    except ValueError as error:
+        flag, text = ("cron", timetable.cron) if timetable.cron is not None else ("rrule", timetable.rrule)
+        message = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+        raise ConfigError(f"--{flag} {text!r}: {message.removeprefix('Value error, ')}") from None
+    assert timetable.interval is not None
+    return IntervalSchedule(interval=parse_interval(timetable.interval), timezone=timetable.timezone)
 
 
-def _parse_interval(text: str) -> timedelta:
-    parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
-    if parts is None or float(parts[1]) == 0:
-        raise ValueError("an interval is a number above 0 and a unit: 90s, 30m, 6h or 1d")
-    return timedelta(**{_UNITS[parts[2]]: float(parts[1])})
+def build_deployed_schedule(timetable: Timetable) -> Schedule:
+    """The schedule as a deployment takes it."""
+    interval = parse_interval(timetable.interval) if timetable.interval else None
+    return Schedule(cron=timetable.cron, interval=interval, rrule=timetable.rrule, timezone=timetable.timezone)
 
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)
@@ -98,7 +71,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
             client.set_flow_run_state(waiting.id, Cancelled(message=message), force=True)
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     if not RunStore(Path(root), run_id).exists():
-        RunStore.create(load_config(Path(config), [*overrides, f"root={root}"]), run_id)
+        RunStore.create(load_config(locate_config(config), [*overrides, f"root={root}"]), run_id)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")
     print_closing(execute_in_flow(Path(root), run_id), console)
@@ -106,13 +79,13 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
 
 def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
     """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
-    schedule = timetable.build_schedule()
+    schedule = build_schedule(timetable)
     root = load_config(config, overrides).root.absolute()
     parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}
     with get_client(sync_client=True) as client:
         missed = _find_missed_run(client, name, schedule)
         runner = Runner(name=name, pause_on_shutdown=False, limit=limit)
-        deployed = timetable.build_deployed_schedule()
+        deployed = build_deployed_schedule(timetable)
         deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
         if missed is not None:

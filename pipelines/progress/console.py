@@ -23,6 +23,8 @@ from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
 from pipelines.progress.state import RunState
 
+log = logging.getLogger(__name__)
+
 _HEARTBEAT_S = 15.0
 """Without a terminal, a long stage reports this often."""
 _ACTIVITIES = {
@@ -64,22 +66,23 @@ class LiveLine(ProgressColumn):
 
 
 class WarningsAbove(logging.Handler):
-    """Prints warnings above the live line instead of through it."""
+    """Prints log messages above the live line instead of through it."""
 
     def __init__(self, console: Console) -> None:
-        super().__init__(logging.WARNING)
+        super().__init__()
         self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
         self._console = console
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._console.print(self.format(record), style="yellow", markup=False, soft_wrap=False)
+        style = "yellow" if record.levelno >= logging.WARNING else None
+        self._console.print(self.format(record), style=style, markup=False, soft_wrap=False)
 
 
 class RunConsole:
-    """Notes the steps of a run in its state and shows them. Use as a context manager."""
+    """Notes the steps of a run in its state and shows them, unless ``quiet``. Use as a context manager."""
 
-    def __init__(self, state: RunState, console: Console | None = None) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True)
+    def __init__(self, state: RunState, console: Console | None = None, *, quiet: bool = False) -> None:
+        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
         self._state = state
         self._times: deque[float] = deque(maxlen=21)
         """When the first iteration that this process computes completely began, and when each one since ended."""
@@ -87,7 +90,7 @@ class RunConsole:
         """Metrics of the iteration so far."""
         self._num_reused = 0
         self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
-        shares_terminal = self._alive and sys.stderr.isatty()
+        shares_terminal = self._alive and sys.stderr.isatty() and not self.console.quiet
         self._above = WarningsAbove(self.console)
         self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shares_terminal]
         wide = self.console.width >= _WIDE
@@ -97,7 +100,7 @@ class RunConsole:
             LiveLine(state, self._time_left, wide=wide),
             console=self.console,
             transient=True,
-            disable=not self._alive,
+            disable=not self._alive or self.console.quiet,
             redirect_stderr=shares_terminal,
         )
         self._bar = self._live.add_task("starting", total=state.num_iterations)
@@ -144,6 +147,7 @@ class RunConsole:
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
         self._state.finish_step(step, metrics, reused=reused)
+        log.info(self._state.last_finished)
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics

@@ -28,6 +28,8 @@ class RunState:
     """Of the newest iteration."""
     held_out_returns: dict[int, float] = field(default_factory=dict)
     """By iteration."""
+    last_finished: str = ""
+    """The newest finished step in words: ``00007/update: 1.8 s``; empty before the first."""
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
@@ -46,12 +48,17 @@ class RunState:
         """Note that ``step`` is committed."""
         self.step = step
         self.num_computed += not reused
+        figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
         if step.stage == "credit" and "reward/joint" in metrics:
             self.training_return = self.fraction(metrics["reward/joint"])
+            figures.append(f"joint return {self.training_return:.1%}")
         elif step.stage == "update":
             self.trained_iterations = step.iteration
         elif step.stage == "evaluate":
             self.held_out_returns[step.iteration] = metrics["eval/return"]
+            figures.append(f"held-out return {metrics['eval/return']:.1%}")
+        name = step.title if step.happens_once or step.stage == "baseline" else step.folder
+        self.last_finished = f"{name}: {'committed before' if reused else ', '.join(figures)}"
 
     def describe_step(self) -> str:
         """The step under way, in words: ``rollout.0, iteration 7 of 160``."""

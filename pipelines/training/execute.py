@@ -11,6 +11,7 @@ from magrpo.layout import Step, hold_run, makes_tables
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
+from pipelines.environment import is_quiet
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
@@ -99,7 +100,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     store, timing = attempt.store, Timing()
     start = start_from_champion(store)
     config = store.config()  # now with the weights of the champion, if asked for
-    with RunConsole(attempt.state) as console:
+    with RunConsole(attempt.state, quiet=is_quiet()) as console:
         if start:
             console.say(start)
         tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path)

@@ -1,4 +1,8 @@
-"""What every engine promises: one suite for all of them, against a plain loop over the trainer's own forward pass."""
+"""What every engine promises: one suite for all of them, against a plain loop over the trainer's own forward pass.
+
+On a CPU in float32; on a GPU (``-m gpu``) in bfloat16, since vLLM's adapters take no float32 there. Engine and trainer
+use different kernels on a GPU, so their logits differ by bfloat16's rounding.
+"""
 
 from __future__ import annotations
 
@@ -34,19 +38,26 @@ class World:
     policy: Policy
     folders: dict[int, dict[str, Path]]
 
+    @property
+    def tolerance(self) -> float:
+        """Largest difference between logits of engine and trainer."""
+        return 1e-4 if self.policy.dtype == torch.float32 else 0.25
+
     def serve(self, version: int) -> None:
         self.policy.load(version, self.folders[version])
         self.engine.load(version, self.folders[version])
 
 
-@pytest.fixture(scope="module")
-def policy_and_folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Policy, dict[int, dict[str, Path]]]:
+@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def policy_and_folders(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Policy, dict[int, dict[str, Path]]]:
     root = tmp_path_factory.mktemp("engines")
     base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
     agents = [
         AgentConfig(name=name, role=name, model=base, weights="full" if name == "solo" else "lora") for name in AGENTS
     ]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4, alpha=8.0), seed=0)
+    policy = Policy.open(agents, ModelConfig(device=request.param), LoraConfig(rank=4, alpha=8.0), seed=0)
     folders = {}
     for version in (1, 2):
         perturb(policy, seed=version, scale=0.05)
@@ -82,19 +93,20 @@ def requests(sampling: SamplingParams, siblings: int = 2, count: int = 4) -> lis
 
 
 def trainer_logits(policy: Policy, agent: str, ids: tuple[int, ...]) -> torch.Tensor:
-    """(T, V) logits of one sequence, unpadded and without a cache."""
+    """(T, V) logits of one sequence, unpadded and without a cache, on the CPU."""
     with policy.active(agent) as model, torch.no_grad():
-        logits: torch.Tensor = model(input_ids=torch.tensor([ids])).logits[0]
-    return logits
+        logits: torch.Tensor = model(input_ids=torch.tensor([ids], device=policy.device)).logits[0]
+    return logits.float().cpu()
 
 
-def greedy_reference(policy: Policy, request: Request) -> tuple[int, ...]:
-    ids = request.prompt_ids
-    for _ in range(request.sampling.max_new_tokens):
-        ids += (int(trainer_logits(policy, request.agent, ids)[-1].argmax()),)
-        if ids[-1] == EOS:
-            break
-    return ids[len(request.prompt_ids) :]
+def assert_greedy(world: World, request: Request, action: Action) -> None:
+    """Every token is the trainer's likeliest one, and the completion ends where it should."""
+    logits = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
+    rows = logits[len(request.prompt_ids) - 1 : -1]
+    chosen = rows.gather(-1, torch.tensor(action.token_ids)[:, None]).squeeze(-1)
+    assert (chosen >= rows.amax(-1) - world.tolerance).all()
+    assert len(action.token_ids) == request.sampling.max_new_tokens or action.token_ids[-1] == EOS
+    assert EOS not in action.token_ids[:-1]
 
 
 def trainer_logps(policy: Policy, request: Request, action: Action) -> torch.Tensor:
@@ -107,7 +119,7 @@ def trainer_logps(policy: Policy, request: Request, action: Action) -> torch.Ten
 def assert_logps_are_the_trainers(world: World, asked: list[Request], actions: list[Action]) -> None:
     for request, action in zip(asked, actions, strict=True):
         expected = trainer_logps(world.policy, request, action)
-        torch.testing.assert_close(torch.tensor(action.sampling_logps), expected, atol=1e-4, rtol=0)
+        torch.testing.assert_close(torch.tensor(action.sampling_logps), expected, atol=world.tolerance, rtol=0)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -119,7 +131,8 @@ def test_sampling_logps_are_the_trainers(world: World, temperature: float) -> No
 def test_greedy_completions_are_the_reference_of_every_agent(world: World) -> None:
     asked = requests(GREEDY, siblings=1)
     actions = world.engine.generate(asked)
-    assert [action.token_ids for action in actions] == [greedy_reference(world.policy, request) for request in asked]
+    for request, action in zip(asked, actions, strict=True):
+        assert_greedy(world, request, action)
     by_agent = {agent: [a.token_ids for a in actions if a.agent == agent] for agent in AGENTS}
     assert all(one != other for one, other in pairwise(by_agent.values()))
     assert_logps_are_the_trainers(world, asked, actions)
@@ -137,13 +150,17 @@ def test_a_new_version_is_taken_up(world: World) -> None:
     for agent in AGENTS:
         old, new = ([a.token_ids for a in actions if a.agent == agent] for actions in (before, after))
         assert old != new
-    assert again == before
-    world.policy.load(2, world.folders[2])
-    assert [action.token_ids for action in after] == [greedy_reference(world.policy, request) for request in asked]
-    world.policy.load(1, world.folders[1])
+    if world.policy.device.type == "cpu":
+        assert again == before
+    for version, actions in ((2, after), (1, again)):
+        world.policy.load(version, world.folders[version])
+        for request, action in zip(asked, actions, strict=True):
+            assert_greedy(world, request, action)
 
 
 def test_a_completion_depends_on_its_request_alone(world: World) -> None:
+    if world.policy.device.type == "cuda":
+        pytest.skip("on a GPU the other requests of a batch decide how sums are rounded")
     asked = requests(SamplingParams(max_new_tokens=16))
     actions = world.engine.generate(asked)
     alone = world.engine.generate(asked[::-3])
@@ -219,10 +236,11 @@ def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, to
             probabilities, order = (row / 0.8).softmax(-1).sort(descending=True)
             if top_k:
                 probabilities = probabilities[:top_k] / probabilities[:top_k].sum()
-            assert set(support) == set(order[: len(support)].tolist())
             assert len(support) <= len(probabilities)
-            assert probabilities[: len(support) - 1].sum() < top_p + 1e-5
-            assert probabilities[: len(support)].sum() > top_p - 1e-5
+            left_out = order[~torch.isin(order, torch.tensor(support))]
+            assert row[list(support)].min() >= row[left_out].max() - 2 * world.tolerance
+            assert probabilities[: len(support) - 1].sum() < top_p + world.tolerance
+            assert probabilities[: len(support)].sum() > top_p - world.tolerance
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
@@ -233,20 +251,22 @@ def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: 
     for request, action in zip(asked, actions, strict=True):
         rows = support_logits(world.policy, request, action)
         expected = [row.log_softmax(-1)[token] for row, token in zip(rows, action.token_ids, strict=True)]
-        torch.testing.assert_close(torch.tensor(action.sampling_logps), torch.stack(expected), atol=1e-4, rtol=0)
+        torch.testing.assert_close(
+            torch.tensor(action.sampling_logps), torch.stack(expected), atol=world.tolerance, rtol=0
+        )
     for agent in AGENTS:
         samples = [
             Sample(r.prompt_ids, a.token_ids, a.sampling_logps, 0.0, 1.0, 0, 1, support=a.support)
             for r, a in zip(asked, actions, strict=True)
             if a.agent == agent
         ]
-        batch = collate(samples, [(i,) for i in range(len(samples))])
+        batch = collate(samples, [(i,) for i in range(len(samples))], world.policy.device)
         with world.policy.active(agent) as model, torch.no_grad():
             weight, bias = head_weights(model)
             inputs = TokenInputs(batch.tokens.token_ids, batch.tokens.advantages, support=batch.tokens.support)
             options = LossOptions(temperature=0.8)
             logps = policy_loss_from_hidden(hidden_states(model, batch), weight, inputs, options, bias=bias).logps
-        assert float((logps - batch.tokens.sampling_logps).abs().max()) < 1e-4
+        assert float((logps - batch.tokens.sampling_logps).abs().max()) < world.tolerance
 
 
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
@@ -260,7 +280,7 @@ def test_tokens_follow_the_distribution_over_their_support(world: World, top_k: 
     (logits,) = support_logits(world.policy, asked[0], actions[0])
     expected = logits.softmax(-1)[list(support)] * count
     assert {action.token_ids[0]: action.sampling_logps[0] for action in actions} == {
-        token: pytest.approx(float(logits.log_softmax(-1)[token]), abs=1e-4)
+        token: pytest.approx(float(logits.log_softmax(-1)[token]), abs=world.tolerance)
         for token in {action.token_ids[0] for action in actions}
     }
     observed = torch.bincount(torch.tensor([a.token_ids[0] for a in actions]), minlength=VOCAB_SIZE)[list(support)]
@@ -294,12 +314,12 @@ def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int,
     for request, action in zip(asked, actions, strict=True):
         logits = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
         for row, token in zip(logits[len(request.prompt_ids) - 1 : -1], action.token_ids, strict=True):
-            probabilities, order = row.softmax(-1).sort(descending=True)
+            probabilities = row.softmax(-1).sort(descending=True).values
             if top_k:
                 probabilities = probabilities[:top_k] / probabilities[:top_k].sum()
-            rank = int((order == token).nonzero())
+            rank = int((row > row[token] + 2 * world.tolerance).sum())
             assert rank < len(probabilities)
-            assert probabilities[:rank].sum() <= top_p + 1e-5
+            assert probabilities[:rank].sum() <= top_p + world.tolerance
 
 
 def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
@@ -313,7 +333,7 @@ def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
     assert_logps_are_the_trainers(world, asked, actions)
     for request, action in zip(asked, actions, strict=True):
         if request.sampling.temperature == 0:
-            assert action.token_ids == greedy_reference(world.policy, request)
+            assert_greedy(world, request, action)
 
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -> None:
@@ -344,4 +364,8 @@ def test_sleep_and_wake_change_nothing(world: World) -> None:
     before = world.engine.generate(asked)
     world.engine.sleep()
     world.engine.wake()
-    assert world.engine.generate(asked) == before
+    again = world.engine.generate(asked)
+    if world.policy.device.type == "cpu":
+        assert again == before
+    for request, action in zip(asked, again, strict=True):
+        assert_greedy(world, request, action)

@@ -168,6 +168,8 @@ def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path)
         ("Traceback:\n  File x\nValueError: a, b\n", "ValueError: a, b"),
         ("x.ValidationError: 1 error for Config\n  Value error: no such model\n    See the page\n",
          "x.ValidationError: 1 error for Config Value error: no such model See the page"),
+        ("[rank0]:   File x\n[rank0]: AssertionError\n[rank0]:[W1122 16:11:37.6 Nccl.cpp:1] leak\n", "AssertionError"),
+        ("[rank0]: ValueError: a\n[rank0]:   and b\n", "ValueError: a and b"),
         ("KeyError: 1\n\nDuring handling\n  raise\nTypeError: second\n", "TypeError: second"),
     ],
 )  # fmt: skip

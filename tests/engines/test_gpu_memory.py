@@ -15,6 +15,7 @@ import torch
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.child_process import Child
 from magrpo.engines.vllm import VllmEngine
+from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from tests.tiny import tiny_base
 
@@ -112,3 +113,12 @@ def test_cached_memory_goes_back_once_nothing_refers_to_it(machine: Machine, mon
     machine.policy.device = torch.device("cuda")
     machine.policy.release_cached_memory()
     assert machine.events() == ["collect", "empty_cache"]
+
+
+def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_path: Path) -> None:
+    """vLLM's adapter kernels assert on anything but half precision, half a minute into the start."""
+    agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
+    policy.device = torch.device("cuda")
+    with pytest.raises(ConfigError, match=r"no float32 on CUDA; set model.dtype = 'bfloat16'"):
+        VllmEngine().open(policy)

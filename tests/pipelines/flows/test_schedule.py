@@ -1,4 +1,4 @@
-"""``magrpo serve``: runs that start by themselves, one at a time, and one for all that was missed."""
+"""``magrpo schedule``: runs that start by themselves, one at a time, and one for all that was missed."""
 
 from __future__ import annotations
 
@@ -17,32 +17,44 @@ import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 
 from magrpo.plugins import ConfigError
-from pipelines.flows.schedule import Timetable
+from pipelines.flows.schedule import build_deployed_schedule, build_schedule
+from pipelines.flows.timetable import Timetable
 from tests.pipelines.micro import start, write_config
 
 
 @pytest.mark.parametrize(
-    ("timetable", "message"),
+    ("flags", "message"),
     [
-        (Timetable(), "one of --cron, --interval and --rrule"),
-        (Timetable(cron="0 2 * * *", interval="1d"), "one of --cron, --interval and --rrule"),
-        (Timetable(cron="every night"), "--cron 'every night': Invalid cron string"),
-        (Timetable(interval="5"), "--interval '5': an interval is a number above 0 and a unit"),
-        (Timetable(interval="0m"), "--interval '0m'"),
-        (Timetable(rrule="FREQ=NEVER"), "--rrule 'FREQ=NEVER': Invalid RRule string"),
-        (Timetable(cron="0 2 * * *", timezone="Mars/Base"), "--timezone 'Mars/Base': no such time zone"),
+        ({}, "schedule needs one of --cron, --interval and --rrule"),
+        ({"cron": "0 2 * * *", "interval": "1d"}, "schedule needs one of --cron, --interval and --rrule"),
+        ({"cron": "every night"}, "--cron 'every night': needs five fields"),
+        ({"interval": "5"}, "--interval '5': an interval is a number above 0 and a unit"),
+        ({"interval": "0m"}, "--interval '0m'"),
+        ({"cron": "0 2 * * *", "timezone": "Mars/Base"}, "--timezone 'Mars/Base': no such time zone"),
     ],
 )
-def test_what_cannot_be_a_schedule_is_refused(timetable: Timetable, message: str) -> None:
+def test_flags_that_are_no_schedule_are_refused_without_prefect(flags: dict[str, str], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        timetable.build_schedule()
+        Timetable(**flags)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"cron": "99 2 * * *"}, "--cron '99 2 * * *': "),
+        ({"rrule": "FREQ=NEVER"}, "--rrule 'FREQ=NEVER': Invalid RRule string"),
+    ],
+)
+def test_rules_that_prefect_cannot_use_are_refused(flags: dict[str, str], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        build_schedule(Timetable(**flags))
 
 
 @pytest.mark.parametrize("when", [{"cron": "0 2 * * *"}, {"interval": "6h"}, {"rrule": "FREQ=DAILY;BYHOUR=2"}])
 def test_the_deployment_keeps_the_time_zone_that_is_announced(when: dict[str, str]) -> None:
     timetable = Timetable(**when, timezone="Europe/Berlin")
-    deployed = DeploymentScheduleCreate.from_schedule(timetable.build_deployed_schedule()).schedule
-    assert deployed.timezone == timetable.build_schedule().timezone == "Europe/Berlin"
+    deployed = DeploymentScheduleCreate.from_schedule(build_deployed_schedule(timetable)).schedule
+    assert deployed.timezone == build_schedule(timetable).timezone == "Europe/Berlin"
 
 
 def completed(root: Path) -> list[tuple[str, str]]:
@@ -72,7 +84,7 @@ def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp
 
     def serve_until(done: Callable[[], bool]) -> None:
         log.write_text("")
-        process = start(["serve", str(config), "--interval", "4s", "--name", "often"], log)
+        process = start(["schedule", str(config), "--interval", "4s", "--name", "often"], log)
         assert process.pid is not None
         try:
             wait_for(lambda: "Ctrl-C" in log.read_text())

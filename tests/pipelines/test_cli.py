@@ -1,0 +1,114 @@
+"""The command line: names of configurations, mistakes with their remedy, quiet and verbose runs, JSON, old names."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelines import cli
+from pipelines.arguments import CONFIGS, list_shipped, locate_config
+from tests.pipelines.micro import write_config
+
+SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
+
+
+@pytest.fixture(autouse=True)
+def _levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """What ``-q`` and ``-v`` set does not outlive a test."""
+    monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
+    yield
+    for name in ("magrpo", "pipelines"):
+        logging.getLogger(name).setLevel(logging.NOTSET)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "embeded"], f"embeded: no such file; did you mean 'embedded'? {SHIPPED}"),
+        (["train", "nowhere/embedded.toml"], "nowhere/embedded.toml: no such file; did you mean 'embedded'?"),
+        (["sweep", "zzz"], f"zzz: no such file; {SHIPPED}"),
+        (["train", "run.tml"], "run.tml: no such file; did you mean run.toml?"),
+        (["train", "embedded", "--seed", "1"], "--seed. Keys of the configuration are written train.seed=1 or eval."),
+        (
+            ["train", "embedded", "--seed=2"],
+            "Unknown option: --seed. Keys of the configuration are written train.seed=2",
+        ),
+        (["train", "embedded", "--num-iterations", "3"], "are written train.num_iterations=3"),
+        (["sweep", "embedded", "--train.seed", "3"], "are written train.seed=3"),
+        (["train", "embedded", "--bogus"], "(see magrpo train --help)"),
+        (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
+        (["schedule", "embedded"], "schedule needs one of --cron, --interval and --rrule"),
+        (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
+        (["serve", "embedded"], "serve is called schedule now"),
+    ],
+)
+def test_a_mistake_names_its_remedy(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.toml").touch()
+    assert cli.main(arguments) == 2
+    said = capsys.readouterr()
+    assert message in said.err
+    assert (said.out, [path.name for path in tmp_path.iterdir()]) == ("", ["run.toml"])
+
+
+def test_a_shipped_configuration_is_found_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["train", "embedded", "train.num_iterations=1", "--dry-run"]) == 0
+    assert "train.num_iterations = 1 (default 100)" in capsys.readouterr().out
+    (tmp_path / "embedded").mkdir()
+    assert [locate_config(name) for name in list_shipped()] == sorted(CONFIGS.glob("*.toml"))
+    (tmp_path / "team").touch()
+    assert locate_config("team") == Path("team")
+
+
+def test_a_run_is_quiet_verbose_and_listed_as_json(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
+    assert cli.main(["train", config, "--local", "-q", "--name", "quiet"]) == 0
+    quiet = capfd.readouterr().out
+    assert not re.search("^(run|problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
+    assert "report.html" in quiet
+    monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
+    assert cli.main(["train", config, "--local", "-v", "--name", "loud"]) == 0
+    said = capfd.readouterr().out
+    assert re.search("^problems:", said, re.MULTILINE)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
+    assert [line.partition(": ")[0] for line in lines if record_of_step(line)] == [
+        "prepare",
+        "start",
+        "00000/evaluate",
+        "00001/rollout.0",
+        "00001/score.0",
+        "00001/credit",
+        "00001/update",
+        "00001/evaluate",
+        "report",
+    ]
+    assert any(line.startswith("00001/evaluate: ") and "held-out return" in line for line in lines)
+
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    assert cli.main(["runs", "--json", "--root", str(root)]) == 0
+    listed = json.loads(capfd.readouterr().out)
+    assert {run["run"] for run in listed} == {"quiet", "loud"}
+    for run in listed:
+        assert (run["state"], run["iterations"], run["num_iterations"], len(run["returns"])) == ("finished", 1, 1, 2)
+        assert run["config"]["train.seed"] == "0"
+
+
+def record_of_step(line: str) -> bool:
+    return line.endswith(" s") or " s, " in line
