@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from rich.console import Console
 
-from magrpo.layout import WEIGHTS, makes_tables, read_evaluation
+from magrpo.layout import AGENTS, WEIGHTS, makes_tables, read_evaluation
 from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import closing_table, format_budget, start_title
@@ -54,7 +54,8 @@ def _describe_artifacts(result: Result) -> Iterator[str]:
     page = "baselines.html" if makes_tables(config) else "report.html"
     yield f"report:  {shorten_path(store.folder(outcome.report) / page)}; pictures and tables beside it"
     if not makes_tables(config):
-        yield f"agents:  {shorten_path(store.folder(outcome.checkpoint) / WEIGHTS)}"
+        trained = store.path / AGENTS
+        yield f"agents:  {shorten_path(trained if trained.exists() else store.folder(outcome.checkpoint) / WEIGHTS)}"
     magrpo = find_command("magrpo")
     if result.promotion is not None:
         yield f"team:    {result.promotion}"
