@@ -1,8 +1,10 @@
 """The command line ``magrpo``. Each command imports its libraries when it runs."""
 
 import logging
+import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -11,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, find_keys
-from pipelines.arguments import ConfigFile, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, RunOrConfig, Verbose
 from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
@@ -21,21 +23,29 @@ app = App(
   magrpo train embedded
   magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
+  magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
   magrpo compare seed-0 seed-1
-  magrpo score --problems problems.jsonl.gz --completions completions.jsonl --output report.jsonl
+  magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
+  magrpo config show rollout
   magrpo doctor
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     version=lambda: __import__("magrpo").__version__,
 )
 
 bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
 app.command(bench)
+
+config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
+app.command(config)
+
+app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
@@ -67,6 +77,18 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
     ),
+    "config show": (
+        "commands.config_help:show_config",
+        "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
+    ),
+    "config schema": (
+        "commands.config_schema:print_schema",
+        "Print the JSON schema of configuration files, for editors.",
+    ),
+    "config init": (
+        "commands.config_init:write_own_config",
+        "Write a commented configuration file, from the answers to five questions.",
+    ),
     "bench orchestration": (
         "benchmarks.orchestration:bench_orchestration",
         "Split the wall time of a run into its stages, orchestration and tracking.",
@@ -82,7 +104,7 @@ LAZY_COMMANDS = {
 }
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
-    parent = bench if command.startswith("bench ") else app
+    parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
     parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
@@ -96,7 +118,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
-        code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
+        with _show_startup(tokens, from_shell=arguments is None):
+            code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
         message, code = _explain_mistake(error, tokens), 2
     except ConfigError as error:
@@ -105,10 +128,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
         message, code = str(error), 1
+    except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
     else:
         return code if isinstance(code, int) else 0
     print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
     return code
+
+
+@contextmanager
+def _show_startup(tokens: Sequence[str], *, from_shell: bool) -> Iterator[None]:
+    """Show what a command that runs stages is doing from its first moment; ``from_shell``: it is all of its process."""
+    if tokens[:1] not in (["train"], ["sweep"], ["evaluate"]) or {"-h", "--help", "--dry-run"} & set(tokens):
+        yield
+        return
+    import psutil  # psutil and rich: a tenth of a second, which other commands need not spend
+
+    from pipelines.progress.activity import begin_startup, end_startup  # rich
+
+    quiet = bool({"-q", "--quiet"} & set(tokens))
+    begin_startup(psutil.Process().create_time() if from_shell else None, quiet=quiet)
+    try:
+        yield
+    finally:
+        end_startup()
 
 
 def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
@@ -127,7 +171,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
 
 
-@app.command(help_epilogue="")
+@app.command(help_epilogue="Keys of a configuration: magrpo config show")
 def train(
     config: ConfigFile | None = None,
     /,
@@ -232,7 +276,7 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: RunId,
+    run: RunOrConfig,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,
@@ -268,6 +312,41 @@ def evaluate(
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
     return train_run(create_evaluation(source, name), local=local)
+
+
+@app.command(help_epilogue="")
+def ask(
+    run: RunId,
+    problem: str | None = None,
+    /,
+    *,
+    problem_id: Annotated[str | None, Parameter(name="--problem")] = None,
+    test: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    checkpoint: int | None = None,
+    seed: int | None = None,
+    trained_only: Annotated[bool, Parameter(negative=())] = False,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    as_json: Json = False,
+    root: Root = Path("runs"),
+) -> int:
+    """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
+
+    Example: magrpo ask seed-0 "def backward_twice(s): ..." --test "assert backward_twice('ab') == 'baba'"
+
+    Args:
+        run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
+        problem: A sentence, or a function's signature and docstring; for authors, the text they work on.
+        problem_id: A problem of the run, by its id or a part of it.
+        test: An assert about the function, to measure the reward by; repeatable.
+        checkpoint: Iteration whose agents are asked; the last one by default.
+        seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
+        trained_only: Leave the untrained agents out.
+        settings: section.key=value changes one value of the run's configuration; repeatable.
+    """
+    from pipelines.commands.ask import Question, ask_agents
+
+    question = Question(problem, problem_id, test, seed, not trained_only, as_json)
+    return ask_agents(run, root, checkpoint, settings, question)
 
 
 @app.command(help_epilogue="")

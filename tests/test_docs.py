@@ -1,6 +1,6 @@
 """The documents: links, anchors, paths and names exist, commands and overrides are valid, pages are complete and short.
 
-``python -m tests.test_docs``, part of ``make docs``, writes docs/configuration.md.
+``python -m tests.test_docs``, part of ``make docs``, writes docs/configuration.md and the schema of configurations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from cyclopts import App
 from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from pipelines import cli
+from pipelines.arguments import SCHEMA_FILE
 from pipelines.commands.config_help import format_config_help
+from pipelines.commands.config_schema import format_schema
 from pipelines.environment import QUIET
 from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE
@@ -136,7 +138,7 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 def configuration_page() -> str:
     return f"""# Configuration
 
-Written by `make docs` from the classes that define the keys; `magrpo train --help` prints the same.
+Written by `make docs` from the classes that define the keys; `magrpo config show` prints the same, by section.
 
 A run is one TOML file ([`pipelines/configs/`](../pipelines/configs) holds examples). `section.key=value` on the command
 line changes one value; a list index is a number, as in `agents.0.model=...`. A section with a `kind` is a plug-in: the
@@ -150,6 +152,10 @@ name chooses it, its other keys are its fields.
 
 def test_configuration_page_is_current() -> None:
     assert CONFIGURATION.read_text(encoding="utf-8") == configuration_page(), "run `make docs`"
+
+
+def test_the_schema_of_configurations_is_current() -> None:
+    assert SCHEMA_FILE.read_text(encoding="utf-8") == format_schema(), "run `make docs`"
 
 
 METRICS = ROOT / "docs" / "metrics.md"
@@ -221,7 +227,8 @@ def test_cli_page_has_every_command_and_argument() -> None:
     for name, app in parser.items():
         arguments = {argument.names[0] for argument in app.assemble_argument_collection()}
         usage = sections[name].split("```")[1]
-        assert set(re.findall(r"--[a-z-]+|(?<=[ \[])(?:CONFIG|OVERRIDES|RUN)(?= |\.|\])", usage)) >= arguments, name
+        words = r"--[a-z-]+|(?<=[ \[])(?:CONFIG|FILE|OVERRIDES|PROBLEM|RUN|TOPIC)(?= |\.|\])"
+        assert set(re.findall(words, usage)) >= arguments, name
         assert set(re.findall(r"--[a-z-]+", usage)) <= arguments, name
 
 
@@ -271,3 +278,4 @@ def test_cli_page_shows_what_score_writes(tmp_path: Path, monkeypatch: pytest.Mo
 
 if __name__ == "__main__":
     CONFIGURATION.write_text(configuration_page(), encoding="utf-8")
+    SCHEMA_FILE.write_text(format_schema(), encoding="utf-8")

@@ -16,7 +16,7 @@ from magrpo.layout import Step, describe_start, split_files
 from magrpo.plugins import ConfigError
 from magrpo.reports.page import render_template
 from magrpo.reports.verdict import judge_run
-from magrpo.tracking.provenance import read_recorded_tags
+from magrpo.tracking.wall_time import read_run_records
 
 CARD = "README.md"
 _FIRST_PORT = 8000
@@ -61,7 +61,7 @@ def render_model_card(team: TrainedTeam, version: int | None = None, repository:
         adapted=[agent for base in bases for agent in base["adapted"]],
         full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
         licence=licences.pop() if len(licences) == 1 else None,
-        code=_describe_code(read_recorded_tags(store.path)),
+        code=_describe_code(read_run_records(store.path)),
         sample=sample,
         printed="\n\n\n".join(sample.answers.values()) if sample else "",
         parts=", ".join(f"{part} {value:.2f}" for part, value in sample.reward.parts.items()) if sample else "",
@@ -129,8 +129,9 @@ def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iter
         yield {"base": base, "agents": agents, "port": port, "rank": rank}
 
 
-def _describe_code(tags: Mapping[str, str]) -> str:
-    """The commit, if it is known, and the versions of the libraries."""
+def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:
+    """The commit, if it is known, and the versions of the libraries, from the tracking records of a run."""
+    tags = {key: value for record in records if record["kind"] == "tags" for key, value in record["values"].items()}
     commit = tags.get("mlflow.source.git.commit")
     changed = ", with uncommitted changes" if tags.get("git.dirty") == "true" else ""
     versions = [f"{key.removeprefix('version.')} {tags[key]}" for key in tags if key.startswith("version.")]

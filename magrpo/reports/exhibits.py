@@ -20,36 +20,52 @@ NUM_LISTED = 20
 NUM_SHOWN = 5
 
 
-def choose_examples(run: EvaluatedRun) -> Exhibits:
-    """The first sampled trajectory of the held-out problems with the largest, median and smallest gain of return.
+def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
+    """The held-out problems with the largest, median and smallest mean gain of return, largest first.
 
-    With one evaluation: of those with the highest, median and lowest return.
+    Each shows the pair of sampled trajectories of one number that differ and whose gain is nearest to the problem's
+    mean gain. With one evaluation: the problems with the highest, median and lowest mean return, and the trajectory
+    nearest to it.
     """
-    before, after = _first_sampled(run.reports[0]), _first_sampled(run.last)
-    shared = [task_id for task_id in after if task_id in before]
-    fraction = run.config.reward.fraction
-    last, first = (
-        {task_id: 100 * fraction(rows[task_id].returns[-1]) for task_id in shared} for rows in (after, before)
-    )
+    after = _sampled_trajectories(run.last)
     single = len(run.reports) == 1
-    gains = last if single else {task_id: last[task_id] - first[task_id] for task_id in shared}
-    order = sorted(shared, key=lambda task_id: (gains[task_id], task_id))
-    if single:
-        words = ("Highest return", "Middle return", "Lowest return")
-        rule = "with the highest, the middle and the lowest return"
-    else:
-        words = ("Largest gain", "Median gain", "Largest loss" if gains[order[0]] < 0 else "Smallest gain")
-        rule = "whose return gained most, middling and least"
+    before = {} if single else _sampled_trajectories(run.reports[0])
+    gains = {task_id: _paired_gains(run, before.get(task_id, {}), rows) for task_id, rows in after.items()}
+    means = {task_id: fmean(of_problem.values()) for task_id, of_problem in gains.items() if of_problem}
+    order = sorted(means, key=lambda task_id: (means[task_id], task_id))
+    if not order:
+        return []
+    words = ("Highest return", "Middle return", "Lowest return")
+    if not single:
+        words = ("Largest gain", "Median gain", "Largest loss" if means[order[0]] < 0 else "Smallest gain")
     chosen: dict[str, str] = {}
     for task_id, word in zip((order[-1], order[len(order) // 2], order[0]), words, strict=True):
         chosen.setdefault(task_id, word)  # with few problems one may be chosen twice
     exhibits = []
     for task_id, word in chosen.items():
-        gain = f"{gains[task_id]:.1f} %" if single else f"{gains[task_id]:+.1f} points"
-        sides = {"": after[task_id]} if single else {"before": before[task_id], "after": after[task_id]}
-        exhibits.append(_make_exhibit(f"{word}, {gain}: {task_id}", sides, run))
-    note = f"The first sampled trajectory of the held-out problems {rule}; {_describe_texts(run)}"
-    return Exhibits("Examples", exhibits, note)
+        rows = before.get(task_id, {})
+        index = _find_typical(gains[task_id], rows, after[task_id])
+        sides = {"": after[task_id][index]} if single else {"before": rows[index], "after": after[task_id][index]}
+        amount = f"{means[task_id]:.1f} %" if single else format_gain(means[task_id])
+        exhibits.append(_make_exhibit(f"{word}, {amount}: {task_id}", sides, run))
+    return exhibits
+
+
+def describe_choice(run: EvaluatedRun) -> str:
+    """The rule for the first of :func:`choose_examples` in words, and what an exhibit holds."""
+    if len(run.reports) == 1:
+        rule = "The held-out problem with the highest mean return, and the sampled trajectory nearest to it"
+    else:
+        rule = (
+            "The held-out problem with the largest mean gain, and of its pairs of sampled trajectories that differ the "
+            "one nearest to that gain"
+        )
+    return f"{rule}; {_describe_texts(run)}"
+
+
+def format_gain(points: float) -> str:
+    """``+62.5 points``, or ``no change``."""
+    return f"{points:+.1f} points" if abs(points) >= 0.05 else "no change"
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +101,7 @@ def find_watched(run: EvaluatedRun) -> list[Watched]:
 
 def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
     """The watch list as a table, or the reason why there is none."""
-    title = "Watch list: the return rose, the tests did not"
+    title = "Watch list"
     reward = run.config.reward
     if TESTS not in reward.maxima:
         parts = ", ".join(reward.maxima)
@@ -117,7 +133,7 @@ def watch_exhibits(run: EvaluatedRun, watched: Sequence[Watched]) -> Exhibits:
         "The failing trajectory with the highest return after training, and the trajectory of the same number before; "
         f"{_describe_texts(run)}"
     )
-    return Exhibits("Completions of the watch list", exhibits, note, folded=True)
+    return Exhibits("Completions of the watch list", exhibits, note)
 
 
 def _best_failing(reports: Sequence[EvalReport], watched: Watched) -> dict[str, EvalRow]:
@@ -132,10 +148,32 @@ def _best_failing(reports: Sequence[EvalReport], watched: Watched) -> dict[str, 
     return {"before": before[chosen.index], "after": chosen}
 
 
-def _first_sampled(report: EvalReport) -> dict[str, EvalRow]:
-    """The first sampled trajectory of each held-out problem."""
-    rows = [row for row in report.rows if (row.split, row.mode) == ("test", "sampled")]
-    return {row.task_id: row for row in sorted(rows, key=lambda row: -row.index)}
+def _sampled_trajectories(report: EvalReport) -> dict[str, dict[int, EvalRow]]:
+    """The sampled trajectories of each held-out problem by their number."""
+    rows: dict[str, dict[int, EvalRow]] = defaultdict(dict)
+    for row in report.rows:
+        if (row.split, row.mode) == ("test", "sampled"):
+            rows[row.task_id][row.index] = row
+    return rows
+
+
+def _paired_gains(run: EvaluatedRun, before: Mapping[int, EvalRow], after: Mapping[int, EvalRow]) -> dict[int, float]:
+    """The gain of return between trajectories of one number; of a single evaluation the return; percent."""
+    fraction = run.config.reward.fraction
+    if len(run.reports) == 1:
+        return {index: 100 * fraction(row.returns[-1]) for index, row in after.items()}
+    return {
+        index: 100 * (fraction(row.returns[-1]) - fraction(before[index].returns[-1]))
+        for index, row in after.items()
+        if index in before
+    }
+
+
+def _find_typical(gains: Mapping[int, float], before: Mapping[int, EvalRow], after: Mapping[int, EvalRow]) -> int:
+    """The number of the trajectory whose gain is nearest to the mean; one whose texts changed, if there is any."""
+    changed = [index for index in gains if index not in before or before[index].texts != after[index].texts]
+    mean = fmean(gains.values())
+    return min(changed or gains, key=lambda index: (abs(gains[index] - mean), index))
 
 
 def _sampled_means(report: EvalReport, reward: Reward) -> dict[tuple[str, str], dict[str, float]]:
@@ -167,7 +205,8 @@ def _make_exhibit(title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun) -
     lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
     texts = {name or "completions": list(row.texts.items()) for name, row in sides.items()}
-    return Exhibit(title, run.problems[task_id].prompt, table, texts)
+    problem = run.problems[task_id]
+    return Exhibit(title, problem.prompt, table, texts, is_code=bool(problem.entry_point))
 
 
 def _describe_texts(run: EvaluatedRun) -> str:

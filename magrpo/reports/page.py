@@ -3,18 +3,24 @@
 import json
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup, escape
+from pygments import highlight
+from pygments.formatters import HtmlFormatter
+from pygments.lexers import PythonLexer
 from rich import box
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from magrpo.reports.charts import Panel, render_svg
+from magrpo.reports.glossary import explain_word, select_meanings
+from magrpo.reports.verdict import Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +33,17 @@ class ReportTable:
     rows: Sequence[Sequence[str]]
     note: str = ""
     text: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Banner:
+    """The verdict that a page begins with: its word, a sentence, and what to do next."""
+
+    kind: ClassVar = "banner"
+    title: str
+    word: str
+    sentence: str
+    advice: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,37 +74,79 @@ class Exhibit:
     problem: str
     reward: ReportTable
     sides: Mapping[str, Sequence[tuple[str, str]]]
+    is_code: bool = False
+    """Whether problem and texts are Python, to be highlighted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Exhibits:
-    """Several exhibits; if ``folded``, each opens at a click."""
+    """Several exhibits."""
 
     kind: ClassVar = "exhibits"
     title: str
     exhibits: Sequence[Exhibit]
     note: str = ""
-    folded: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Preformatted text, folded away."""
+    """Preformatted text."""
 
     kind: ClassVar = "listing"
     title: str
     text: str
 
 
-Block = ReportTable | Facts | Pictures | Exhibits | Listing
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Names and what stands for each: words and meanings, or, if ``code``, aims and commands."""
+
+    kind: ClassVar = "terms"
+    title: str
+    terms: Sequence[tuple[str, str]]
+    code: bool = False
+
+
+Block = ReportTable | Banner | Facts | Pictures | Exhibits | Listing | Terms
 """A part of a page. Its ``kind`` names the macro of ``page.html.j2`` and ``page.md.j2`` that renders it."""
 
 
-def write_page(path: Path, title: str, blocks: Sequence[Block], lead: str = "", width: str = "72rem") -> list[Path]:
-    """Write ``path.html``, at most ``width`` wide, and ``path.md``; returns both. ``lead`` stands below the title."""
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A block under a heading that says its finding; the list of contents has the block's title.
+
+    If ``folded``, the section opens at a click.
+    """
+
+    block: Block
+    finding: str = ""
+    folded: bool = False
+
+    @property
+    def heading(self) -> str:
+        return self.finding or self.block.title
+
+
+def make_banner(verdict: Verdict) -> Banner:
+    """The verdict as pages begin with it."""
+    sentence = verdict.sentence.removeprefix(f"{verdict.word}: ")
+    advice = f"What to do: {verdict.advice}." if verdict.advice else ""
+    return Banner("Verdict", verdict.word, f"{sentence[0].upper()}{sentence[1:]}.", advice)
+
+
+def write_page(
+    path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem"
+) -> list[Path]:
+    """Write ``path.html``, at most ``width`` wide, and ``path.md``; returns both. ``lead`` stands below the title.
+
+    The pages end with the meanings of the words in their tables.
+    """
+    sections = [part if isinstance(part, Section) else Section(part) for part in parts]
+    if meanings := select_meanings(_list_words(sections)):
+        sections.append(Section(Terms("Words on this page", meanings), folded=True))
     paths = [path.with_name(f"{path.name}.{form}") for form in ("html", "md")]
     for written in paths:
-        page = render_template(f"page{written.suffix}.j2", title=title, blocks=blocks, lead=lead, width=width)
+        page = render_template(f"page{written.suffix}.j2", title=title, sections=sections, lead=lead, width=width)
         written.write_text(page, encoding="utf-8")
     return paths
 
@@ -109,6 +168,24 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
         if shown.note:
             console.print(shown.note, style="dim", markup=False)
         console.print()
+
+
+def _list_words(sections: Sequence[Section]) -> Iterator[str]:
+    """Texts of the project's own in a page: titles, names of rows and columns; completions are left out."""
+    for section in sections:
+        block = section.block
+        yield block.title
+        if isinstance(block, ReportTable):
+            yield from (*block.columns, *(row[0] for row in block.rows), *(cell for row in block.rows for cell in row))
+        elif isinstance(block, Facts):
+            yield from (name for name, _, _ in block.facts)
+
+
+def _highlight_python(text: str, is_code: bool = True) -> Markup:
+    """The text as HTML, its tokens in elements of Pygments' classes if it is Python."""
+    if not is_code:
+        return escape(text)
+    return Markup(highlight(text, PythonLexer(stripnl=False, ensurenl=False), HtmlFormatter(nowrap=True)))
 
 
 def _fence(text: str) -> str:
@@ -136,5 +213,5 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters.update(fence=_fence, json=_dump_json, quote=shlex.quote)
-_ENVIRONMENT.globals.update(render_svg=render_svg, split_interval=_split_interval)
+_ENVIRONMENT.filters.update(fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python)
+_ENVIRONMENT.globals.update(explain_word=explain_word, render_svg=render_svg, split_interval=_split_interval)

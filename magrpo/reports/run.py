@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -11,10 +12,21 @@ from magrpo.config_diff import list_changed_values
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
-from magrpo.reports.exhibits import choose_examples, find_watched, watch_exhibits, watch_table
-from magrpo.reports.page import Block, Facts, Listing, Pictures, ReportTable, write_page
+from magrpo.reports.exhibits import choose_examples, describe_choice, find_watched, watch_exhibits, watch_table
+from magrpo.reports.origin import describe_origin, list_next_commands
+from magrpo.reports.page import (
+    Exhibits,
+    Facts,
+    Listing,
+    Pictures,
+    ReportTable,
+    Section,
+    Terms,
+    make_banner,
+    write_page,
+)
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
-from magrpo.reports.verdict import judge_gain
+from magrpo.reports.verdict import Verdict, judge_run
 from magrpo.types import HEADLINE, Interval
 
 
@@ -25,8 +37,8 @@ class RunReport(EvaluatedRun):
         """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
         drawn = list(self._draw_pictures())
-        blocks = list(self._list_blocks([pictures for pictures, _ in drawn]))
-        write_page(folder / "report", f"Run {self.store.run_id}", blocks, self._describe_run())
+        sections = list(self._list_sections([section for section, _ in drawn]))
+        write_page(folder / "report", f"Run {self.store.run_id}", sections, self._describe_run())
         figures.write_csv(folder / "report.csv", figures.EVALUATION_COLUMNS, figures.evaluation_rows(self.reports))
         text = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
@@ -34,8 +46,9 @@ class RunReport(EvaluatedRun):
             # The budget is cumulative; ``executions`` depends on interruptions of the run.
             rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
             figures.write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
-        for pictures, figure in drawn:
-            charts.save_figure(figure, folder / Path(pictures.image).stem)
+        for section, figure in drawn:
+            assert isinstance(section.block, Pictures)
+            charts.save_figure(figure, folder / Path(section.block.image).stem)
 
     def evaluation_tables(self) -> list[ReportTable]:
         """A table for each split and mode: the agents before training and after it, and the paired difference."""
@@ -69,6 +82,11 @@ class RunReport(EvaluatedRun):
             rows.append((title, name, {q: figures.format_interval(q, summary[q]) for q in QUANTITIES if q in summary}))
         yield from paper_tables(config, rows)
 
+    @cached_property
+    def verdict(self) -> Verdict:
+        """The verdict on the run."""
+        return judge_run(self)
+
     @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
@@ -85,40 +103,75 @@ class RunReport(EvaluatedRun):
         work = training if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
-    def _list_blocks(self, pictures: Sequence[Pictures]) -> Iterator[Block]:
-        yield Facts("In short", list(self._list_facts()))
-        yield from self.evaluation_tables()
-        yield from self.paper_tables()
-        yield from pictures
-        yield choose_examples(self)
+    def _list_sections(self, pictures: Sequence[Section]) -> Iterator[Section]:
+        """The verdict, the curves, one before and after, one table; the rest is folded."""
+        yield Section(make_banner(self.verdict))
+        yield Section(Facts("In short", list(self._list_facts())))
+        yield from pictures[:1]
+        examples = choose_examples(self)
+        if examples:
+            title = "Before and after" if len(self.reports) > 1 else "An answer"
+            yield Section(Exhibits(title, examples[:1], describe_choice(self)))
+        table, *more = self.evaluation_tables()
+        yield Section(table, self._find_largest_change())
+        yield Section(Terms("What to type next", list(list_next_commands(self.store, self.config)), code=True))
+        for block in (*more, *self.paper_tables()):
+            yield Section(block, folded=True)
+        yield from pictures[1:]
+        if len(examples) > 1:
+            yield Section(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
+        yield from self._list_details()
+
+    def _list_details(self) -> Iterator[Section]:
         watched = find_watched(self)
-        yield watch_table(self, watched)
+        finding = "Watch list: the return rose, the tests did not"
+        yield Section(watch_table(self, watched), f"{finding} ({len(watched)} problems)", folded=True)
         if watched:
-            yield watch_exhibits(self, watched)
+            yield Section(watch_exhibits(self, watched), folded=True)
         if self._trained:
-            yield self._budget_table()
+            yield Section(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
         left_out = ("tracking", "notify", "registry", "baselines")
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
-        yield Listing("Configuration", "\n".join(lines))
+        finding = f"Configuration: {len(lines)} values differ from the defaults"
+        yield Section(Listing("Configuration", "\n".join(lines)), finding, folded=True)
+        yield Section(Terms("About this run", describe_origin(self.store, self.config)))
 
-    def _draw_pictures(self) -> Iterator[tuple[Pictures, Figure]]:
-        """The pictures as the page shows them, and as their files do."""
+    def _find_largest_change(self) -> str:
+        """A heading for the first table: the part of the return that changed most, on held-out problems."""
+        title = figures.summary_title(HEADLINE)
+        if len(self.reports) == 1:
+            return title
+        gains = {part: self._gain(HEADLINE, part) for part in self.config.reward.maxima}
+        part = max(gains, key=lambda name: abs(gains[name].mean))
+        if not round(100 * gains[part].mean, 1):
+            return f"{title}: no part of the return changed"
+        change = figures.format_tested_difference(gains[part])
+        return f"{title}: {figures.quantity_title(part)} changed most, {change}"
+
+    def _draw_pictures(self) -> Iterator[tuple[Section, Figure]]:
+        """The pictures as the page shows them, the curves first, and as their files do."""
         reports, maxima = self.reports, self.config.reward.maxima
         if len(reports) > 1:
             panels = charts.learning_panels(reports, maxima)
             figure = charts.compose_figure(panels[:2], charts.OVER_PROBLEMS)
-            yield Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), figure
+            first, last = (report.summary[HEADLINE]["return"].mean for report in (reports[0], self.last))
+            start = {"better": "The held-out return rose", "worse": "The held-out return fell"}
+            words = start.get(self.verdict.word, "No reliable change of the held-out return:")
+            finding = f"{words} from {first:.1%} to {last:.1%}"
+            yield Section(Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), finding), figure
             panels = charts.cloud_panels(reports, maxima)
             figure = charts.compose_figure(panels, charts.CLOUD)
-            yield Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD), figure
+            cloud = Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD)
+            yield Section(cloud, charts.describe_cloud(reports, maxima), folded=True), figure
         panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
         note = "The area of a point is the number of trajectories or problems that coincide in it."
         if turns > 1:
-            title = f"Turn 1 against turn {turns}"
-            yield Pictures(title, panels, "turns.png", note), charts.compose_figure(panels, "", 5.0)
+            block = Pictures(f"Turn 1 against turn {turns}", panels, "turns.png", note)
+            yield Section(block, folded=len(reports) > 1), charts.compose_figure(panels, "", 5.0)
         elif len(reports) > 1:
-            figure = charts.compose_figure(panels, charts.ONE_TURN, 5.3)
-            yield Pictures("Problem by problem, before against after", panels, "turns.png", note), figure
+            block = Pictures("Problem by problem", panels, "turns.png", note)
+            finding = charts.describe_scatter(reports, maxima)
+            yield Section(block, finding, folded=True), charts.compose_figure(panels, charts.ONE_TURN, 5.3)
 
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
         for key, title in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):
@@ -128,14 +181,13 @@ class RunReport(EvaluatedRun):
                     gain = self._gain(key, "return")
                     value, _, limits = figures.format_difference(gain).partition(" ")
                     both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
-                    title = f"gain, paired by problem: {judge_gain(gain, both)}"
-                    yield title, value, f"{limits} points, {both} problems"
+                    yield "gain, paired by problem", value, f"{limits} points, {both} problems"
         if "pass_at_1" in self.last.summary[HEADLINE]:
             yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
-            tokens, _, rest = figures.format_budget(self.budgets[-1]).partition(" generated, ")
-            remark = f"generated; {rest}; {figures.format_duration(self.budgets[-1].seconds)} in stages"
-            yield "training took", tokens, remark
+            tokens, _, rest = figures.format_budget(self.budgets[-1]).partition(" tokens generated, ")
+            seconds = figures.format_duration(self.budgets[-1].seconds)
+            yield "training generated", f"{tokens} tokens", f"in {seconds} of stages; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
         first, last = (report.summary[key][name] for report in (self.reports[0], self.last))

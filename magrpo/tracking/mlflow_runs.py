@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -50,6 +51,8 @@ class MlflowSink:
     artifacts: Path | None
     """Folder for the artifacts of an experiment created here; None: the server chooses."""
     tag: str
+    began_s: float | None = None
+    """When a run created here began, in seconds since 1970; None: when it is created."""
     mlflow_run_id: str = ""
     experiment_id: str = ""
 
@@ -85,7 +88,10 @@ class MlflowSink:
     def _find_run(self, tag: str, value: str) -> str:
         """The id of the run with this tag, created if there is none."""
         found = self._client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1)
-        run = found[0] if found else self._client.create_run(self.experiment_id, tags={tag: value}, run_name=value)
+        if found:
+            return str(found[0].info.run_id)
+        began_ms = int((time.time() if self.began_s is None else self.began_s) * 1000)
+        run = self._client.create_run(self.experiment_id, began_ms, tags={tag: value}, run_name=value)
         return str(run.info.run_id)
 
     def _deliver_metrics(self, records: Sequence[Record]) -> None:
@@ -154,10 +160,20 @@ class MlflowSink:
 class MlflowTracker(SpooledTracker):
     """Records a run in MLflow: see :class:`SpooledTracker` and :class:`MlflowSink`. ``folder`` holds the spool."""
 
-    def __init__(self, config: TrackingConfig, root: Path, run_id: str, folder: Path, tag: str = RUN_TAG) -> None:
+    def __init__(
+        self,
+        config: TrackingConfig,
+        root: Path,
+        run_id: str,
+        folder: Path,
+        tag: str = RUN_TAG,
+        *,
+        began_s: float | None = None,
+    ) -> None:
         self.uri = tracking_uri(config, root)
         local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
-        self._mlflow = MlflowSink(self.uri, config.experiment, run_id, root / "mlartifacts" if local else None, tag)
+        artifacts = root / "mlartifacts" if local else None
+        self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s)
         super().__init__(Spool(folder), self._mlflow)
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:

@@ -1,7 +1,9 @@
-"""The tags that name the code, the libraries and the user of a run."""
+"""The tags that name the code, the libraries, the machine and the user of a run."""
 
 import getpass
-import json
+import os
+import platform
+import re
 import subprocess
 import sys
 from contextlib import suppress
@@ -10,11 +12,12 @@ from pathlib import Path
 
 
 def collect_provenance() -> dict[str, str]:
-    """Tags with the versions of Python and the libraries, the user, and the git commit.
+    """Tags with the versions of Python and the libraries, the machine, the user, and the git commit.
 
     Unknown tags are left out: a user id may have no name, and git may be missing or refuse another user's folder.
     """
     tags = {"version.python": sys.version.split()[0], "mlflow.source.name": "magrpo", "mlflow.source.type": "LOCAL"}
+    tags["machine"] = _describe_machine()
     with suppress(KeyError, OSError):  # no environment variable and no passwd entry; OSError from Python 3.13 on
         tags["mlflow.user"] = getpass.getuser()
     for name in ("magrpo", "torch", "triton", "transformers", "peft", "vllm", "prefect", "mlflow"):
@@ -29,15 +32,12 @@ def collect_provenance() -> dict[str, str]:
     return tags
 
 
-def read_recorded_tags(folder: Path) -> dict[str, str]:
-    """The tags that a run recorded, from ``tracking.jsonl`` in its folder; the newest value of each."""
-    path = folder / "tracking.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []  # a crash may have torn the last line
-    tags: dict[str, str] = {}
-    for record in map(json.loads, lines):
-        if record["kind"] == "tags":
-            tags |= record["values"]
-    return tags
+def _describe_machine() -> str:
+    """``node7, 16 cores, x86_64, NVIDIA H100 80GB HBM3``: the host's name, cores, architecture and NVIDIA GPUs."""
+    parts = [platform.node(), f"{os.cpu_count()} cores", platform.machine()]
+    for path in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        parts += re.findall(r"Model:\s*(.+)", path.read_text())
+    return ", ".join(part for part in parts if part)
 
 
 def _git(checkout: Path, *arguments: str) -> str:

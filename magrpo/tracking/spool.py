@@ -21,6 +21,8 @@ log = logging.getLogger(__name__)
 
 FINAL = ("FINISHED", "FAILED", "KILLED")
 """How a run can end."""
+RECORDS = "tracking.jsonl"
+"""The file of a run directory that holds its records, one a line."""
 Record = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
@@ -54,7 +56,7 @@ class Spool:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._records_path, self._sent_path = folder / "tracking.jsonl", folder / "tracking.sent"
+        self._records_path, self._sent_path = folder / RECORDS, folder / "tracking.sent"
         folder.mkdir(parents=True, exist_ok=True)
         stored = self._records_path.read_bytes() if self._records_path.exists() else b""
         whole = stored[: stored.rfind(b"\n") + 1]
@@ -119,18 +121,21 @@ class SpooledTracker:
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
         self.append_record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
 
-    def record_start(self) -> None:
-        """Record that the run is under way, again if it had ended."""
-        self._record_status("RUNNING")
+    def record_start(self, began_s: float | None = None) -> None:
+        """Record that the run is under way, again if it had ended, since ``began_s`` (seconds since 1970) or now."""
+        time_s = time.time() if began_s is None else began_s
+        self.append_record({"kind": "status", "value": "RUNNING", "time_ms": int(time_s * 1000)})
+
+    def record_end(self, status: str, loading: Mapping[str, float] | None = None) -> None:
+        """Record how the run ended, and the seconds that it spent loading, by what was loaded."""
+        assert status in FINAL, status
+        record = {"kind": "status", "value": status, "time_ms": int(time.time() * 1000)}
+        self.append_record(record | ({"loading": dict(loading)} if loading else {}))
 
     def close(self, status: str) -> None:
         """Record how the run ended, and :meth:`flush`."""
-        assert status in FINAL, status
-        self._record_status(status)
+        self.record_end(status)
         self.flush()
-
-    def _record_status(self, status: str) -> None:
-        self.append_record({"kind": "status", "value": status, "time_ms": int(time.time() * 1000)})
 
     def flush(self) -> None:
         """Deliver pending records, or warn that some are left; takes at most the sink's timeouts. The last call."""

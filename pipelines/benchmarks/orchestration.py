@@ -27,18 +27,18 @@ def bench_orchestration(config: ConfigFile, /, *overrides: Overrides, local: boo
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         settings = [f"train.num_iterations={ITERATIONS}", *overrides, f"root={folder}"]
         store = RunStore.create(load_config(config, settings), "bench")
-        timing = run_stages(store, console, local=local).timing
+        timing = run_stages(store, local=local).timing
         iterations = store.config().train.num_iterations
     table = Table("", "seconds", "an iteration", "share", box=None, title=f"{iterations} iterations")
     for column in table.columns[1:]:
         column.justify = "right"
     overheads = {"orchestration": timing.orchestration, "loop": timing.loop, "tracking": timing.tracking}
-    for name, seconds in {**timing.stages, **overheads, "all": timing.wall}.items():
-        table.add_row(name, f"{seconds:.2f}", f"{seconds / iterations:.3f}", f"{seconds / timing.wall:.1%}")
+    for name, seconds in {**timing.stages, **overheads, "all": timing.steps}.items():
+        table.add_row(name, f"{seconds:.2f}", f"{seconds / iterations:.3f}", f"{seconds / timing.steps:.1%}")
     console.print(table)
     per_iteration = (timing.stages["rollout"] + timing.stages["update"]) / iterations
     console.print(
         f"rollout + update: {per_iteration:.2f} s an iteration\n"
-        f"orchestration and tracking: {sum(overheads.values()) / timing.wall:.1%} of the wall time"
+        f"orchestration and tracking: {sum(overheads.values()) / timing.steps:.1%} of the wall time"
     )
     return 0

@@ -18,13 +18,13 @@ from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
-from pipelines.arguments import Root
+from pipelines.arguments import Root, RunId
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
 from pipelines.experiments.sweep_run import finished_runs, last_evaluations, short_titles, tables_over_seeds
 
 
-def compare_runs(*run: str, output: Path | None = None, root: Root = Path("runs")) -> int:
+def compare_runs(*run: RunId, output: Path | None = None, root: Root = Path("runs")) -> int:
     """Compare runs, or sweeps, by name; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:

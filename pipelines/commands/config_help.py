@@ -1,29 +1,138 @@
-"""The help text on the keys of a configuration: types, defaults and meanings, read from the classes."""
+"""``magrpo config show``: keys with types, defaults and meanings, read from the classes, and whole configurations."""
 
+import json
+import re
+import shutil
 import types
 import typing
-from collections.abc import Iterator
-from typing import Any, Literal
+from collections.abc import Iterator, Mapping
+from textwrap import wrap
+from typing import Annotated, Any, Literal
 
+from cyclopts import Parameter
+from cyclopts.completion import CompletionContext
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from magrpo.config import AgentConfig, RunConfig
-from magrpo.plugins import TABLES, import_plugin
+from magrpo.config import AgentConfig, RunConfig, load_config
+from magrpo.config_diff import list_changed_values
+from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices
+from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
+
+TOP = "(top level)"
+"""Title of the keys outside sections."""
+
+
+def _complete_topics(context: CompletionContext) -> Iterator[str]:
+    yield from ["all", *RunConfig.model_fields, *complete_configs(context)]
+
+
+Topic = Annotated[str, Parameter(completer=_complete_topics)]
+
+
+def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
+    """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
+
+    Args:
+        topic: A section (rollout) or a key (train.seed) to explain, all, or a configuration, whose values are printed.
+    """
+    if topic is None:
+        _print_wrapped(_format_overview())
+    elif topic == "all":
+        _print_wrapped(format_config_help())
+    elif topic.partition(".")[0] in RunConfig.model_fields:
+        _print_wrapped(_format_topic(topic))
+    elif topic in list_shipped() or topic.endswith(".toml"):
+        print("\n".join(_format_values(load_config(locate_config(topic), overrides))))
+    else:
+        raise ConfigError(f"{topic!r}: {list_choices(topic, [*RunConfig.model_fields, *list_shipped()])}")
+    return 0
+
+
+def _print_wrapped(text: str) -> None:
+    """Print lines broken between words at the terminal's width, without the marks of names."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    for line in text.replace("``", "").splitlines():
+        column = re.match(r" *(?:\w+ {2,})?", line)
+        indent = " " * (len(column[0]) if column else 0)
+        print("\n".join(wrap(line, width, subsequent_indent=indent, break_long_words=False)))
+
+
+def _format_values(config: RunConfig) -> Iterator[str]:
+    """The whole configuration as TOML; values that differ from their default are marked, secrets hidden."""
+    changed = [re.fullmatch(r"(\S+) = .* \(default (.*)\)", line) for line in list_changed_values(config)]
+    defaults = {match[1]: match[2] for match in changed if match}
+    sections = json.loads(config.resolved())
+    yield from (f"{key} = {format_value(value)}" for key, value in sections.items() if isinstance(value, str))
+    for section, value in sections.items():
+        if section == "baselines" or isinstance(value, str):
+            continue
+        for index, table in enumerate(value if isinstance(value, list) else [value]):
+            yield f"\n[[{section}]]" if isinstance(value, list) else f"\n[{section}]"
+            for key, entry in table.items():
+                dotted = f"{section}.{index}.{key}" if isinstance(value, list) else f"{section}.{key}"
+                line = f"# {key}: none" if entry is None else f"{key} = {format_value(entry)}"
+                yield line + (f"  # default: {defaults[dotted]}" if dotted in defaults else "")
+
+
+def format_value(value: object) -> str:
+    """A value as TOML; a table stands in braces."""
+    if isinstance(value, Mapping):
+        return f"{{{', '.join(f'{key} = {format_value(item)}' for key, item in value.items())}}}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(format_value, value))}]"
+    if isinstance(value, bool | int | float):
+        return str(value).lower()
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def _format_overview() -> str:
+    """One line for each section, and how to see more."""
+    lines = ["Sections of a configuration:"]
+    for name, field in RunConfig.model_fields.items():
+        section = AgentConfig if name == "agents" else field.annotation
+        meaning = field.description or (section.__doc__ if isinstance(section, type) else "") or ""
+        lines.append(f"  {name:<10} {' '.join(meaning.split()).partition('. ')[0].rstrip('.')}")
+    lines += [
+        "",
+        "magrpo config show rollout         explains the keys of a section",
+        "magrpo config show train.seed      explains a key",
+        "magrpo config show embedded        prints every value of a configuration",
+        "magrpo config show all             explains every key",
+    ]
+    return "\n".join(lines)
+
+
+def _format_topic(topic: str) -> str:
+    """The keys of a section, or one key, as lines no longer than the terminal is wide."""
+    name, _, key = topic.partition(".")
+    lines, known = list[str](), dict[str, None]()
+    for title, fields in _list_sections():
+        if title.startswith((f"[{name}]", f"[[{name}]]")) or (title == TOP and name in fields and not key):
+            chosen = {k: field for k, field in fields.items() if key in ("", k) and (title != TOP or k == name)}
+            known |= dict.fromkeys(fields)
+            lines += ["", title, *_format_fields(chosen)] if chosen else []
+    if not lines:
+        raise ConfigError(f"{topic}: unknown key; {list_choices(key, list(known))}")
+    return "\n".join(lines[1:])
 
 
 def format_config_help() -> str:
     """One line for each key: ``section.key  type  default``, and its meaning under it."""
     lines = ["Keys of a configuration, for CONFIG and for section.key=value:"]
     for section, fields in _list_sections():
-        lines += ["", section]
-        for key, field in fields.items():
-            default = None if field.is_required() else field.get_default(call_default_factory=True)
-            shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
-            lines.append(f"  {key}: {_format_type(field.annotation)}{', required' if field.is_required() else shown}")
-            if field.description:
-                lines.append(f"      {' '.join(field.description.split())}")
+        lines += ["", section, *_format_fields(fields)]
     return "\n".join(lines)
+
+
+def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:
+    """A line for each key with its type and default, and its meaning below."""
+    for key, field in fields.items():
+        default = None if field.is_required() else field.get_default(call_default_factory=True)
+        shown = "" if default is None else f" = {list(default) if isinstance(default, tuple) else default}"
+        yield f"  {key}: {_format_type(field.annotation)}{', required' if field.is_required() else shown}"
+        if field.description:
+            yield f"      {' '.join(field.description.split())}"
 
 
 def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
@@ -40,7 +149,7 @@ def _list_sections() -> Iterator[tuple[str, dict[str, FieldInfo]]]:
             yield f"[{name}]", field.annotation.model_fields
         else:
             top[name] = field
-    yield "(top level)", top
+    yield TOP, top
 
 
 def _format_type(annotation: Any) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -21,7 +20,8 @@ from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
-from magrpo.tracking.spool import FINAL, Unavailable
+from magrpo.tracking.spool import Unavailable
+from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
@@ -82,31 +82,8 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     return 0
 
 
-def seconds_at_work(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:
-    """Seconds from every start of a run to its end, or to the last record before the next start.
-
-    ``now_ms``: the present, milliseconds since 1970, if the run is in progress.
-    """
-    total_ms, started_ms, last_ms = 0.0, None, 0.0
-    for record in records:
-        if "time_ms" not in record:
-            continue
-        if record.get("value") == "RUNNING":
-            total_ms += 0.0 if started_ms is None else last_ms - started_ms
-            started_ms = record["time_ms"]
-        elif record.get("value") in FINAL and started_ms is not None:
-            total_ms += record["time_ms"] - started_ms
-            started_ms = None
-        last_ms = record["time_ms"]
-    if started_ms is not None:
-        total_ms += (last_ms if now_ms is None else now_ms) - started_ms
-    return total_ms / 1000
-
-
 def _summarize_folder(folder: Path) -> Summary:
-    spool = folder / "tracking.jsonl"
-    lines = spool.read_bytes().splitlines(keepends=True) if spool.exists() else []
-    records = [json.loads(line) for line in lines if line.endswith(b"\n")]  # a run may be writing the last line
+    records = read_run_records(folder)
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES[statuses[-1]] if statuses else "not started"
     if running := is_held(folder):
@@ -122,7 +99,7 @@ def _summarize_folder(folder: Path) -> Summary:
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
         returns=tuple(returns[iteration] for iteration in sorted(returns)),
         started_s=times_ms[0] / 1000 if times_ms else (folder / "config.json").stat().st_mtime,
-        seconds=seconds_at_work(records, time.time() * 1000 if running else None) if statuses else None,
+        seconds=sum_attempts(records, time.time() * 1000 if running else None) if statuses else None,
         config=read_flat_config(folder),
     )
 

@@ -11,12 +11,13 @@ from magrpo.config import load_config
 from magrpo.layout import hold_run, steps_to_repeat
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.environment import find_command, is_quiet, shorten_path
+from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
+from pipelines.progress.activity import LOADING, open_console, show_activity
 from pipelines.training.closing import print_closing
 
 INTERRUPTED = 130
@@ -25,14 +26,14 @@ INTERRUPTED = 130
 
 def train_run(store: RunStore, *, local: bool) -> int:
     """Start or resume the run in ``store``; returns the exit code."""
-    console = Console(highlight=False, soft_wrap=True, quiet=is_quiet())
-    console.print(f"run {store.run_id} in {shorten_path(store.path)}")
+    console = open_console()
+    console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
-        result = run_stages(store, console, local=local)
+        result = run_stages(store, local=local)
     except KeyboardInterrupt:
         console.quiet = False
-        console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}")
+        console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", soft_wrap=True)
         return INTERRUPTED
     except BaseException as error:
         if not isinstance(error, ConfigError):
@@ -60,9 +61,10 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
-            server.wait_until_ready()
+            with show_activity(LOADING["Prefect"]):
+                server.wait_until_ready()
         try:
-            failures = run_sweep(sweep, lambda store: run_stages(store, console, local=local), console)
+            failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt:
             console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False)
             return INTERRUPTED
@@ -77,11 +79,11 @@ def serve_schedule(config: Path, overrides: Sequence[str], timetable: Timetable,
     """Start runs by a schedule until interrupted, then return 0."""
     root = load_config(config, overrides).root
     with LocalServer(root / "prefect", schedules=True) as server:
-        print("starting Prefect (the first time in a folder takes up to half a minute)", flush=True)
-        from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
+        with show_activity(LOADING["Prefect"]):
+            from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
 
-        build_schedule(timetable)  # rejects an unusable rule before the server answers
-        server.wait_until_ready()
+            build_schedule(timetable)  # rejects an unusable rule before the server answers
+            server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
             serve_flow(config, overrides, timetable, name, limit)
     print("stopped; when this schedule is served again, one run makes up for all runs missed until then")

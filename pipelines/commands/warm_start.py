@@ -11,7 +11,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from magrpo.embedded.warm_start import WarmStartConfig, demonstrate_second_turns, train_on_demonstrations
 from magrpo.plugins import ConfigError, validate_config
-from pipelines.flows.local_server import STARTING, LocalServer
+from pipelines.flows.local_server import LocalServer
+from pipelines.progress.activity import LOADING, show_activity
 
 
 def make_base_model(
@@ -36,7 +37,8 @@ def make_base_model(
     work.mkdir(parents=True, exist_ok=True)
 
     def demonstrate() -> None:
-        demonstrate_second_turns(work, config)
+        with show_activity("writing demonstrations", console):
+            demonstrate_second_turns(work, config)
 
     def train() -> None:
         columns = TextColumn("training"), BarColumn(), MofNCompleteColumn(), TextColumn("· left"), TimeRemainingColumn()
@@ -68,14 +70,15 @@ def make_base_model(
 
 def _run_in_flow(steps: Sequence[Callable[[], None]], console: Console) -> None:
     with LocalServer(Path("runs") / "prefect") as server:
-        console.print(STARTING)
-        from prefect import flow, task  # prefect, loaded while the server starts
-        from prefect.cache_policies import NO_CACHE
+        with show_activity(LOADING["Prefect"], console):
+            from prefect import flow, task  # prefect, loaded while the server starts
+            from prefect.cache_policies import NO_CACHE
+
+            server.wait_until_ready()
 
         @flow(name="magrpo-warm-start")
         def recipe() -> None:
             for step in steps:
                 task(name=step.__name__, cache_policy=NO_CACHE)(step)()
 
-        server.wait_until_ready()
         recipe()

@@ -1,26 +1,43 @@
 """Executing a run here, as a Prefect flow or without Prefect, which is imported only for a flow."""
 
-from rich.console import Console
-
-from magrpo.layout import hold_run
+from magrpo.layout import first_missing, hold_run, steps
 from magrpo.store import RunStore
-from pipelines.flows.local_server import STARTING, LocalServer
+from pipelines.flows.local_server import LocalServer
+from pipelines.progress.activity import LOADING, begin_startup, end_startup, show_activity
 from pipelines.progress.notify import Notices
 from pipelines.training.execute import Result, execute
 
 
-def run_stages(store: RunStore, console: Console, *, local: bool) -> Result:
+def run_stages(store: RunStore, *, local: bool) -> Result:
     """Execute the run as a Prefect flow, or without Prefect if ``local``."""
+    begin_startup()
+    try:
+        return _run_locally(store) if local else _run_flow(store)
+    finally:
+        end_startup()
+
+
+def _run_locally(store: RunStore) -> Result:
+    if _has_work(store):
+        import magrpo.policy  # noqa: F401  torch and transformers, loaded before the first stage asks for them
+    return execute(store.path.parent, store.run_id, lambda run_step: run_step, {}, observers=[Notices()])
+
+
+def _run_flow(store: RunStore) -> Result:
     root, run_id = store.path.parent, store.run_id
-    if local:
-        return execute(root, run_id, lambda run_step: run_step, {}, observers=[Notices()])
     with LocalServer(root / "prefect") as server:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
-            if server.process is not None:
-                console.print(STARTING)
-            import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
+            if _has_work(store):
+                import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
             from pipelines.flows.train import mark_killed, train  # prefect, loaded while the server starts
 
-            server.wait_until_ready()
-            mark_killed(run_id)
+            with show_activity(LOADING["Prefect"]):
+                server.wait_until_ready()
+                mark_killed(run_id)
         return train(str(root), run_id)
+
+
+def _has_work(store: RunStore) -> bool:
+    """Whether a step of the run is not committed yet."""
+    config = store.config()
+    return first_missing(config, store) < len(steps(config))

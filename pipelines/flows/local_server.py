@@ -20,9 +20,8 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly
+from pipelines.progress.activity import show_activity
 
-STARTING = "starting Prefect (the first time in a folder takes up to half a minute; --local goes without)"
-"""What a command prints while its server starts."""
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
 
@@ -81,11 +80,12 @@ class LocalServer:
             os.environ.pop(name, None)
         if self.process is not None:
             self.process.terminate()
-            try:
-                self.process.wait(10)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
+            with show_activity("stopping Prefect's server"):
+                try:
+                    self.process.wait(10)
+                except subprocess.TimeoutExpired:
+                    self.process.kill()
+                    self.process.wait()
 
 
 def is_healthy(url: str) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
@@ -21,12 +23,11 @@ from magrpo.interfaces import Progress as Advance
 from magrpo.layout import TRAINING_STAGES, Step
 from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
+from pipelines.progress.activity import LOADING, Heartbeat, is_live, open_console
 from pipelines.progress.state import RunState
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_S = 15.0
-"""Without a terminal, a long stage reports this often."""
 _ACTIVITIES = {
     "prepare": "preparing",
     "start": "starting",
@@ -39,30 +40,63 @@ _ACTIVITIES = {
     "report": "reporting",
     "tables": "reporting",
 }
+_ITEMS = {
+    "rollout": "completions",
+    "score": "programs",
+    "update": "completions",
+    "evaluate": "completions",
+    "baseline": "completions",
+}
+"""What a stage counts while it works."""
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
 _WIDE = 76
 """From this many columns on, a terminal has room for everything."""
 
 
+@dataclass
+class Work:
+    """What is being done, since when, and how many items of it."""
+
+    title: str
+    items: str = ""
+    num_done: int = 0
+    total: int = 0
+    """Items expected; 0 if unknown."""
+    began: float = field(default_factory=lambda: monotonic())
+
+    def __str__(self) -> str:
+        """``sampling 24 of 64 completions, 5 s``."""
+        expected = f" of {self.total}" if self.total else ""
+        counted = f" {self.num_done}{expected} {self.items}" if self.num_done else ""
+        return f"{self.title}{counted}, {monotonic() - self.began:.0f} s"
+
+
 class LiveLine(ProgressColumn):
-    """The words of the live line, rendered again whenever it is shown: the time left changes within a stage."""
+    """The words of the live line, rendered again whenever it is shown: its seconds go on within a stage.
 
-    max_refresh = 0.5
+    ``describe_work`` returns what is being done, with its seconds; words that do not fit into ``width`` are left out.
+    """
 
-    def __init__(self, state: RunState, time_left: Callable[[], str], *, wide: bool) -> None:
-        self._state, self._time_left, self._wide = state, time_left, wide
+    max_refresh = 0.2
+
+    def __init__(
+        self, state: RunState, describe_work: Callable[[], str], time_left: Callable[[], str], width: int
+    ) -> None:
+        self._state, self._describe_work, self._time_left, self._width = state, describe_work, time_left, width
         super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
         state = self._state
-        parts = [f"{state.trained_iterations}/{state.num_iterations} {task.description}"]
-        if state.training_return is not None and self._wide:
-            parts.append(f"train {state.training_return:.0%}")
-        if state.held_out_returns:
-            parts.append(f"held-out {[*state.held_out_returns.values()][-1]:.0%}")
-        parts.append(self._time_left())
-        return Text(" · ".join(filter(None, parts)))
+        done = f"{state.trained_iterations}/{state.num_iterations}"
+        training = "" if state.training_return is None else f"train {state.training_return:.0%}"
+        held_out = [f"held-out {value:.0%}" for value in state.held_out_returns.values()][-1:]
+        work, measured, left = self._describe_work(), [training, *held_out], self._time_left()
+        for parts in ([done, work, *measured, left], [done, work, *held_out, left], [done, work, left], [work, left]):
+            text = " · ".join(filter(None, parts))
+            if len(text) <= self._width:
+                break
+        return Text(text)
 
 
 class WarningsAbove(logging.Handler):
@@ -79,34 +113,41 @@ class WarningsAbove(logging.Handler):
 
 
 class RunConsole:
-    """Notes the steps of a run in its state and shows them, unless ``quiet``. Use as a context manager."""
+    """Notes the steps of a run in its state and shows them. Use as a context manager."""
 
-    def __init__(self, state: RunState, console: Console | None = None, *, quiet: bool = False) -> None:
-        self.console = console or Console(highlight=False, soft_wrap=True, quiet=quiet)
+    def __init__(self, state: RunState, console: Console | None = None) -> None:
+        self.console = console or open_console()
+        self.loading: dict[tuple[str, str], float] = {}
+        """Seconds spent loading, by stage and by what was loaded."""
         self._state = state
         self._times: deque[float] = deque(maxlen=21)
         """When the first iteration that this process computes completely began, and when each one since ended."""
         self._metrics: dict[str, float] = {}
         """Metrics of the iteration so far."""
         self._num_reused = 0
-        self._alive = self.console.is_terminal and not self.console.is_dumb_terminal
-        shares_terminal = self._alive and sys.stderr.isatty() and not self.console.quiet
+        self._work = Work("starting")
+        self._alive = is_live(self.console)
+        shares_terminal = self._alive and sys.stderr.isatty()
         self._above = WarningsAbove(self.console)
         self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shares_terminal]
-        wide = self.console.width >= _WIDE
+        bar_width = max(0, min(30, self.console.width - _WIDE))
+        words_width = self.console.width - (bar_width + 3 if bar_width else 2)
         self._live = Progress(
             SpinnerColumn(),
-            *([BarColumn(bar_width=8)] if wide else []),
-            LiveLine(state, self._time_left, wide=wide),
+            *([BarColumn(bar_width=bar_width)] if bar_width else []),
+            LiveLine(state, lambda: str(self._work), self._time_left, words_width),
             console=self.console,
             transient=True,
-            disable=not self._alive or self.console.quiet,
+            disable=not self._alive,
             redirect_stderr=shares_terminal,
         )
-        self._bar = self._live.add_task("starting", total=state.num_iterations)
+        self._bar = self._live.add_task("", total=state.num_iterations)
+        self._heartbeat = Heartbeat(self._say_work)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
+        if not self._alive:
+            self._heartbeat.start()
         for logger in self._loggers:
             logger.addHandler(self._above)
             logger.propagate = False
@@ -116,10 +157,12 @@ class RunConsole:
         for logger in self._loggers:
             logger.removeHandler(self._above)
             logger.propagate = True
+        self._heartbeat.stop()
         self._live.stop()
 
     def say(self, text: str) -> None:
         """Print a line that stays; a terminal wraps it between words."""
+        self._heartbeat.note_output()
         self.console.print(text, markup=False, soft_wrap=not self._alive)
 
     def start_step(self, step: Step) -> Advance:
@@ -130,19 +173,38 @@ class RunConsole:
             self._num_reused = 0
         if not self._times and step.title == "rollout.0":
             self._times.append(monotonic())
-        activity = _ACTIVITIES[step.stage]
-        done, spoke = 0, monotonic()
-        self._live.update(self._bar, completed=self._state.trained_iterations, description=activity)
+        work = self._work = Work(_ACTIVITIES[step.stage], _ITEMS.get(step.stage, ""))
+        self._live.update(self._bar, completed=self._state.trained_iterations)
 
         def advance(finished: int) -> None:
-            nonlocal done, spoke
-            done += finished
-            self._live.update(self._bar, description=f"{activity} {done}")
-            if not self._alive and monotonic() - spoke > _HEARTBEAT_S:
-                spoke = monotonic()
-                self.say(f"  iteration {step.iteration}: {activity}, {done} done")
+            work.num_done += finished
 
         return advance
+
+    def show_work(self, title: str) -> None:
+        """Show from now on that something outside the steps is done."""
+        self._work = Work(title)
+
+    def expect_items(self, total: int) -> None:
+        """The step under way will finish ``total`` items."""
+        self._work.total = total
+
+    @contextmanager
+    def show_loading(self, name: str) -> Iterator[None]:
+        """Show that the block loads ``name``, a key of :data:`LOADING`, and note the seconds."""
+        stage = "" if self._state.step is None else self._state.step.title.partition(".")[0]
+        interrupted, self._work = self._work, Work(LOADING[name])
+        began = monotonic()
+        try:
+            yield
+        finally:
+            self.loading[stage, name] = self.loading.get((stage, name), 0.0) + monotonic() - began
+            self._work = interrupted
+
+    def _say_work(self) -> None:
+        step = self._state.step
+        where = "" if step is None or step.happens_once else f"iteration {step.iteration}: "
+        self.say(f"  {where}{self._work}")
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
@@ -192,12 +254,13 @@ class RunConsole:
             parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
         shown = [part for part in _PARTS if f"reward/{part}" in metrics]
         parts += [f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}" for part in shown]
-        parts.append(f"{sum(seconds.values()):.1f} s")
+        took = f"{sum(seconds.values()):.1f} s"
         by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
-        whole = "  ".join([*parts, f"({by_stage})"])
+        whole = "  ".join([*parts, took, f"({by_stage})"])
         if not self._alive:
             return "  ".join(filter(None, [whole, self._time_left()]))
-        return whole if len(whole) <= self.console.width else "  ".join(parts)
+        shorter = ("  ".join([*parts[:length], took]) for length in range(len(parts), 1, -1))
+        return next((line for line in (whole, *shorter) if len(line) <= self.console.width), whole)
 
 
 def _format_returns(prefix: str, metrics: Mapping[str, float]) -> str:

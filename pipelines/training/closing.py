@@ -1,70 +1,156 @@
-"""What a finished run prints: what was learned, where its artifacts are, and the next command to type."""
+"""What a finished run prints: the verdict, where its time went and its files are, and the commands to type next."""
 
+import shlex
 from collections.abc import Iterator
+from pathlib import Path
 
 from rich.console import Console
+from rich.style import Style
+from rich.table import Table
+from rich.text import Text
 
-from magrpo.layout import AGENTS, WEIGHTS, makes_tables, read_evaluation
+from magrpo.layout import WEIGHTS, find_evaluations, makes_tables, read_evaluation
 from magrpo.reports.baselines import BaselineTable, read_baselines
 from magrpo.reports.budget import build_ledger
-from magrpo.reports.figures import closing_table, format_budget, start_title
+from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.page import print_tables
+from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
+from magrpo.store import CONFIG, RunStore
+from magrpo.tracking.wall_time import read_wall_time
 from pipelines.environment import find_command, shorten_path
-from pipelines.training.execute import Result
+from pipelines.training.execute import Result, Timing
+
+STYLES = {"better": "green", "worse": "red", "no reliable change": "yellow", "measured once": ""}
+"""The colour of each verdict."""
+_LABEL = 9
+"""Columns of a label, ``result:`` and so on."""
 
 
 def print_closing(result: Result, console: Console) -> None:
-    """Print what was learned, where the artifacts are, and what to type next."""
-    store, timing, config = result.store, result.timing, result.store.config()
+    """Print what training changed, where the artifacts are, and what to type next."""
+    store, config = result.store, result.store.config()
     console.print()
     if makes_tables(config):
         if not console.is_terminal:
             console.width = 160  # a file or a pipe has no width; the table is wide
         print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
         for name, reason in config.baselines.left_out.items():
-            console.print(f"left out: {name}: {reason}")
+            print_entry(console, "left out:", f"{name}: {reason}")
     else:
-        _print_learned(result, console)
-    seconds_by_part = timing.stages | {
-        "orchestration": timing.orchestration + timing.loop,
-        "tracking": timing.tracking,
-    }
-    shares = [f"{part} {seconds / timing.wall:.0%}" for part, seconds in seconds_by_part.items() if seconds > 0]
-    console.print(f"time:    {timing.wall:.0f} s ({', '.join(shares)})")
-    for line in _describe_artifacts(result):
-        console.print(line)
+        _print_verdict(result, console)
+    print_entry(console, "time:", _describe_time(store, result.timing))
+    print_files(store, console, result.outcome.checkpoint["dir"])
+    _print_services(result, console)
+    print_commands("next:", suggest_commands(store), console)
 
 
-def _print_learned(result: Result, console: Console) -> None:
+def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
+    """Print a label and its text; a terminal wraps the text between words, beside its label."""
+    if not console.is_terminal:
+        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+        return
+    grid = Table.grid(padding=0)
+    grid.add_column(width=_LABEL, no_wrap=True)
+    grid.add_column(overflow="fold")
+    grid.add_row(label, Text(text, style))
+    console.print(grid, soft_wrap=False)
+
+
+def print_path(console: Console, label: str, path: Path) -> None:
+    """Print a label and a path on one line, which a terminal shows as a link."""
+    link = Style(link=path.as_uri()) if console.is_terminal else Style()
+    console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
+
+
+def print_commands(label: str, commands: dict[str, str], console: Console) -> None:
+    """Print commands below each other, unbroken, each with its comment where the line has room for it."""
+    width = max(map(len, commands))
+    room = console.width if console.is_terminal else 200
+    shows_comments = _LABEL + width + 4 + max(map(len, commands.values())) <= room
+    for command, comment in commands.items():
+        text = f"{command:<{width}}  # {comment}" if shows_comments else command
+        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+        label = ""
+
+
+def print_files(store: RunStore, console: Console, checkpoint: str) -> None:
+    """Print where the report and the agents of a run are; ``checkpoint`` is the folder of its last weights."""
+    print_path(console, "report:", store.path / REPORT)
+    if not makes_tables(store.config()):
+        exported = store.path / "agents"
+        print_path(console, "agents:", exported if exported.is_dir() else store.path / checkpoint / WEIGHTS)
+
+
+def suggest_commands(store: RunStore) -> dict[str, str]:
+    """The commands that people want after a run, each with what it does; the last one is the most wanted."""
+    run = shlex.quote(store.run_id)
+    root = store.path.parent
+    flags = "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
+    magrpo = find_command("magrpo")
+    commands = {f"{magrpo} report {run}{flags}": "open the report"}
+    if makes_tables(store.config()):
+        return commands
+    if (other := _find_comparable(store)) is not None:
+        commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "set it beside another run"
+    else:
+        commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "set its agents beside others"
+    return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
+
+
+def _find_comparable(store: RunStore) -> str | None:
+    """The newest other run in the folder that has an evaluation and trains; None if there is none."""
+    folders = [path.parent for path in store.path.parent.glob(f"*/{CONFIG}") if path.parent != store.path]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
+        if any(folder.glob("stages/*/evaluate/_SUCCESS")):
+            return folder.name
+    return None
+
+
+def _print_verdict(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
-    reports = [read_evaluation(store.folder(pointer)) for pointer in result.outcome.evaluations.values()]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
     console.print(closing_table(reports, config.reward.maxima, start_title(config)))
     verdict = judge_evaluations(reports, config)
-    console.print(f"result:  {verdict.sentence}")
+    print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     if verdict.advice:
-        console.print(f"advice:  {verdict.advice}")
+        print_entry(console, "advice:", verdict.advice)
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
-        console.print(f"budget:  {format_budget(budget)}")
+        print_entry(console, "budget:", format_budget(budget))
 
 
-def _describe_artifacts(result: Result) -> Iterator[str]:
-    store, outcome, config = result.store, result.outcome, result.store.config()
-    page = "baselines.html" if makes_tables(config) else "report.html"
-    yield f"report:  {shorten_path(store.folder(outcome.report) / page)}; pictures and tables beside it"
-    if not makes_tables(config):
-        trained = store.path / AGENTS
-        yield f"agents:  {shorten_path(trained if trained.exists() else store.folder(outcome.checkpoint) / WEIGHTS)}"
-    magrpo = find_command("magrpo")
+def _describe_time(store: RunStore, timing: Timing) -> str:
+    """The wall time of the run, and of this attempt the seconds by what was done."""
+    wall_time = read_wall_time(store.path)
+    assert wall_time is not None, "a finished run has been started"
+    seconds_by_stage = {
+        stage: seconds - timing.loading_by_stage.get(stage, 0.0) for stage, seconds in timing.stages.items()
+    }
+    rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
+    shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
+    shown.append(f"everything else {rest:.0f} s")
+    attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
+    return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
+
+
+def _print_services(result: Result, console: Console) -> None:
+    for label, text in _describe_services(result):
+        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+
+
+def _describe_services(result: Result) -> Iterator[tuple[str, str]]:
+    store, config, magrpo = result.store, result.store.config(), find_command("magrpo")
     if result.promotion is not None:
-        yield f"team:    {result.promotion}"
+        yield "team:", str(result.promotion)
     elif config.registry.model is not None and config.train.num_iterations:
-        yield f"team:    not registered; to register it: {magrpo} train --resume {store.run_id}"
+        yield "team:", f"not registered; to register it: {magrpo} train --resume {store.run_id}"
     if result.undelivered:
-        yield f"waiting: {result.undelivered} records for MLflow; to deliver them: {magrpo} sync {store.run_id}"
+        command = f"{magrpo} sync {store.run_id}"
+        yield "waiting:", f"{result.undelivered} records for MLflow; to deliver them: {command}"
     command, page = result.mlflow_page
     if command:
-        yield f"next:    {find_command('mlflow')}{command.removeprefix('mlflow')}\n         then open {page}"
+        yield "MLflow:", f"{find_command('mlflow')}{command.removeprefix('mlflow')}"
+        yield "", f"then open {page}"
     else:
-        yield f"next:    open {page}"
+        yield "MLflow:", page

@@ -4,14 +4,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run, makes_tables
+from magrpo.reports.publish import publish_report
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
-from pipelines.environment import is_quiet
+from pipelines.progress.activity import end_startup
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
@@ -26,9 +27,16 @@ WrapStep = Callable[[RunStep], RunStep]
 
 @dataclass(slots=True)
 class Timing:
-    """How a run spent its wall time, in seconds."""
+    """How an attempt spent its time, in seconds."""
 
     wall: float = 0.0
+    """From the start of the command to the last stage."""
+    steps: float = 0.0
+    """From the first step to the last."""
+    loading: dict[str, float] = field(default_factory=dict)
+    """By what was loaded, before the first step and in stages."""
+    loading_by_stage: dict[str, float] = field(default_factory=dict)
+    """The part of ``stages`` that was spent loading."""
     stages: dict[str, float] = field(default_factory=dict)
     """Measured inside the wrapper of the steps."""
     wrapped: dict[str, float] = field(default_factory=dict)
@@ -38,12 +46,13 @@ class Timing:
 
     @property
     def orchestration(self) -> float:
+        """Time inside the wrapper of the steps, outside the stages."""
         return sum(self.wrapped.values()) - sum(self.stages.values())
 
     @property
     def loop(self) -> float:
         """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests."""
-        return self.wall - sum(self.wrapped.values()) - self.tracking
+        return self.steps - sum(self.wrapped.values()) - self.tracking
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +95,7 @@ def execute(
             from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
             write_run_agents(store)
+        publish_report(store)
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
         )
@@ -97,19 +107,22 @@ def execute(
 
 def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observers: Sequence[Observer]) -> Result:
     """Run the steps with everything they need open."""
-    store, timing = attempt.store, Timing()
+    store = attempt.store
     start = start_from_champion(store)
     config = store.config()  # now with the weights of the champion, if asked for
-    with RunConsole(attempt.state, quiet=is_quiet()) as console:
+    startup = end_startup()
+    timing = Timing(loading=startup.loading)
+    with RunConsole(attempt.state) as console:
         if start:
             console.say(start)
-        tracker = MlflowTracker(config.tracking, store.path.parent, store.run_id, store.path)
+        root, began_s = store.path.parent, startup.began_s
+        tracker = MlflowTracker(config.tracking, root, store.run_id, store.path, began_s=began_s)
         attempt.mlflow_page = tracker.mlflow_page
 
         def describe(status: str) -> None:
             tracker.tags(describe_run(store, status, tags.get(FLOW_RUN_URL)))
 
-        with _record_status(tracker, describe, timing):
+        with _record_status(tracker, describe, timing, console, began_s):
             tracker.params(flatten_config(config))
             tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
             describe("RUNNING")
@@ -120,16 +133,18 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
                 run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder)
-                timing.wall = perf_counter() - started
+                timing.steps = perf_counter() - started
     return Result(store, outcome, timing, tracker.mlflow_page(), tracker.num_undelivered, tracker.mlflow_run_id)
 
 
 @contextmanager
-def _record_status(tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing) -> Iterator[None]:
-    """Record that the run is under way, and how it ended; ``describe`` takes the status, too."""
+def _record_status(
+    tracker: MlflowTracker, describe: Callable[[str], None], timing: Timing, console: RunConsole, began_s: float
+) -> Iterator[None]:
+    """Record when the run began, how it ended, and what it spent loading; ``describe`` takes the status, too."""
     status = "KILLED"  # by Ctrl-C, or cancelled by Prefect
     try:
-        tracker.record_start()
+        tracker.record_start(began_s)
         yield
         status = "FINISHED"
     except Exception:
@@ -137,8 +152,14 @@ def _record_status(tracker: MlflowTracker, describe: Callable[[str], None], timi
         raise
     finally:
         timing.tracking = tracker.blocked_s
+        for (stage, name), seconds in console.loading.items():
+            timing.loading[name] = timing.loading.get(name, 0.0) + seconds
+            timing.loading_by_stage[stage] = timing.loading_by_stage.get(stage, 0.0) + seconds
+        console.show_work("delivering records to MLflow")
+        timing.wall = time() - began_s
+        tracker.record_end(status, timing.loading)
         describe(status)
-        tracker.close(status)
+        tracker.flush()
 
 
 def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:

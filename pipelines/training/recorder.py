@@ -1,15 +1,18 @@
 """What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
 
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from magrpo import layout
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import Step
+from magrpo.reports.figures import format_wall_time
+from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
-from magrpo.types import HEADLINE, RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
+from magrpo.tracking.wall_time import read_wall_time
+from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
 
 NOTE = "mlflow.note.content"
 """The tag that MLflow shows as a run's description, in Markdown."""
@@ -27,9 +30,12 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     )
     summary = (
         f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {config.train.num_iterations} iterations, "
-        f"seed {config.train.seed}. {_STATES[status]}. {_describe_returns(store, config)}"
+        f"seed {config.train.seed}. {_STATES[status]}."
     )
-    lines = [summary.strip(), "", f"- on `{socket.gethostname()}` in `{store.path}`"]
+    verdict = [] if layout.makes_tables(config) else [f"- {line}" for line in _describe_verdict(store, config)]
+    lines = [summary, "", *verdict, f"- on `{socket.gethostname()}` in `{store.path}`"]
+    if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
+        lines.append(f"- took {format_wall_time(wall_time)}")
     if status != "FINISHED":
         lines.append(f"- to resume it: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
     if flow_run_url:
@@ -44,19 +50,16 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     return tags | {NOTE: "\n".join(lines)}
 
 
-def _describe_returns(store: RunStore, config: RunConfig) -> str:
-    """The held-out return at the first evaluation and the last; empty if there is none, or one is damaged."""
+def _describe_verdict(store: RunStore, config: RunConfig) -> Iterator[str]:
+    """The verdict on the evaluations so far, in Markdown; nothing if there is none, or one is damaged."""
     iterations = layout.committed_iterations(store, "evaluate")
-    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[-1:])]
+    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[1:][-1:])]
     reports = [layout.read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
-    if len(reports) < 2:
-        return ""
-    first, last = (report.summary[HEADLINE]["return"] for report in reports)
-    text = (
-        f"Return on held-out problems, of the maximum: **{last.mean:.1%}** [{last.low:.1%}, {last.high:.1%}] "
-        f"after iteration {reports[-1].policy_version} of {config.train.num_iterations}"
-    )
-    return text + (f" (untrained: {first.mean:.1%})" if len(iterations) > 1 else "")
+    if reports and len(reports) == len(ends):
+        verdict = judge_evaluations(reports, config)
+        yield f"**{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}"
+        if verdict.advice:
+            yield f"advice: {verdict.advice}"
 
 
 class RunRecorder:

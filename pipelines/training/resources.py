@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -18,10 +18,20 @@ if TYPE_CHECKING:
 
 
 class Resources:
-    """Policy, updater, engine and sandbox of one run; ``on_sandbox`` takes the isolation level of an opened sandbox."""
+    """Policy, updater, engine and sandbox of one run.
 
-    def __init__(self, config: RunConfig, store: RunStore, on_sandbox: Callable[[str], None]) -> None:
+    ``on_sandbox`` takes the isolation level of an opened sandbox; ``show_loading`` shows what its block loads.
+    """
+
+    def __init__(
+        self,
+        config: RunConfig,
+        store: RunStore,
+        on_sandbox: Callable[[str], None],
+        show_loading: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
+    ) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
+        self._show_loading = show_loading
         self._open = ExitStack()
         self.live: Pointer | None = None
         """The checkpoint whose weights the updater holds."""
@@ -30,10 +40,12 @@ class Resources:
 
     @cached_property
     def policy(self) -> Policy:
-        from magrpo.policy import Policy  # torch, transformers
+        with self._show_loading("libraries"):
+            from magrpo.policy import Policy  # torch, transformers
 
         config = self._config
-        return Policy.open(config.agents, config.model, config.lora, config.train.seed)
+        with self._show_loading("base model"):
+            return Policy.open(config.agents, config.model, config.lora, config.train.seed)
 
     @cached_property
     def updater(self) -> Updater:
@@ -43,7 +55,8 @@ class Resources:
 
     @cached_property
     def sandbox(self) -> Sandbox:
-        sandbox = self._config.sandbox.open()
+        with self._show_loading("sandbox"):
+            sandbox = self._config.sandbox.open()
         self._open.callback(sandbox.close)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
@@ -51,7 +64,9 @@ class Resources:
 
     @cached_property
     def _engine(self) -> Engine:
-        return self._open.enter_context(closing(self._config.engine.open(self.policy)))
+        policy = self.policy
+        with self._show_loading("engine"):
+            return self._open.enter_context(closing(self._config.engine.open(policy)))
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Engine:
         """The engine, awake, with the weights of ``checkpoint``."""

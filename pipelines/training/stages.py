@@ -13,14 +13,14 @@ from time import perf_counter
 import msgspec
 
 from magrpo import layout
-from magrpo.config import RunConfig
+from magrpo.config import EvalConfig, RunConfig
 from magrpo.engines import EngineError
 from magrpo.interfaces import Engine, Progress
 from magrpo.layout import StageName, Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Backend, Cache, Team
+from magrpo.stages.backend import Backend, Cache, Splits, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
 from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import draw_problems, prepare
@@ -42,7 +42,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     ) -> None:
         self._config, self._store = config, store
         self._progress, self._set_tags = progress, set_tags
-        self._resources = Resources(config, store, self._announce_isolation)
+        self._resources = Resources(config, store, self._announce_isolation, progress.show_loading)
         self._reports: Cache = {}
         self._problems: dict[Split, list[Problem]] = {}
         self._advance: Progress | None = None
@@ -111,6 +111,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
             nodes = root_nodes(drawn, config.rollout)
         groups: list[RolloutGroup[Turn]] = []
+        self._progress.expect_items(sum(node.group_size * self._num_acting(len(node.history)) for node in nodes))
         if nodes:
             backend = self._backend(self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
@@ -160,6 +161,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             for agent in self._config.agents
             if agent.trained
         }
+        self._progress.expect_items(sum(map(len, batch.values())))
         updater = self._resources.prepare_update(checkpoint)
         metrics = updater.update(batch, self._advance)
         updater.save(folder)
@@ -171,6 +173,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         problems, checkpoint = inputs
         backend = self._backend(self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
+        self._progress.expect_items(self._count_evaluated(splits, eval_config))
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
         write_records(folder / layout.TRAJECTORIES, trajectories)
         metrics = _write_evaluation(folder, report, backend)
@@ -223,6 +226,20 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     def _backend(self, engine: Engine) -> Backend:
         sandbox, render = self._resources.sandbox, self._resources.policy.render
         return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advance)
+
+    def _num_acting(self, turn: int) -> int:
+        """Number of agents that answer at ``turn``, from 0."""
+        acting = self._config.env.acting(turn)
+        return sum(agent.role in acting for agent in self._config.agents)
+
+    def _count_evaluated(self, splits: Splits, config: EvalConfig) -> int:
+        """Number of completions of an evaluation; 0 if trajectories may end early."""
+        if config.stop_above is not None:
+            return 0
+        held_out = (problems for split, problems in splits.items() if split != "train")
+        num_problems = sum(len(spread_problems(problems, config.max_problems)) for problems in held_out)
+        each = sum(map(self._num_acting, range(self._config.env.num_turns)))
+        return num_problems * each * (config.num_samples + 1)  # and a greedy one
 
     def _load_problems(self, problems: Pointer) -> dict[Split, list[Problem]]:
         if not self._problems:

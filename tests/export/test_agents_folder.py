@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shlex
 import stat
 import subprocess
 import sys
@@ -81,6 +82,16 @@ def test_two_authors_print_two_texts(authors: RunStore) -> None:
     [snippet] = read_blocks(card, "python")
     assert run_python(agents, snippet) == read_blocks(card)[0]
     assert "tests" not in card.partition("## Evaluation")[0]
+
+
+def test_the_agents_of_the_folder_can_be_asked(coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    agents = coders.path / "agents"
+    card = (agents / "README.md").read_text()
+    [command] = [line for block in read_blocks(card, "sh") for line in block.splitlines() if line.startswith("magrpo ")]
+    with chdir(agents):
+        assert main(shlex.split(command)[1:]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in read_blocks(card)[0].split() if line not in said] == []
 
 
 def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStore) -> None:

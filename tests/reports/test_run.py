@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
-from magrpo.config import RunConfig, load_config
+from magrpo.config import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
-from magrpo.reports.page import write_page
-from magrpo.reports.run import RunReport
-from magrpo.stages.evaluate import summarise_rows
-from magrpo.store import RunStore
-from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
+from magrpo.reports.page import Exhibits, write_page
+from magrpo.types import EvalReport
+from tests.reports.pages import ATTACK, BUDGETS, NAMES, evaluation, make_report
 
-CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
-ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
-NAMES = "abcd"
-IDS = [f"{split}/{name}" for split in ("test", "ood") for name in NAMES]
-PROBLEMS = {task_id: Problem(task_id, f"write {task_id}") for task_id in IDS}
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
@@ -68,55 +61,30 @@ class Page(HTMLParser):
             self.headings[-1] += data
 
 
-@pytest.fixture(scope="module")
-def config() -> RunConfig:
-    return load_config(CONFIG)
-
-
-def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: Split = "test", mode: Mode = "sampled",
-        text: str = "def aux(): ...") -> EvalRow:  # fmt: skip
-    parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
-    texts = {"helper": text, "main": f"main of {name}"}
-    return EvalRow(f"{split}/{name}", split, mode, index, (sum(parts.values()),), (parts,), (tests == 1,), texts, 9, 9)
-
-
-def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float, float]], text: str = "") -> EvalReport:
-    """Two equal trajectories of each problem in each split; ``worth``: its tests and its cooperation."""
-    rows = tuple(
-        row(name, *worth[name], index=index, split=split, mode=mode, text=text)
-        for split in ("test", "ood")
-        for mode, count in (("sampled", 2), ("greedy", 1))
-        for name in NAMES
-        for index in range(count)
-    )
-    return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
-
-
-@pytest.fixture(scope="module")
-def reports(config: RunConfig) -> list[EvalReport]:
-    """Problem a gains everything, b only cooperation, c nothing, d loses; all that is written in the end attacks."""
-    before = {"a": (0.0, 0.0), "b": (0.5, 0.0), "c": (1.0, 1.5), "d": (0.5, 0.5)}
-    after = {"a": (1.0, 1.5), "b": (0.5, 1.5), "c": (1.0, 1.5), "d": (0.0, 0.0)}
-    return [evaluation(config, 0, before), evaluation(config, 5, after, ATTACK)]
-
-
-BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
-
-
-def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
-    report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
-    report.budgets, report.problems = budgets, PROBLEMS
-    return report
-
-
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     make_report(config, reports, BUDGETS).write_files(tmp_path)
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     shown = Page(text)
-    for heading in ("In short", "Held-out problems, sampled", "Learning curves", "The cloud of joint returns",
-                    "Problem by problem, before against after", "Examples", "Budget", "Configuration",
-                    "Watch list: the return rose, the tests did not"):  # fmt: skip
-        assert heading in shown.headings
+    assert shown.headings == [
+        "Verdict",
+        "In short",
+        "No reliable change of the held-out return: from 62.5% to 81.2%",
+        "Before and after",
+        "Held-out problems, sampled: cooperation changed most, ~ +41.7 [-16.7, +100.0]",
+        "What to type next",
+        "Held-out problems, greedy",
+        "New compositions (ood), sampled",
+        "New compositions (ood), greedy",
+        "25% of trajectories earned the full return before training, 50% after",
+        "2 of 4 held-out problems gained, 1 lost",
+        "More examples",
+        "Watch list: the return rose, the tests did not (2 problems)",
+        "Completions of the watch list",
+        "Budget: 500 tokens generated, 50 joint actions scored, 5 programs run, 5 updates",
+        "Configuration: 21 values differ from the defaults",
+        "About this run",
+        "Words on this page",
+    ]
     assert "Beside the paper" not in shown.headings
     assert ATTACK in shown.text
     assert shown.tags.isdisjoint({"script", "img", "link", "iframe", "object"})
@@ -164,7 +132,7 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
-    shown = choose_examples(make_report(config, reports, BUDGETS)).exhibits
+    shown = choose_examples(make_report(config, reports, BUDGETS))
     assert [one.title for one in shown] == [
         "Largest gain, +62.5 points: test/a",
         "Median gain, +37.5 points: test/b",
@@ -201,7 +169,7 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
 def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
     examples = choose_examples(make_report(config, [reports[0], fenced], BUDGETS))
-    _, page = write_page(tmp_path / "page", "t", [examples])
+    _, page = write_page(tmp_path / "page", "t", [Exhibits("Examples", examples)])
     assert "````\n```\n# not a heading\n```\n````" in page.read_text(encoding="utf-8")
 
 

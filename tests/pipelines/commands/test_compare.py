@@ -19,8 +19,8 @@ from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
+from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
-from pipelines.commands.runs import seconds_at_work
 from tests.pipelines.micro import write_config
 
 
@@ -112,10 +112,10 @@ def test_time_at_work_leaves_pauses_out() -> None:
     metrics = {"kind": "metrics", "step": 1, "time_ms": 24_000, "values": {}}
     first = [status("RUNNING", 1_000), status("KILLED", 4_000)]
     killed = [*first, status("RUNNING", 20_000), {"kind": "tags", "values": {}}, metrics]
-    assert seconds_at_work(first, None) == 3
-    assert seconds_at_work(killed, None) == 7
-    assert seconds_at_work(killed, 30_000) == 13
-    assert seconds_at_work([*killed, status("RUNNING", 50_000), status("FINISHED", 51_000)], None) == 8
+    assert sum_attempts(first, None) == 3
+    assert sum_attempts(killed, None) == 7
+    assert sum_attempts(killed, 30_000) == 13
+    assert sum_attempts([*killed, status("RUNNING", 50_000), status("FINISHED", 51_000)], None) == 8
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(9.6, "10 s"), (273, "4 min 33 s"), (7_500, "2 h 05 min")])

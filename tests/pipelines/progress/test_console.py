@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 
 import pytest
 from rich.console import Console
+from rich.progress import BarColumn
 
 from magrpo.layout import Step
 from magrpo.rewards.coding import CodingReward
@@ -69,7 +71,7 @@ def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock:
     for iteration in range(1, 91):
         iterate(progress, iteration, clock, reused=True)
     progress.start_step(Step("rollout", 91, "0"))
-    assert live_line(progress) == "90/100 sampling · train 50%"
+    assert live_line(progress) == "90/100 · sampling, 0 s · train 50%"
     iterate(progress, 91, clock)
     assert live_line(progress).endswith("· 0:01:30 left")
     clock.now += 5.0
@@ -96,8 +98,16 @@ def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
     assert live_line(progress).endswith("· 0:01:10 left")
 
 
-@pytest.mark.parametrize(("width", "fits_all"), [(60, False), (80, True), (120, True)])
-def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("width", "bar", "line"),
+    [
+        (60, 0, "evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
+        (80, 4, "1/100 · evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
+        (100, 24, "1/100 · evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
+        (140, 30, "1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53% · 0:16:23 left"),
+    ],
+)
+def test_lines_fit_the_terminal(width: int, bar: int, line: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     out = io.StringIO()
     terminal = Console(file=out, force_terminal=True, no_color=True, highlight=False, width=width)
@@ -108,17 +118,20 @@ def test_lines_fit_the_terminal(width: int, fits_all: bool, clock: Clock, monkey
         logging.getLogger("magrpo.tracking.spool").warning(
             "tracking: no [answer] from %s", "http://127.0.0.1:5000/" + "a" * 20
         )
-        progress.start_step(Step("evaluate", 1))(384)
-        shown = live_line(progress)
-        bar = 11 if fits_all else 2
-        assert bar + len(shown) <= width
-        assert ("train 50%" in shown) == fits_all
-        assert "held-out 53%" in shown
-        assert shown.endswith("0:16:30 left")
+        advance = progress.start_step(Step("evaluate", 1))
+        progress.expect_items(480)
+        advance(384)
+        clock.now += 7.0
+        assert live_line(progress) == line
+        assert len(line) + bar + 3 <= width
+        columns = [column for column in progress._live.columns if isinstance(column, BarColumn)]
+        assert [column.bar_width for column in columns] == ([bar] if bar else [])
     said = out.getvalue()
     assert "WARNING: tracking: no [answer]" in said
     assert "\x1b[3" not in said, "no colours"
-    assert ("(rollout 2.5, score 2.5" in said) == (width == 120)
+    [iteration] = re.findall(r"1/100  joint return 50.0%[^\x1b\n]*", said)
+    assert len("  " + iteration) <= width
+    assert ("(rollout 2.5, score 2.5" in said) == (width == 140)
     assert logging.getLogger("magrpo").propagate
 
 
@@ -129,11 +142,21 @@ def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
         evaluate(progress, 0, 0.531)
         iterate(progress, 1, clock)
         advance = progress.start_step(Step("rollout", 2, "0"))
-        clock.now += 16.0
         advance(8)
+        clock.now += 16.0
+        progress._say_work()
+        with progress.show_loading("engine"):
+            clock.now += 31.0
+            progress._say_work()
+        advance(8)
+        progress.expect_items(64)
+        progress._say_work()
+    assert progress.loading == {("rollout", "engine"): 31.0}
     assert out.getvalue().splitlines() == [
         "held-out problems before training: return 53.1% of the maximum, pass@1 10.0%, ood return 20.0% (1.0 s)",
         "1/2  joint return 50.0%  tests 1.00  cooperation 1.00  10.0 s"
         "  (rollout 2.5, score 2.5, credit 2.5, update 2.5)  0:00:10 left",
-        "  iteration 2: sampling, 8 done",
+        "  iteration 2: sampling 8 completions, 16 s",
+        "  iteration 2: starting the engine, 31 s",
+        "  iteration 2: sampling 16 of 64 completions, 47 s",
     ]

@@ -22,10 +22,14 @@ from mlflow.entities import Run, RunInfo
 
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step
+from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.figures import format_wall_time
+from magrpo.reports.verdict import judge_run
 from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking.mlflow_runs import newest_by_step
 from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.system import PREFIX
+from magrpo.tracking.wall_time import read_wall_time
 from tests.pipelines.micro import command, write_config
 
 TIMED = ("time/", "sandbox/")
@@ -196,7 +200,14 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     tags = run.data.tags
     assert tags["magrpo.seed"] == "0"
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
-    assert "Finished. Return on held-out problems" in tags["mlflow.note.content"]
+    verdict = judge_run(load_evaluated_run("whole", store))
+    assert "Finished.\n" in tags["mlflow.note.content"]
+    assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]
+    wall_time = read_wall_time(store.path)
+    assert wall_time is not None
+    assert run.info.end_time - run.info.start_time == pytest.approx(1000 * wall_time.seconds)
+    assert f"- took {format_wall_time(wall_time)}" in tags["mlflow.note.content"]
+    assert f"Took {format_wall_time(wall_time)}." in (store.path / "report.html").read_text()
     assert "magrpo.rewound" not in tags
     assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)

@@ -56,7 +56,7 @@ def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
     run.problems = {"t": Problem("t", "write t")}
     [one] = find_watched(run)
     assert one.returns == (0.5, 0.75)
-    [shown] = choose_examples(run).exhibits
+    [shown] = choose_examples(run)
     assert shown.title == "Largest gain, +25.0 points: t"
     assert list(shown.reward.rows[-1]) == ["return, %", "100", "50.0", "75.0"]
 

@@ -1,0 +1,47 @@
+"""Meanings of the words in reports, shown where a reader points at them and at the end of each page."""
+
+from collections.abc import Iterable
+
+MEANINGS = {
+    "return": "the joint reward of a trajectory as a share of the maximum",
+    "structure": "reward part: every answer has the form that its agent was asked for",
+    "syntax": "reward part: the joined program compiles",
+    "tests": "reward part: the share of the problem's tests that the joined program passes",
+    "cooperation": "reward part: main called the helper's function, used its result, and both functions did real work",
+    "length ratio": "reward part: the second text is longer than the first by about the wanted factor",
+    "unique words": "reward part: the second text uses about the wanted multiple of the first text's different words",
+    "style": "reward part: transition words, and words that both texts share",
+    "pass@1": "the share of sampled trajectories that pass every test",
+    "pass@k": "the chance that at least one of k sampled trajectories passes every test",
+    "response tokens": "mean length of one agent's completion",
+    "gain": "the last evaluation less the first, paired by problem",
+    "held-out problems": "problems of the same kind as the training problems, never trained on",
+    "ood": "out of distribution: problems of another kind than any in training",
+    "sampled": "completions drawn at the temperature of training",
+    "greedy": "completions made of the likeliest token each time",
+    "iteration": "one round of sampling, scoring and an update of every agent",
+    "joint action": "one completion of every agent, taken together",
+    "untrained": "the base model, before any update",
+    "[low, high]": "95 % interval: the mean would lie there for 95 of 100 other sets of problems of this kind",
+    "~": "the interval of a difference holds 0: no reliable difference",
+}
+
+
+def explain_word(text: str) -> str:
+    """The meaning of a row's or column's name; empty if the glossary has none."""
+    name = text.strip().lower()
+    if name.startswith("pass@"):
+        return MEANINGS["pass@1" if name == "pass@1" else "pass@k"]
+    for start in ("gain", "untrained"):
+        if name.startswith(start):
+            return MEANINGS[start]
+    return MEANINGS.get(name, "")
+
+
+def select_meanings(texts: Iterable[str]) -> list[tuple[str, str]]:
+    """The words of the glossary that occur in ``texts``, with their meanings, in the order of the glossary."""
+    everything = "\n".join(texts).lower()
+    found = {word for word in MEANINGS if word in everything}
+    found |= {"pass@k"} if "pass@" in everything.replace("pass@1", "") else set()
+    found |= {"[low, high]"} if "[" in everything else set()
+    return [(word, meaning) for word, meaning in MEANINGS.items() if word in found]

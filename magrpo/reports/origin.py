@@ -1,0 +1,48 @@
+"""Where a run comes from: its date, machine and code, and the commands that go on from its report."""
+
+import shlex
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+from magrpo.config import RunConfig
+from magrpo.store import RunStore
+from magrpo.tracking.connection import mlflow_page, tracking_uri
+from magrpo.tracking.wall_time import read_run_records
+
+LIBRARIES = ("magrpo", "torch", "transformers", "peft", "vllm")
+"""Libraries whose versions a report names."""
+
+
+def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]:
+    """The start, machine, commit, libraries and folder of a run, as far as it recorded them, and its MLflow."""
+    started, tags = _read_tags(store)
+    facts = {"started": started, "machine": tags.get("machine", "")}
+    commit = tags.get("mlflow.source.git.commit", "")
+    facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
+    versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]
+    facts["libraries"] = ", ".join(versions)
+    facts["programs ran"] = f"isolation level {tags['sandbox.level']}" if "sandbox.level" in tags else ""
+    facts["run folder"] = str(store.path)
+    command, page = mlflow_page(tracking_uri(config.tracking, store.path.parent), "", "")
+    facts["MLflow"] = command or page
+    return [(name, text) for name, text in facts.items() if text]
+
+
+def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str, str]]:
+    """Commands for the reader of a run's report, each after its aim."""
+    root = "" if store.path.parent.name == "runs" else f" --root {shlex.quote(str(store.path.parent))}"
+    yield "ask the agents", f"magrpo ask {store.run_id}{root}"
+    yield "compare with another run", f"magrpo compare {store.run_id} OTHER_RUN{root}"
+    if config.train.num_iterations:
+        yield "compare with baselines", f"magrpo evaluate {store.run_id} --baselines all{root}"
+
+
+def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:
+    """The time of the first start, and the newest value of every tag; empty for a run without records."""
+    started, tags = "", {}
+    for record in read_run_records(store.path):
+        if record["kind"] == "tags":
+            tags.update(record["values"])
+        elif not started and record["kind"] == "status":
+            started = f"{datetime.fromtimestamp(record['time_ms'] / 1000, UTC):%Y-%m-%d %H:%M} UTC"
+    return started, tags

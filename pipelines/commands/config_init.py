@@ -1,0 +1,105 @@
+"""``magrpo config init``: a configuration file of one's own, from the answers to five questions."""
+
+import sys
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from textwrap import wrap
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.prompt import IntPrompt, Prompt
+
+from magrpo.config import RunConfig, load_config
+from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, walk_fields
+from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_field_values, list_shipped
+from pipelines.commands.config_help import format_value
+from pipelines.environment import find_command, shorten_path
+
+Weights = Literal["lora", "shared", "full"]
+Device = Literal["auto", "cpu", "cuda"]
+
+
+def write_own_config(
+    file: Path = Path("magrpo.toml"),
+    /,
+    *,
+    start: str | None = None,
+    model: str | None = None,
+    weights: Weights | None = None,
+    device: Device | None = None,
+    iterations: int | None = None,
+) -> int:
+    """Write ``file``; the exit code is 0. Raises ConfigError if it exists, or a question remains without a terminal.
+
+    Args:
+        file: File to write.
+        start: Shipped configuration to begin with.
+        model: Base model of the agents: a folder, a hub id, or a shipped model.
+        weights: What every agent trains: an adapter of its own, one shared adapter, or all weights.
+        device: Device of the run.
+        iterations: Number of training iterations.
+    """
+    if file.exists():
+        raise ConfigError(f"{file} exists: choose another name, or remove it")
+    if not sys.stdin.isatty() and None in (start, model, weights, device, iterations):
+        raise ConfigError(
+            "config init asks questions, which needs a terminal; "
+            "or answer all of them: --start, --model, --weights, --device, --iterations"
+        )
+    console = Console(highlight=False)
+    if start is None:
+        for name in list_shipped():
+            console.print(f"  {name:<20} {read_title(name)}", markup=False)
+        start = Prompt.ask("Which of these is nearest to yours", choices=list_shipped(), default="embedded")
+    if start not in list_shipped():
+        raise ConfigError(f"--start {start!r}: {list_choices(start, list_shipped())}")
+    tree = tomllib.loads((CONFIGS / f"{start}.toml").read_text(encoding="utf-8"))
+    config = load_config(CONFIGS / f"{start}.toml")
+    agent = config.agents[0]
+    model = model or Prompt.ask("Base model: a folder, a hub id or a shipped model", default=agent.model)
+    weights = weights or Prompt.ask("Weights to train", choices=["lora", "shared", "full"], default=agent.weights)  # type: ignore[assignment]
+    device = device or Prompt.ask("Device", choices=["auto", "cpu", "cuda"], default=config.model.device)  # type: ignore[assignment]
+    if iterations is None:
+        iterations = IntPrompt.ask("Training iterations", default=config.train.num_iterations)
+    for table in tree["agents"]:
+        table |= {"model": model, "weights": weights}
+    tree.setdefault("model", {})["device"] = device
+    tree.setdefault("train", {})["num_iterations"] = iterations
+    RunConfig.model_validate(tree)
+    title = f"{read_title(start)}\n# Begun from the shipped configuration {start}."
+    file.write_text("\n".join(format_commented(tree, title)) + "\n", encoding="utf-8")
+    magrpo = find_command("magrpo")
+    console.print(f"written to {file}; next:", markup=False)
+    for command in (f"{magrpo} train {shorten_path(file)} --dry-run", f"{magrpo} train {shorten_path(file)}"):
+        console.print(f"  {command}", markup=False)
+    return 0
+
+
+def read_title(name: str) -> str:
+    """The first sentence of the comment that begins a shipped configuration."""
+    lines = (CONFIGS / f"{name}.toml").read_text(encoding="utf-8").splitlines()
+    comment = " ".join(line[2:] for line in lines[:6] if line.startswith("# "))
+    return f"{comment.partition('. ')[0].rstrip('.')}."
+
+
+def format_commented(tree: Mapping[str, Any], title: str) -> Iterator[str]:
+    """Lines of TOML with the values of ``tree``, each below its meaning and its choices; a list is explained once."""
+    fields = dict(walk_fields(RunConfig, tree))
+    yield f"#:schema {SCHEMA_FILE.as_uri()}"
+    yield f"# {title}"
+    yield "# Every key that is not here has its default: magrpo config show"
+    for section, value in tree.items():
+        for index, table in enumerate(value if isinstance(value, list) else [value]):
+            yield ""
+            yield f"[[{section}]]" if isinstance(value, list) else f"[{section}]"
+            for key, entry in table.items():
+                field = fields.get(f"{section}.{'0.' if isinstance(value, list) else ''}{key}")
+                if field is not None and index == 0:
+                    choices, meaning = list_field_values(field), field.description or ""
+                    if key == "kind":
+                        choices, meaning = list(TABLES[section]), import_plugin(TABLES[section], entry).__doc__ or ""
+                    also = f" Choices: {', '.join(choices)}." if len(choices) > 1 else ""
+                    comment = " ".join(meaning.replace("``", "`").split()) + also
+                    yield from (f"# {line}" for line in wrap(comment, 110, break_long_words=False))
+                yield f"{key} = {format_value(entry)}"

@@ -1,0 +1,78 @@
+"""The JSON schema of a configuration file, which lets editors complete, explain and check TOML files."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from magrpo.config import RunConfig
+from magrpo.plugins import TABLES, import_plugin
+
+
+def print_schema(*, output: Path | None = None) -> int:
+    """Print the schema, or write it to a file; the exit code is 0.
+
+    Args:
+        output: File to write instead.
+    """
+    if output is None:
+        print(format_schema(), end="")
+    else:
+        output.write_text(format_schema(), encoding="utf-8")
+        print(f"written to {output}; name it in the first line of a TOML file: #:schema {output.absolute().as_uri()}")
+    return 0
+
+
+def format_schema() -> str:
+    """The schema as text."""
+    return json.dumps(build_schema(), indent=1) + "\n"
+
+
+def build_schema() -> dict[str, Any]:
+    """The schema of a whole configuration; a plug-in's section allows the keys of the kind that it names."""
+    schema = RunConfig.model_json_schema()
+    definitions = schema["$defs"]
+    for section in TABLES:
+        variants, inner = _list_variants(section)
+        definitions.update(inner)
+        definitions[section] = {"type": "object", "required": ["kind"], "anyOf": variants}
+    owners = [schema, definitions["BaselineRow"]]
+    for owner in owners:
+        for section in TABLES.keys() & owner["properties"].keys():
+            described = owner["properties"][section].get("description", "")
+            owner["properties"][section] = {"allOf": [{"$ref": f"#/$defs/{section}"}], "description": described}
+    del definitions["Plugin"]
+    cleaned: dict[str, Any] = _clean(schema)
+    return {"$schema": "http://json-schema.org/draft-07/schema#", "title": "Configuration of magrpo", **cleaned}
+
+
+def _list_variants(section: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The schemas of the kinds of a section, one for classes of one's own, and the definitions that they use."""
+    variants, inner = list[dict[str, Any]](), dict[str, Any]()
+    for kind in TABLES[section]:
+        variant = import_plugin(TABLES[section], kind).model_json_schema()
+        inner |= variant.pop("$defs", {})
+        variant["properties"]["kind"] = {"const": kind, "description": variant["description"]}
+        variants.append(variant)
+    own = "Name of a class of your own: package.module:Class. Its other keys are the fields of the class."
+    kind_of_own = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": own}
+    return [*variants, {"type": "object", "properties": {"kind": kind_of_own}, "required": ["kind"]}], inner
+
+
+def _clean(value: Any, *, of_names: bool = False) -> Any:
+    """The schema without titles that only repeat a name, without defaults that TOML cannot hold, with Markdown.
+
+    ``of_names``: the keys of ``value`` are names of fields or definitions.
+    """
+    if isinstance(value, list):
+        return [_clean(item) for item in value]
+    if not isinstance(value, Mapping):
+        return value
+    cleaned = {
+        key: _clean(item, of_names=not of_names and key in ("properties", "$defs"))
+        for key, item in value.items()
+        if of_names or (key != "title" and not (key == "default" and (item is None or isinstance(item, dict))))
+    }
+    if not of_names and isinstance(text := cleaned.get("description"), str):
+        cleaned["description"] = " ".join(text.replace("``", "`").split())
+    return cleaned

@@ -1,0 +1,144 @@
+"""``magrpo config``: keys explained, values printed, a file of one's own, and the schema for editors."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from pydantic import BaseModel
+
+from magrpo.config import RunConfig, load_config
+from magrpo.plugins import TABLES, import_plugin
+from pipelines import cli
+from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped
+from pipelines.commands.config_schema import build_schema
+
+VALIDATOR = jsonschema.Draft7Validator(build_schema())
+
+
+def test_no_section_has_the_name_of_a_shipped_configuration() -> None:
+    assert set(list_shipped()).isdisjoint({"all", *RunConfig.model_fields})
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+@pytest.mark.parametrize("topic", [[], ["rollout"], ["train.seed"], ["env"], ["root"], ["all"]], ids=str)
+def test_what_is_shown_fits_the_terminal(
+    topic: list[str], width: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    assert cli.main(["config", "show", *topic]) == 0
+    shown = capsys.readouterr().out
+    assert "``" not in shown
+    longest = max(shown.splitlines(), key=len)
+    assert len(longest) <= width or " " not in longest.strip()
+
+
+def test_a_key_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", "train.seed"]) == 0
+    assert capsys.readouterr().out == "[train]\n  seed: int = 0\n      Seed of everything random in the run.\n"
+    for topic, message in (("train.sed", "did you mean 'seed'?"), ("rolout", "did you mean 'rollout'?")):
+        assert cli.main(["config", "show", topic]) == 2
+        assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list_shipped())
+def test_shown_values_are_the_configuration(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["config", "show", name, "train.seed=7", "notify.urls=['json://secret.example']"]) == 0
+    shown = capsys.readouterr().out
+    assert "secret" not in shown
+    assert "seed = 7  # default: 0" in shown
+    file = tmp_path / "shown.toml"
+    file.write_text(shown)
+    assert load_config(file) == load_config(CONFIGS / f"{name}.toml", ["train.seed=7"])
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_help_of_train_fits_a_screen(
+    columns: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert cli.main(["train", "--help"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) <= 24
+
+
+# --------------------------------------------------------------------------------------------------------------- schema
+def list_models(model: type[BaseModel]) -> Iterator[type[BaseModel]]:
+    """A section and those inside it; plug-ins are those of every kind."""
+    yield model
+    for name, field in model.model_fields.items():
+        if name in TABLES:
+            for kind in TABLES[name]:
+                yield from list_models(import_plugin(TABLES[name], kind))
+            continue
+        for annotation in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+                yield from list_models(annotation)
+
+
+def test_the_schema_has_every_docstring() -> None:
+    text = SCHEMA_FILE.read_text()
+    for model in set(list_models(RunConfig)):
+        for name, field in model.model_fields.items():
+            if name != "kind" and field.description:
+                assert " ".join(field.description.replace("``", "`").split()).replace('"', '\\"') in text, name
+
+
+@pytest.mark.parametrize("name", list_shipped())
+def test_shipped_configurations_name_the_schema_and_meet_it(name: str) -> None:
+    path = CONFIGS / f"{name}.toml"
+    first = path.read_text().splitlines()[0]
+    assert (path.parent / first.removeprefix("#:schema ")).samefile(SCHEMA_FILE)
+    VALIDATOR.validate(tomllib.loads(path.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("section", "values"),
+    [
+        ("train", {"num_iteration": 3}),
+        ("train", {"num_iterations": "many"}),
+        ("algo", {"estimator": "margpo"}),
+        ("env", {"kind": "codin"}),
+        ("env", {"kind": "coding", "prompts": "bare"}),
+        ("problems", {}),
+    ],
+)
+def test_mistakes_do_not_meet_the_schema(section: str, values: dict[str, Any]) -> None:
+    tree = tomllib.loads((CONFIGS / "embedded.toml").read_text())
+    VALIDATOR.validate(tree | {"env": {"kind": "my_package.envs:Mine", "anything": 1}})
+    assert not VALIDATOR.is_valid(tree | {section: values})
+
+
+# ----------------------------------------------------------------------------------------------------------------- init
+def test_a_file_of_ones_own_is_written_from_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    answers = iter(["embeded", "embedded", "coopcode-base", "", "cpu", "12"])  # the first is asked again
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    monkeypatch.setattr("builtins.input", lambda: next(answers))
+    assert cli.main(["config", "init"]) == 0
+    assert "train magrpo.toml --dry-run" in capsys.readouterr().out
+    own, text = load_config("magrpo.toml"), Path("magrpo.toml").read_text()
+    shipped = load_config(CONFIGS / "embedded.toml", ["train.num_iterations=12"])
+    assert own == shipped
+    assert text.splitlines()[0] == f"#:schema {SCHEMA_FILE.as_uri()}"
+    assert "# Number of training iterations, each rollout, score, credit and update.\nnum_iterations = 12" in text
+    VALIDATOR.validate(tomllib.loads(text))
+    assert cli.main(["config", "init"]) == 2
+    assert "magrpo.toml exists" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", list_shipped())
+def test_flags_answer_instead(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "own.toml"
+    flags = ["--model", "my-base", "--weights", "full", "--device", "cpu", "--iterations", "4"]
+    assert cli.main(["config", "init", str(file), *flags]) == 2
+    assert "asks questions, which needs a terminal" in capsys.readouterr().err
+    assert cli.main(["config", "init", str(file), "--start", name, *flags]) == 0
+    own = load_config(file)
+    assert {(agent.model, agent.weights) for agent in own.agents} == {("my-base", "full")}
+    assert (own.model.device, own.train.num_iterations) == ("cpu", 4)

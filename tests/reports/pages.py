@@ -1,0 +1,54 @@
+"""Reports of a run that was never made: two evaluations of four problems, whose last texts attack the page."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from magrpo.config import RunConfig
+from magrpo.reports.budget import Budget
+from magrpo.reports.run import RunReport
+from magrpo.stages.evaluate import summarise_rows
+from magrpo.store import RunStore
+from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
+
+CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
+ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
+NAMES = "abcd"
+IDS = [f"{split}/{name}" for split in ("test", "ood") for name in NAMES]
+PROBLEMS = {task_id: Problem(task_id, f"def {task_id[-1]}(xs): ...", entry_point=task_id[-1]) for task_id in IDS}
+
+
+def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: Split = "test", mode: Mode = "sampled",
+        text: str = "def aux(): ...") -> EvalRow:  # fmt: skip
+    parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
+    texts = {"helper": text, "main": f"main of {name}"}
+    return EvalRow(f"{split}/{name}", split, mode, index, (sum(parts.values()),), (parts,), (tests == 1,), texts, 9, 9)
+
+
+def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float, float]], text: str = "") -> EvalReport:
+    """Two equal trajectories of each problem in each split; ``worth``: its tests and its cooperation."""
+    rows = tuple(
+        row(name, *worth[name], index=index, split=split, mode=mode, text=text)
+        for split in ("test", "ood")
+        for mode, count in (("sampled", 2), ("greedy", 1))
+        for name in NAMES
+        for index in range(count)
+    )
+    return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
+
+
+def make_reports(config: RunConfig) -> list[EvalReport]:
+    """Problem a gains everything, b only cooperation, c nothing, d loses; all that is written in the end attacks."""
+    before = {"a": (0.0, 0.0), "b": (0.5, 0.0), "c": (1.0, 1.5), "d": (0.5, 0.5)}
+    after = {"a": (1.0, 1.5), "b": (0.5, 1.5), "c": (1.0, 1.5), "d": (0.0, 0.0)}
+    return [evaluation(config, 0, before), evaluation(config, 5, after, ATTACK)]
+
+
+BUDGETS = [Budget(), *(Budget(i, 100 * i, 10 * i, i, i, 2.0 * i) for i in range(1, 6))]
+
+
+def make_report(config: RunConfig, reports: Sequence[EvalReport], budgets: list[Budget]) -> RunReport:
+    report = RunReport("A", RunStore(Path(), "first"), config, list(reports))
+    report.budgets, report.problems = budgets, PROBLEMS
+    return report

@@ -1,0 +1,95 @@
+"""The path of a new user, typed into a terminal: from the clone to the answers of the trained agents.
+
+``python -m pytest tests/test_newcomer.py -s`` prints what the terminal showed, and the seconds until something moved,
+the first iteration and the verdict.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pexpect
+import pytest
+
+ROOT = Path(__file__).parents[1]
+SMALL = "train.num_iterations=3 rollout.problems_per_iteration=8 eval.max_problems=12 eval.num_samples=2"
+PROMPT = "newcomer> "
+ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>()][0-9A-Za-z]?")
+
+
+class Terminal:
+    """A shell in a terminal of 80 columns, and everything that it showed."""
+
+    def __init__(self, folder: Path) -> None:
+        hidden = ("PYTHON", "PREFECT", "MLFLOW", "VIRTUAL_ENV", "CI", "NO_COLOR", "GITHUB")
+        environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        environment |= {"TERM": "xterm-256color", "PS1": PROMPT, "GPU": "0"}
+        self.shell = pexpect.spawn(
+            "bash", ["--norc", "--noprofile"], cwd=folder, env=environment, dimensions=(30, 80), encoding="utf-8"
+        )
+        self.shown = ""
+        self.shell.expect_exact(PROMPT)
+
+    def type(self, line: str, *awaited: str, timeout: int = 240) -> list[float]:
+        """Type a line and wait for each text and the next prompt; the seconds until each text was shown."""
+        self.shell.sendline(line)
+        self.shell.expect_exact("\r\n")  # the echo of the line
+        start, seconds = time.monotonic(), []
+        self.shown += f"\n{PROMPT}{line}\n"
+        for text in (*awaited, re.escape(PROMPT)):
+            found = self.shell.expect([text, pexpect.EOF, pexpect.TIMEOUT], timeout=timeout)
+            self.shown += self.shell.before + (self.shell.after if found == 0 else "")
+            assert found == 0, f"no {text!r} in\n{self.text}"
+            seconds.append(time.monotonic() - start)
+        return seconds[:-1]
+
+    @property
+    def text(self) -> str:
+        """What was shown, line by line: of a line that was written over, its last state."""
+        lines = ESCAPES.sub("", self.shown).replace("\r\n", "\n").split("\n")
+        return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
+
+    def last(self, pattern: str) -> str:
+        """The last text shown that matches."""
+        found = re.findall(pattern, self.text)
+        assert found, f"no {pattern!r} in\n{self.text}"
+        return str(found[-1])
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    terminal = Terminal(tmp_path)
+    yield terminal
+    print(terminal.text)
+    terminal.shell.close(force=True)
+
+
+def prepare_environment(checkout: Path) -> None:
+    """Put a ``.venv`` into a checkout as infra/setup.sh leaves it, with the dependencies of the tests: no download."""
+    environment = checkout / ".venv"
+    run = {"check": True, "cwd": checkout, "capture_output": True}
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", environment], **run)
+    [packages] = environment.glob("lib/python3*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    pip = [sys.executable, "-m", "pip", "--python", environment / "bin" / "python"]
+    subprocess.run([*pip, "install", "--no-deps", "--no-build-isolation", "--editable", checkout], **run)
+    subprocess.run(["bash", "-c", 'source infra/setup.sh && digest cpu >"$STAMP"'], **run)
+
+
+@pytest.mark.slow
+def test_from_the_clone_to_an_answer(terminal: Terminal, tmp_path: Path) -> None:
+    [block] = re.findall(r"^```sh\n(git clone .+?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    clone, run, *_ = (line.partition("  #")[0].strip() for line in block.splitlines())
+    terminal.type(clone.replace("REPOSITORY", str(ROOT)))
+    prepare_environment(tmp_path / "magrpo")
+    moved, first, verdict = terminal.type(f'{run} ARGS="{SMALL}"', r"\S", r"\b1/3\b|iteration +1\b", r"result: ")
+    print(f"\nsomething moved after {moved:.1f} s, first iteration {first:.0f} s, verdict {verdict:.0f} s")
+    assert moved < 10
+    assert "Traceback" not in terminal.text
