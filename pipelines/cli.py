@@ -49,6 +49,14 @@ app.register_install_completion_command(help="Install completion of commands, ru
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "show": (
+        "commands.show:show_run",
+        "Show a run in one screen: state, verdict, evaluations, cost, files, next commands.",
+    ),
+    "report": (
+        "commands.report:open_report",
+        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+    ),
     "compare": (
         "commands.compare:compare_runs",
         "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
