@@ -19,7 +19,7 @@ from tests.pipelines.micro import blank_pictures, run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
 
 SHORT = ["train.num_iterations=1", "eval.max_problems=2", "eval.num_samples=1"]
-CHAT = (
+CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ '[me]' if add_generation_prompt }}"
     "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[]{% endif %}"
 )
 
