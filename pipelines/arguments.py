@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -10,11 +11,12 @@ from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
 from pydantic.fields import FieldInfo
 
-from magrpo.config import RunConfig, load_config
-from magrpo.plugins import ConfigError, walk_fields
+from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship."""
+SCHEMA_FILE = CONFIGS / "schema.json"
+"""The JSON schema of configurations, which those that ship name in their first line."""
 
 
 def list_shipped() -> list[str]:
@@ -77,16 +79,57 @@ def complete_configs(context: CompletionContext) -> Iterator[str]:
             yield f"{prefix}{path.name}/"
 
 
+def complete_sources(context: CompletionContext) -> Iterator[str]:
+    """Runs and configurations."""
+    yield from complete_runs(context)
+    yield from complete_configs(context)
+
+
 def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
-    """``section.key=value`` with the meaning of the key: its choices, or else its default value."""
-    config = context.get("config")
-    tree: dict[str, Any] = {}
+    """``section.key=value`` with the meaning of the key: its choices, or else its default value.
+
+    Reads the schema that ships: importing the classes would take seconds. Bash splits words at ``=``: behind one it is
+    offered the value alone.
+    """
+    config, tree = context.get("config"), dict[str, Any]()
     if config is not None and config.raw:
-        tree = load_config(locate_config(config.raw)).model_dump(mode="json")
-    for key, field in walk_fields(RunConfig, tree):
-        if not key.startswith("baselines"):
-            for value in list_field_values(field) or [""]:
-                yield f"{key}={value}", " ".join((field.description or "").split())
+        tree = tomllib.loads(locate_config(config.raw).read_text(encoding="utf-8"))
+    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    words = [*(token.value for token in context.argument.tokens), context.incomplete]
+    is_split = "=" in words[-2:]
+    key = words[-2 - (words[-1] != "=")] if is_split else context.incomplete.partition("=")[0]
+    for section, described in schema["properties"].items():
+        is_list = described.get("type") == "array"
+        for name, field in _find_properties(described.get("items", described), schema, tree.get(section)).items():
+            dotted = f"{section}.{'0.' * is_list}{name}" if name else section
+            if not dotted.startswith(key) or section == "baselines":
+                continue
+            for value in _list_values(field):
+                if not is_split or dotted == key:
+                    yield value if is_split else f"{dotted}={value}", field.get("description", "")
+
+
+def _find_properties(described: dict[str, Any], schema: dict[str, Any], chosen: Any) -> dict[str, dict[str, Any]]:
+    """The schemas of a section's keys, of the kind that ``chosen`` names; by no name, of a value outside sections."""
+    reference = described.get("$ref") or described.get("allOf", [{}])[0].get("$ref")
+    section = schema["$defs"][reference.rpartition("/")[2]] if reference else described
+    for variant in section.get("anyOf", []):
+        kind = variant.get("properties", {}).get("kind", {}).get("const")
+        if kind is not None and isinstance(chosen, dict) and kind == chosen.get("kind"):
+            return dict(variant["properties"])
+    properties: dict[str, dict[str, Any]] = section.get("properties", {} if reference else {"": described})
+    return properties
+
+
+def _list_values(field: dict[str, Any]) -> list[str]:
+    """The choices of a key, or else its default value; an empty text if it has neither."""
+    for form in (field, *field.get("anyOf", [])):
+        if "enum" in form:
+            return list(map(str, form["enum"]))
+        if form.get("type") == "boolean":
+            return ["true", "false"]
+    default = field.get("default", "")
+    return [default if isinstance(default, str) else json.dumps(default)]
 
 
 # ---------------------------------------------------------------------------------------------------------------- types
@@ -98,6 +141,7 @@ Root = Annotated[Path, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
 """A TOML file, or the name of a configuration that ships."""
 RunId = Annotated[str, Parameter(completer=complete_runs)]
+RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
 Overrides = Annotated[
     str, Parameter(help="section.key=value changes one value of the configuration.", completer=complete_keys)
 ]

@@ -13,7 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, find_keys
-from pipelines.arguments import ConfigFile, Overrides, Positive, Quiet, Root, RunId, Verbose
+from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, RunOrConfig, Verbose
 from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
@@ -23,6 +23,7 @@ app = App(
   magrpo train embedded
   magrpo train embedded train.seed=1 rollout.group_size=16 --name seed-1
   magrpo train --resume seed-1
+  magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
   magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
   magrpo runs
@@ -44,8 +45,18 @@ app.command(bench)
 config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
 app.command(config)
 
+app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
+
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "show": (
+        "commands.show:show_run",
+        "Show a run in one screen: state, verdict, evaluations, cost, files, next commands.",
+    ),
+    "report": (
+        "commands.report:open_report",
+        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+    ),
     "compare": (
         "commands.compare:compare_runs",
         "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
@@ -268,7 +279,7 @@ def sweep(
 
 @app.command(help_epilogue="")
 def evaluate(
-    run: RunId,
+    run: RunOrConfig,
     /,
     *overrides: Overrides,
     checkpoint: int | None = None,
@@ -304,6 +315,41 @@ def evaluate(
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
     return train_run(create_evaluation(source, name), local=local)
+
+
+@app.command(help_epilogue="")
+def ask(
+    run: RunId,
+    problem: str | None = None,
+    /,
+    *,
+    problem_id: Annotated[str | None, Parameter(name="--problem")] = None,
+    test: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    checkpoint: int | None = None,
+    seed: int | None = None,
+    trained_only: Annotated[bool, Parameter(negative=())] = False,
+    settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
+    as_json: Json = False,
+    root: Root = Path("runs"),
+) -> int:
+    """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
+
+    Example: magrpo ask seed-0 "def backward_twice(s): ..." --test "assert backward_twice('ab') == 'baba'"
+
+    Args:
+        run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
+        problem: A sentence, or a function's signature and docstring; for authors, the text they work on.
+        problem_id: A problem of the run, by its id or a part of it.
+        test: An assert about the function, to measure the reward by; repeatable.
+        checkpoint: Iteration whose agents are asked; the last one by default.
+        seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
+        trained_only: Leave the untrained agents out.
+        settings: section.key=value changes one value of the run's configuration; repeatable.
+    """
+    from pipelines.commands.ask import Question, ask_agents
+
+    question = Question(problem, problem_id, test, seed, not trained_only, as_json)
+    return ask_agents(run, root, checkpoint, settings, question)
 
 
 @app.command(help_epilogue="")

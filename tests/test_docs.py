@@ -17,8 +17,9 @@ from cyclopts import App
 from magrpo.config import load_config
 from magrpo.sandboxes.ladder import ALLOW_NONE
 from pipelines import cli
+from pipelines.arguments import SCHEMA_FILE
 from pipelines.commands.config_help import format_config_help
-from pipelines.commands.config_schema import SCHEMA_FILE, format_schema
+from pipelines.commands.config_schema import format_schema
 from pipelines.environment import QUIET
 from tests.pipelines.micro import run_locally, write_config
 from tests.tracking.test_system import GPU, MACHINE
@@ -226,7 +227,7 @@ def test_cli_page_has_every_command_and_argument() -> None:
     for name, app in parser.items():
         arguments = {argument.names[0] for argument in app.assemble_argument_collection()}
         usage = sections[name].split("```")[1]
-        words = r"--[a-z-]+|(?<=[ \[])(?:CONFIG|FILE|OVERRIDES|RUN|TOPIC)(?= |\.|\])"
+        words = r"--[a-z-]+|(?<=[ \[])(?:CONFIG|FILE|OVERRIDES|PROBLEM|RUN|TOPIC)(?= |\.|\])"
         assert set(re.findall(words, usage)) >= arguments, name
         assert set(re.findall(r"--[a-z-]+", usage)) <= arguments, name
 

@@ -13,6 +13,7 @@ import sys
 import sysconfig
 import time
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pexpect
@@ -24,30 +25,52 @@ PROMPT = "newcomer> "
 ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>()][0-9A-Za-z]?")
 
 
+class Clock:
+    """Notes when a terminal shows something."""
+
+    def __init__(self) -> None:
+        self.times = [time.monotonic()]
+
+    def write(self, _: str) -> None:
+        self.times.append(time.monotonic())
+
+    def flush(self) -> None:
+        pass
+
+    def longest_silence(self, since: float) -> float:
+        """Seconds; of what was shown after the moment ``since``."""
+        times = [since, *(moment for moment in self.times if moment > since)]
+        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+
+
 class Terminal:
     """A shell in a terminal of 80 columns, and everything that it showed."""
 
     def __init__(self, folder: Path) -> None:
-        hidden = ("PYTHON", "PREFECT", "MLFLOW", "VIRTUAL_ENV", "CI", "NO_COLOR", "GITHUB")
+        hidden = ("PYTHON", "PREFECT", "MLFLOW", "VIRTUAL_ENV", "CI", "NO_COLOR", "GITHUB", "BASH")
         environment = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
         environment |= {"TERM": "xterm-256color", "PS1": PROMPT, "GPU": "0"}
         self.shell = pexpect.spawn(
             "bash", ["--norc", "--noprofile"], cwd=folder, env=environment, dimensions=(30, 80), encoding="utf-8"
         )
+        self.clock = self.shell.logfile_read = Clock()
         self.shown = ""
         self.shell.expect_exact(PROMPT)
+        self.shell.sendline("bind 'set enable-bracketed-paste off'")
+        self.shell.expect_exact([f"\n{PROMPT}", f"\r{PROMPT}"])
 
-    def type(self, line: str, *awaited: str, timeout: int = 240) -> list[float]:
-        """Type a line and wait for each text and the next prompt; the seconds until each text was shown."""
+    def type(self, line: str, *awaited: str, prompt: str = PROMPT, timeout: int = 240) -> list[float]:
+        """Type a line and wait for each text (an expression), then for ``prompt``; the seconds until each was shown."""
         self.shell.sendline(line)
         self.shell.expect_exact("\r\n")  # the echo of the line
         start, seconds = time.monotonic(), []
-        self.shown += f"\n{PROMPT}{line}\n"
-        for text in (*awaited, re.escape(PROMPT)):
+        self.shown += f"{line}\n"
+        for text in (*awaited, re.escape(prompt)):
             found = self.shell.expect([text, pexpect.EOF, pexpect.TIMEOUT], timeout=timeout)
             self.shown += self.shell.before + (self.shell.after if found == 0 else "")
             assert found == 0, f"no {text!r} in\n{self.text}"
             seconds.append(time.monotonic() - start)
+        self.silence = self.clock.longest_silence(start)
         return seconds[:-1]
 
     @property
@@ -57,7 +80,7 @@ class Terminal:
         return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
 
     def last(self, pattern: str) -> str:
-        """The last text shown that matches."""
+        """The last text shown that matches, or its group."""
         found = re.findall(pattern, self.text)
         assert found, f"no {pattern!r} in\n{self.text}"
         return str(found[-1])
@@ -86,10 +109,21 @@ def prepare_environment(checkout: Path) -> None:
 @pytest.mark.slow
 def test_from_the_clone_to_an_answer(terminal: Terminal, tmp_path: Path) -> None:
     [block] = re.findall(r"^```sh\n(git clone .+?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    clone, run, *_ = (line.partition("  #")[0].strip() for line in block.splitlines())
+    clone, run, ask = (line.partition("  #")[0].strip() for line in block.splitlines())
     terminal.type(clone.replace("REPOSITORY", str(ROOT)))
     prepare_environment(tmp_path / "magrpo")
-    moved, first, verdict = terminal.type(f'{run} ARGS="{SMALL}"', r"\S", r"\b1/3\b|iteration +1\b", r"result: ")
-    print(f"\nsomething moved after {moved:.1f} s, first iteration {first:.0f} s, verdict {verdict:.0f} s")
-    assert moved < 10
+    moved, first, verdict = terminal.type(f'{run} ARGS="{SMALL}"', r"[^\s\x1b]", r"1/3 |iteration +1\b", r"result: ")
+    print(f"\nsomething moved after {moved:.1f} s, first iteration {first:.0f} s, verdict {verdict:.0f} s;", end=" ")
+    print(f"the longest silence was {terminal.silence:.1f} s")
+    assert terminal.last(r"result: +(better|no reliable change|worse)\b")
+    report = tmp_path / "magrpo" / terminal.last(r"report: +(\S+)")
+    assert report.is_file()
+    asked = terminal.last(r"(\S*magrpo ask \S+)")
+    assert re.fullmatch(ask.replace("RUN_ID", r"\S+"), asked), "the last line of a training is the README's third"
+    [answered] = terminal.type(asked, "Type a problem", prompt="problem> ")
+    terminal.type("/problem without:5/mirror", r"tests?\b", prompt="problem> ")
+    print(f"ask was ready after {answered:.0f} s")
+    terminal.type("/quit")
+    assert "def aux" in terminal.text
+    assert "untrained agents" in terminal.text
     assert "Traceback" not in terminal.text

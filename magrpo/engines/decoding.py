@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
@@ -85,11 +85,23 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
         return int(self.keys.shape[2])
 
 
-@torch.no_grad()
 def decode_batch(
     model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], progress: Progress | None
 ) -> list[Completion]:
     """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite."""
+    steps = decode_steps(model, requests, stop_token_ids, progress)
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            return cast(list[Completion], end.value)
+
+
+@torch.no_grad()
+def decode_steps(
+    model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], progress: Progress | None = None
+) -> Generator[tuple[Tensor, Tensor], None, list[Completion]]:
+    """Decode as :func:`decode_batch`; yields, after each token, the live requests (n,) and their new tokens (n,)."""
     device = model.device
     limits = torch.tensor([request.sampling.max_new_tokens for request in requests], device=device)  # (B,)
     room = int(limits.max())
@@ -108,6 +120,7 @@ def decode_batch(
         tokens[live, step], logps[live, step] = token, logp
         for request, ids in kept.items():
             support[request].append(ids)
+        yield live, token
         over = torch.isin(token, stops) | (limits[live] == step + 1)
         if over.any():
             lengths[live[over]] = step + 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 from pydantic import Field
 
 from magrpo.engines import check_prompts, make_action
-from magrpo.interfaces import Progress
+from magrpo.interfaces import Engine, Listener, Progress
 from magrpo.plugins import Plugin
 from magrpo.types import Action, Request
 
@@ -59,6 +60,10 @@ class LocalEngine:
         if self._policy.version != policy_version:
             self._policy.load(policy_version, weights)
 
+    def with_listener(self, listen: Listener) -> Engine:
+        """See :class:`magrpo.interfaces.StreamsTokens`."""
+        return StreamingEngine(self._policy, self._max_batch, listen)
+
     def sleep(self) -> None:
         """No-op: the weights are the trainer's."""
 
@@ -67,3 +72,40 @@ class LocalEngine:
 
     def close(self) -> None:
         """No-op."""
+
+
+@dataclass(frozen=True)
+class StreamingEngine(LocalEngine):
+    """The same engine, which decodes all agents side by side, a token of each in turn, and tells a listener."""
+
+    _listen: Listener
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        from magrpo.engines.decoding import decode_steps, decoding_model  # defers torch and transformers
+
+        policy = self._policy
+        check_prompts(policy, requests)
+        actions: dict[int, Action] = {}
+        token_ids: list[list[int]] = [[] for _ in requests]
+        with ExitStack() as models:
+            decoding = {}
+            for agent in dict.fromkeys(request.agent for request in requests):
+                model = models.enter_context(decoding_model(policy, agent))
+                numbers = [i for i, request in enumerate(requests) if request.agent == agent]
+                of_agent = [requests[i] for i in numbers]
+                decoding[agent] = numbers, decode_steps(model, of_agent, policy.stop_token_ids(agent), progress)
+            while decoding:
+                for agent, (numbers, steps) in list(decoding.items()):
+                    try:
+                        with policy.active(agent):
+                            live, tokens = next(steps)
+                    except StopIteration as end:
+                        del decoding[agent]
+                        for i, completion in zip(numbers, end.value, strict=True):
+                            actions[i] = make_action(policy, requests[i], completion, policy.version)
+                        continue
+                    for row, token in zip(live.tolist(), tokens.tolist(), strict=True):
+                        token_ids[numbers[row]].append(token)
+                        text = policy.tokenizer(agent).decode(token_ids[numbers[row]], skip_special_tokens=True)
+                        self._listen(agent, str(text))
+        return [actions[i] for i in range(len(requests))]

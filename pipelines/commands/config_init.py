@@ -12,9 +12,8 @@ from rich.prompt import IntPrompt, Prompt
 
 from magrpo.config import RunConfig, load_config
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, walk_fields
-from pipelines.arguments import CONFIGS, list_field_values, list_shipped
+from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_field_values, list_shipped
 from pipelines.commands.config_help import format_value
-from pipelines.commands.config_schema import SCHEMA_FILE
 from pipelines.environment import find_command, shorten_path
 
 Weights = Literal["lora", "shared", "full"]

@@ -7,10 +7,6 @@ from typing import Any
 
 from magrpo.config import RunConfig
 from magrpo.plugins import TABLES, import_plugin
-from pipelines.arguments import CONFIGS
-
-SCHEMA_FILE = CONFIGS / "schema.json"
-"""The schema that ships, beside the configurations, which name it in their first line."""
 
 
 def print_schema(*, output: Path | None = None) -> int:

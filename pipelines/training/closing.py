@@ -9,11 +9,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from magrpo.layout import WEIGHTS, find_evaluations, makes_tables, read_evaluation
-from magrpo.reports.baselines import BaselineTable, read_baselines
+from magrpo.layout import (
+    checkpoint_weights,
+    committed_iterations,
+    find_evaluations,
+    makes_tables,
+    read_evaluation,
+)
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.page import print_tables
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import CONFIG, RunStore
@@ -32,6 +36,9 @@ def print_closing(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     console.print()
     if makes_tables(config):
+        from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
+        from magrpo.reports.page import print_tables  # matplotlib
+
         if not console.is_terminal:
             console.width = 160  # a file or a pipe has no width; the table is wide
         print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
@@ -40,7 +47,7 @@ def print_closing(result: Result, console: Console) -> None:
     else:
         _print_verdict(result, console)
     print_entry(console, "time:", _describe_time(store, result.timing))
-    print_files(store, console, result.outcome.checkpoint["dir"])
+    print_files(store, console)
     _print_services(result, console)
     print_commands("next:", suggest_commands(store), console)
 
@@ -74,12 +81,20 @@ def print_commands(label: str, commands: dict[str, str], console: Console) -> No
         label = ""
 
 
-def print_files(store: RunStore, console: Console, checkpoint: str) -> None:
-    """Print where the report and the agents of a run are; ``checkpoint`` is the folder of its last weights."""
-    print_path(console, "report:", store.path / REPORT)
-    if not makes_tables(store.config()):
-        exported = store.path / "agents"
-        print_path(console, "agents:", exported if exported.is_dir() else store.path / checkpoint / WEIGHTS)
+def print_files(store: RunStore, console: Console) -> None:
+    """Print where the report and the agents of a run are, as far as they are there."""
+    if (store.path / REPORT).exists():
+        print_path(console, "report:", store.path / REPORT)
+    if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
+        print_path(console, "agents:", agents)
+
+
+def find_agents(store: RunStore) -> Path | None:
+    """The folder of the run's agents for others, or else of its last weights; None if it has none."""
+    if (store.path / "agents").is_dir():
+        return store.path / "agents"
+    iterations = committed_iterations(store, "update")
+    return checkpoint_weights(store, iterations[-1]) if iterations else None
 
 
 def suggest_commands(store: RunStore) -> dict[str, str]:

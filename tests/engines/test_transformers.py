@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from magrpo.policy import Policy
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 
+WEIGHTS: dict[str, Literal["lora", "full"]] = {"helper": "lora", "main": "lora", "own": "full"}
 SAMPLED = SamplingParams(max_new_tokens=14)
 
 
@@ -31,6 +34,21 @@ def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
     generator = torch.Generator().manual_seed(0)
     prompts = [tuple(torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist()) for n in (3, 9, 17, 30)]
     return [Request("main", prompts[i % 4], sampling, seed=i) for i in range(count)]
+
+
+def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> None:
+    base = str(tiny_base(tmp_path / "base"))
+    agents = [AgentConfig(name=name, role=name, model=base, weights=weights) for name, weights in WEIGHTS.items()]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+    perturb(policy, seed=1, scale=0.05)
+    engine = LocalEngine(policy, 256)
+    asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
+    heard: list[tuple[str, str]] = []
+    actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)
+    assert actions == engine.generate(asked)
+    assert dict(heard) == {action.agent: action.text for action in actions}
+    assert [agent for agent, _ in heard[:6]] == [*WEIGHTS] * 2, "a token of each in turn"
+    assert len(heard) == sum(len(action.token_ids) for action in actions)
 
 
 def largest_gap(policy: Policy, asked: list[Request], actions: list[Action]) -> float:

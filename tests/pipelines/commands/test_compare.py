@@ -23,6 +23,7 @@ from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
+from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import write_config
 
 
@@ -169,6 +170,15 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         "curves.png",
         "curves.svg",
     }
+
+
+@needs_chromium
+def test_a_comparison_in_a_browser(root: Path, tmp_path: Path) -> None:
+    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path)]) == 0
+    with open_browser() as browser:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                assert check_page(browser, tmp_path / "compare.html", width, scheme) == 4
 
 
 def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

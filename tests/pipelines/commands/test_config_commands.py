@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from magrpo.config import RunConfig, load_config
 from magrpo.plugins import TABLES, import_plugin
 from pipelines import cli
-from pipelines.arguments import CONFIGS, list_shipped
-from pipelines.commands.config_schema import SCHEMA_FILE, build_schema
+from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_shipped
+from pipelines.commands.config_schema import build_schema
 
 VALIDATOR = jsonschema.Draft7Validator(build_schema())
 

@@ -1,0 +1,165 @@
+"""The answer of a team to one problem: what each agent wrote, the joined program, its tests and its reward."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from magrpo.asking.teams import UNTRAINED, AskedTeam
+from magrpo.config import RolloutConfig
+from magrpo.interfaces import Engine, Listener, Sandbox, StreamsTokens
+from magrpo.plugins import ConfigError
+from magrpo.stages.backend import Backend, Team
+from magrpo.stages.rollout import Node, child_node, rollout, sampling_params
+from magrpo.stages.score import score
+from magrpo.types import (
+    PENDING,
+    Execution,
+    ExecutionReport,
+    JointReward,
+    Problem,
+    RolloutGroup,
+    SamplingParams,
+    ScoredTurn,
+    TrajectoryStep,
+    Turn,
+)
+
+if TYPE_CHECKING:
+    from magrpo.policy import Policy
+
+NO_TESTS = "no tests: reward not measured"
+INCOMPLETE = "other agents write next: reward not measured yet"
+SANDBOX_FAILED = "the sandbox failed: reward not measured"
+_ALIGNED = RolloutConfig(joint_mode="aligned")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """One joint answer. ``texts``: the latest text of each agent, by name."""
+
+    problem: Problem
+    steps: tuple[TrajectoryStep, ...]
+    """The turns taken; in an unmeasured one the reward is :data:`magrpo.types.PENDING`."""
+    program: str
+    """The program that the texts join into; empty if there is none."""
+    unmeasured: str = ""
+    """Why the reward was not measured, in words; empty: it was."""
+
+    @property
+    def texts(self) -> dict[str, str]:
+        return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
+
+    @property
+    def reward(self) -> JointReward:
+        """The reward of the last turn."""
+        return self.steps[-1].turn.reward
+
+    @property
+    def reports(self) -> dict[str, ExecutionReport]:
+        """The reports of the programs that ran in the last turn."""
+        return self.steps[-1].turn.reports
+
+    @property
+    def report(self) -> ExecutionReport | None:
+        """The report of the joined program that passed the most tests; None if nothing ran."""
+        own = [report for name, report in self.reports.items() if name.partition(":")[0] == "program"]
+        return max(own or self.reports.values(), key=lambda report: report.tests_passed, default=None)
+
+
+@dataclass(frozen=True)
+class AskedAgents:
+    """A team whose agents are loaded, with the engine and the sandbox they need."""
+
+    trained: Team
+    untrained: Team | None
+    """The same agents before training; None if they are not loaded."""
+    engine: Engine
+    sandbox: Sandbox
+    policy: Policy
+    rollout: RolloutConfig
+
+    def answer_problem(
+        self, team: Team, problem: Problem, seed: int | None = None, listen: Listener | None = None
+    ) -> Iterator[Answer]:
+        """The answer of ``team`` after each turn, the last one whole; greedy, or sampled with ``seed``.
+
+        ``listen`` hears the agents write, if the engine streams. A problem whose programs have no tests ends with the
+        turn in which every role has written, since further turns need feedback.
+
+        Raises:
+            ConfigError: a prompt is too long, or an expert that gives feedback does not answer.
+        """
+        prefix = UNTRAINED if team is self.untrained else ""
+        greedy = SamplingParams(temperature=0.0, max_new_tokens=self.rollout.max_new_tokens)
+        sampling = greedy if seed is None else replace(sampling_params(self.rollout), keep_support=False)
+        engine = self.engine
+        if listen is not None and isinstance(engine, StreamsTokens):
+            engine = engine.with_listener(lambda agent, text: listen(agent.removeprefix(prefix), text))
+        backend = Backend(engine=engine, sandbox=self.sandbox, render=self.policy.render)
+        node = Node(problem, (), (), sampling, 1)
+        steps: tuple[TrajectoryStep, ...] = ()
+        for _ in range(team.env.num_turns):
+            try:
+                [group] = rollout([node], team, backend, _ALIGNED, seed or 0)
+            except ConnectionError as error:  # the expert, between turns
+                raise ConfigError(str(error)) from None
+            texts = {team.roles[agent]: text for agent, text in group.latest(group.turns[0]).items()}
+            wanted = team.reward.executions(problem, texts, {}) if len(texts) == len(team.roles) else {}
+            if wanted and not (problem.test or problem.hidden_test):
+                waiting = [ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns]
+                steps = (*steps, _make_step(group, waiting[0], prefix))
+                yield Answer(problem, steps, next(iter(wanted.values())).source, NO_TESTS)
+                return
+            [scored], _ = score([group], team, self.sandbox, backend.cache)
+            turn = scored.turns[0]
+            steps = (*steps, _make_step(group, turn, prefix))
+            unmeasured = SANDBOX_FAILED if turn.masked else INCOMPLETE if turn.reward == PENDING else ""
+            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), unmeasured)
+            if turn.masked:
+                return
+            node = child_node(scored, 0, sampling, 1)
+
+
+@contextmanager
+def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Iterator[AskedAgents]:
+    """Load the agents of ``asked``, trained and, beside them, untrained; open the engine and the sandbox.
+
+    Raises:
+        ConfigError: the base model, the weights or the device cannot be used here.
+        SandboxError: no accepted isolation level works here.
+    """
+    from magrpo.policy import Policy  # torch and transformers
+
+    config, untrained = asked.trained_agents(), None
+    agents = config.agents
+    if with_untrained and asked.weights:
+        untrained = asked.untrained_agents()
+        agents = (*agents, *untrained.agents)
+    policy = Policy.open(agents, config.model, config.lora, config.train.seed)
+    policy.version = int(bool(asked.weights))  # an engine in another process loads weights of a version above 0
+    with closing(config.sandbox.open()) as sandbox, closing(config.engine.open(policy)) as engine:
+        yield AskedAgents(
+            trained=Team.of(config),
+            untrained=None if untrained is None else Team.of(untrained),
+            engine=engine,
+            sandbox=sandbox,
+            policy=policy,
+            rollout=config.rollout,
+        )
+
+
+def _make_step(group: RolloutGroup[Turn], turn: ScoredTurn, prefix: str) -> TrajectoryStep:
+    """The step of a joint action, its agents named without ``prefix``."""
+    prompts = {agent.removeprefix(prefix): prompt for agent, prompt in group.prompts.items()}
+    actions = {agent.removeprefix(prefix): group.actions[agent][i] for agent, i in turn.picks.items()}
+    return TrajectoryStep(prompts, actions, turn)
+
+
+def _find_best_source(wanted: Mapping[str, Execution], reports: Mapping[str, ExecutionReport]) -> str:
+    """The source of the first program, among those that run first, that passed the most tests; empty if none ran."""
+    ran = [name for name in wanted if name in reports]
+    best = max(ran, key=lambda name: reports[name].tests_passed, default=None)
+    return "" if best is None else wanted[best].source

@@ -1,0 +1,133 @@
+"""Problems to ask: found in the run's problem set by id, or written from a user's words and tests."""
+
+import ast
+import builtins
+import difflib
+import doctest
+import re
+from collections.abc import Mapping, Sequence
+
+from magrpo.asking.teams import AskedTeam
+from magrpo.interfaces import Reward
+from magrpo.layout import Step, read_problems
+from magrpo.plugins import ConfigError
+from magrpo.rewards.common import ProgramReward
+from magrpo.syntax import parse_python
+from magrpo.types import Problem, Split
+
+TASK_ID = "yours"
+"""The id of a problem written by a user."""
+_ORDER: tuple[Split, ...] = ("test", "ood", "train")
+_DEFINITION = re.compile(r"^(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
+_ARGUMENTS = (("xs", r"lists?|numbers|integers|values|items"), ("s", r"strings?|text|words?|letters?|characters?"))
+"""Names of the argument of a function that is only described, with the words that call for them."""
+
+
+def load_asked_problems(team: AskedTeam) -> dict[str, Problem]:
+    """The team's problems by id, held-out ones first: those its run prepared, else its problem set, loaded again."""
+    prepared = Step("prepare", 0).folder
+    if team.store is not None and team.store.is_committed(prepared):
+        splits: Mapping[Split, Sequence[Problem]] = read_problems(team.store.stage_folder(prepared))
+    else:
+        splits = team.config.problems.load()
+    return {problem.task_id: problem for split in _ORDER for problem in splits.get(split, ())}
+
+
+def find_problem(problems: Mapping[str, Problem], wanted: str) -> Problem:
+    """The problem with the id ``wanted``, or the only one whose id contains it; ConfigError names similar ids."""
+    if wanted in problems:
+        return problems[wanted]
+    containing = [task_id for task_id in problems if wanted and wanted.lower() in task_id.lower()]
+    if len(containing) == 1:
+        return problems[containing[0]]
+    if containing:
+        raise ConfigError(f"problem {wanted!r}: {len(containing)} ids contain it, such as {', '.join(containing[:3])}")
+    similar = difflib.get_close_matches(wanted, list(problems), n=3, cutoff=0.3) or list(problems)[:3]
+    raise ConfigError(f"no problem {wanted!r}; similar ids: {', '.join(similar)}")
+
+
+def writes_programs(reward: Reward) -> bool:
+    """Whether the answers that ``reward`` prices are programs with tests."""
+    return isinstance(reward, ProgramReward)
+
+
+def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
+    """A problem from a user's words.
+
+    For a reward of programs, ``text`` is a function's signature with a docstring, or a sentence that becomes the
+    docstring of a function ``solve``, or of the function that the tests call. The tests are ``tests``, the lines of
+    ``text`` that begin with ``assert``, and the examples (``>>>``) in the docstring. For any other reward the problem
+    is the text.
+
+    Raises:
+        ConfigError: the text is empty, a test is unusable, or the reward takes no tests.
+    """
+    if not text.strip():
+        raise ConfigError("the problem is empty")
+    if not writes_programs(reward):
+        if tests:
+            raise ConfigError("--test: the answers are texts, which have no tests")
+        return Problem(TASK_ID, text.strip("\n"))
+    lines = text.strip("\n").splitlines()
+    asserts = [*(line for line in lines if line.startswith("assert ")), *tests]
+    prompt = "\n".join(line for line in lines if not line.startswith("assert ")).rstrip() + "\n"
+    parsed = [node for test in asserts for node in _parse_test(test)]
+    if names := _DEFINITION.findall(prompt):
+        name = names[-1]
+    else:
+        name = _find_called_name(parsed) or "solve"
+        prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
+    parsed += _parse_examples(prompt)
+    called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
+    if parsed and name not in called:
+        raise ConfigError(f"no test calls {name!r}, the function of the problem")
+    body = "\n".join(f"    {line}" for test in parsed for line in ast.unparse(test).splitlines())
+    check = f"def check(candidate):\n    {name} = candidate\n{body}\n" if parsed else ""
+    return Problem(TASK_ID, prompt, name, check)
+
+
+def _parse_test(test: str) -> list[ast.stmt]:
+    try:
+        nodes = parse_python(test).body
+    except SyntaxError as error:
+        raise ConfigError(f"test {test!r}: is not Python: {error.msg}") from None
+    if not nodes or not all(isinstance(node, ast.Assert) for node in nodes):
+        raise ConfigError(f"test {test!r}: write an assert, such as: assert twice(2) == 4")
+    return nodes
+
+
+def _find_called_name(tests: Sequence[ast.stmt]) -> str:
+    """The first function that the tests call and Python does not define."""
+    for test in tests:
+        for node in ast.walk(test):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id):
+                return node.func.id
+    return ""
+
+
+def _name_argument(text: str) -> str:
+    """A name for the argument of the described function: ``xs`` for a list, ``s`` for a text, else ``n``."""
+    found = (name for name, words in _ARGUMENTS if re.search(rf"\b(?:{words})\b", text, re.IGNORECASE))
+    return next(found, "n")
+
+
+def _quote_docstring(text: str) -> str:
+    quotes = "'''" if '"""' in text else '"""'
+    return quotes + text.replace("\n", "\n    ") + quotes
+
+
+def _parse_examples(prompt: str) -> list[ast.stmt]:
+    """The examples with a result in the docstrings of a prompt, as asserts."""
+    found: list[ast.stmt] = []
+    try:
+        functions = [node for node in parse_python(prompt).body if isinstance(node, ast.FunctionDef)]
+        docstrings = [ast.get_docstring(function) or "" for function in functions]
+        examples = [example for text in docstrings for example in doctest.DocTestParser().get_examples(text)]
+    except (SyntaxError, ValueError):  # not complete, or an example that is indented inconsistently
+        return []
+    for example in examples:
+        try:
+            found += parse_python(f"assert ({example.source.strip()}) == ({example.want.strip()})").body
+        except SyntaxError:
+            continue  # a statement, or a result that is no expression
+    return found

@@ -1,0 +1,169 @@
+"""Finding the team that is asked: a run, one of its checkpoints, a folder of agents, or the champion of a model."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from magrpo.config import RunConfig, TrackingConfig
+from magrpo.layout import checkpoint_weights, committed_iterations, makes_tables
+from magrpo.plugins import ConfigError, validate_config
+from magrpo.store import CONFIG, RunStore
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
+from magrpo.tracking.spool import Unavailable
+
+CHAMPIONS = "champions"
+"""The folder in the root of runs that downloaded champions go to."""
+UNTRAINED = "untrained-"
+"""Names of the agents before training begin with this."""
+_NUM_PARENTS = 4
+"""A folder of agents may lie this deep below the configuration of its run."""
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTeam:
+    """A team and what it needs to answer."""
+
+    config: RunConfig
+    """The configuration it was trained with, changed for asking: see :func:`find_asked_team`."""
+    weights: Mapping[str, Path]
+    """The folder of trained weights of each agent; empty for untrained agents."""
+    title: str
+    """Where the weights come from, in words."""
+    store: RunStore | None = None
+    """The run, if its folder is at hand: it holds the problems."""
+
+    def trained_agents(self) -> RunConfig:
+        """The configuration whose agents start from the weights."""
+        agents = (agent.model_copy(update={"start_from": self.weights.get(agent.name)}) for agent in self.config.agents)
+        return self.config.model_copy(update={"agents": tuple(agents)})
+
+    def untrained_agents(self) -> RunConfig:
+        """The configuration whose agents, under other names, have the weights of their base models."""
+        agents = tuple(
+            agent.model_copy(
+                update={
+                    "name": UNTRAINED + agent.name,
+                    "start_from": None,
+                    "weights": "full" if agent.weights == "full" else "lora",
+                }
+            )
+            for agent in self.config.agents
+        )
+        return self.config.model_copy(update={"agents": agents})
+
+
+def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overrides: Sequence[str] = ()) -> AskedTeam:
+    """The team called ``name``.
+
+    ``name`` is the id of a run in ``root``, a run's folder, a folder with one of weights for each agent, ``champion``
+    (of the only registered model of the runs in ``root``), ``MODEL@champion`` or ``models:/MODEL@champion``.
+
+    The engines ``auto`` and ``vllm`` are replaced by ``transformers``, which starts faster and streams, and
+    ``model.device = "cuda"`` by ``"auto"``; ``overrides`` are applied after that.
+
+    Raises:
+        ConfigError: there is no such team or checkpoint, or an override is unusable.
+    """
+    model, at, alias = name.removeprefix("models:/").partition("@")
+    is_run = "/" not in name and (root / name / CONFIG).is_file()
+    if not is_run and (name == CHAMPION or (at and alias == CHAMPION)):
+        _refuse_checkpoint(checkpoint, "the champion")
+        return _find_champion(model if at else _find_only_model(root), root, overrides)
+    path = Path(name).expanduser()
+    if is_run or not path.is_dir():
+        return _team_of_run(RunStore.open(root, name), checkpoint, overrides)
+    path = path.absolute()
+    if (path / CONFIG).is_file() and (path / "stages").is_dir():
+        return _team_of_run(RunStore.open(path.parent, path.name), checkpoint, overrides)
+    _refuse_checkpoint(checkpoint, "a folder of agents")
+    return _team_in_folder(path, overrides)
+
+
+def _refuse_checkpoint(checkpoint: int | None, what: str) -> None:
+    if checkpoint is not None:
+        raise ConfigError(f"--checkpoint goes with a run, not with {what}")
+
+
+def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[str]) -> AskedTeam:
+    config = _read_config(store.path / CONFIG, overrides)
+    if makes_tables(config):
+        raise ConfigError(f"run {store.run_id} compares baselines; ask the run that trained its agents")
+    known = committed_iterations(store, "update")
+    if not known:
+        raise ConfigError(f"run {store.run_id} has no checkpoint yet; ask again after its first step")
+    iteration = known[-1] if checkpoint is None else checkpoint
+    if iteration not in known:
+        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has {known[0]} to {known[-1]}")
+    if iteration == 0 and all(agent.start_from is None for agent in config.agents):
+        return AskedTeam(config, {}, f"run {store.run_id} before training", store)
+    weights = checkpoint_weights(store, iteration)
+    title = f"run {store.run_id} after {iteration} iteration{'s' * (iteration != 1)}"
+    if config.train.num_iterations == 0:
+        title = f"run {store.run_id}, which evaluates trained agents"
+    return AskedTeam(config, {agent.name: weights / agent.name for agent in config.agents}, title, store)
+
+
+def _team_in_folder(folder: Path, overrides: Sequence[str], title: str = "") -> AskedTeam:
+    """The team whose agents lie in ``folder``; the configuration lies beside them or in a folder above."""
+    above = [folder, *folder.parents[:_NUM_PARENTS]]
+    path = next((parent / CONFIG for parent in above if _is_run_config(parent / CONFIG)), None)
+    if path is None:
+        raise ConfigError(
+            f"{folder}: neither a run nor a folder of agents; a folder of agents holds {CONFIG} and one folder of "
+            "weights for each agent"
+        )
+    config = _read_config(path, overrides)
+    names = [agent.name for agent in config.agents]
+    if missing := [name for name in names if not (folder / name).is_dir()]:
+        inside = f"; ask {folder.parent}" if folder.name in names else ""
+        raise ConfigError(f"{folder}: has no folder of agent {missing[0]!r}; it needs {' and '.join(names)}{inside}")
+    store = RunStore(path.parent.parent, path.parent.name) if (path.parent / "stages").is_dir() else None
+    return AskedTeam(config, {name: folder / name for name in names}, title or f"the agents in {folder}", store)
+
+
+def _is_run_config(path: Path) -> bool:
+    """Whether ``path`` is the configuration of a run, not that of a model."""
+    if not path.is_file():
+        return False
+    try:
+        return "agents" in json.loads(path.read_bytes())
+    except ValueError:
+        return False
+
+
+def _read_config(path: Path, overrides: Sequence[str]) -> RunConfig:
+    """The configuration in ``path``, changed for asking, with ``overrides``."""
+    tree: dict[str, Any] = json.loads(path.read_bytes())
+    if tree["engine"]["kind"] in ("auto", "vllm"):
+        tree["engine"] = {"kind": "transformers"}
+    if tree["model"]["device"] == "cuda":
+        tree["model"]["device"] = "auto"
+    return validate_config(RunConfig, tree, overrides, str(path))
+
+
+def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTeam:
+    """The champion of a registered model, downloaded into ``root/champions`` unless it is there."""
+    registry = ModelRegistry(tracking_uri(TrackingConfig(), root), model)
+    try:
+        version = registry.find_champion()
+        if version is None:
+            raise ConfigError(f"model {model!r} has no champion in {registry.uri}")
+        folder = root / CHAMPIONS / model / str(version.number)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        registry.download_version(version, folder)
+    except Unavailable as error:
+        raise ConfigError(f"{model}@{CHAMPION}: {error}") from None
+    return _team_in_folder(folder.absolute(), overrides, f"version {version.number} of {model}, the champion")
+
+
+def _find_only_model(root: Path) -> str:
+    """The registered model that the runs in ``root`` name, if it is the only one."""
+    trees = [json.loads(path.read_bytes()) for path in root.glob(f"*/{CONFIG}")]
+    models = sorted({str(tree["registry"]["model"]) for tree in trees if tree["registry"]["model"] is not None})
+    if len(models) == 1:
+        return models[0]
+    found = f"the runs in {root} name {', '.join(models)}" if models else f"no run in {root} registers a model"
+    raise ConfigError(f"{CHAMPION}: {found}; write MODEL@{CHAMPION}")

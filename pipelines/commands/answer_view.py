@@ -1,0 +1,174 @@
+"""How ``magrpo ask`` shows answers: agents side by side while they write, tests, parts of the reward; or as JSON."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from magrpo.asking.answers import Answer
+from magrpo.asking.problems import writes_programs
+from magrpo.interfaces import Reward
+from magrpo.reports.figures import quantity_title
+from magrpo.types import PENDING, ExecutionReport, Problem
+
+NO_PROGRAM = "the answers join into no program: a function is missing, returns nothing, or does not compile"
+_COLUMN = 36
+"""Columns that an agent's text needs beside another."""
+_NUM_FAILURES = 3
+_CANDIDATE = re.compile(r"\bcandidate\b")
+_THEME = "ansi_dark"
+
+
+class AnswerView:
+    """Shows the answers of teams to one problem on a console. ``reward`` prices them."""
+
+    def __init__(self, console: Console, reward: Reward) -> None:
+        self._console, self._reward = console, reward
+
+    def show_problem(self, problem: Problem) -> None:
+        """Print the problem's id and prompt."""
+        self._console.print(Text(problem.task_id, style="bold"))
+        self._console.print(self._highlight(problem.prompt))
+
+    def show_heading(self, title: str) -> None:
+        """Print whose answer follows."""
+        self._console.print(Text(f"\n{title}", style="bold"))
+
+    def show_turn(self, answer: Answer, num_turns: int) -> None:
+        """Print the texts of the answer's last turn and, if programs ran, the tests they passed."""
+        step, turn = answer.steps[-1], len(answer.steps)
+        name = f", turn {turn} of {num_turns}" if num_turns > 1 else ""
+        texts = {agent: action.text for agent, action in step.actions.items()}
+        self._console.print(self._arrange({f"{agent}{name}": text for agent, text in texts.items()}))
+        self._console.print(Text(self._describe_outcome(answer)))
+
+    def show_comparison(self, answers: Mapping[str, Answer]) -> None:
+        """Print the joined program of the first answer and the parts of the reward of all, by title."""
+        first = next(iter(answers.values()))
+        if first.program:
+            self._console.print(Text("\njoined program", style="bold"))
+            self._console.print(self._highlight(first.program))
+        if not any(answer.reward.parts for answer in answers.values()):
+            return
+        table = Table("reward", box=None, padding=(0, 2, 0, 0), header_style="bold")
+        for title in ("at most", *answers):
+            table.add_column(title, justify="right")
+        for part, top in self._reward.maxima.items():
+            table.add_row(quantity_title(part), f"{top:.2f}", *(_show_part(one, part) for one in answers.values()))
+        totals = [_show_return(answer, self._reward) for answer in answers.values()]
+        table.add_row("return", "100 %", *totals, style="bold")
+        self._console.print()
+        self._console.print(table)
+
+    def _describe_outcome(self, answer: Answer) -> str:
+        if answer.unmeasured:
+            return answer.unmeasured
+        report = answer.report
+        if report is None:
+            return NO_PROGRAM if writes_programs(self._reward) else ""
+        failures = [case for case in report.cases if case.status != "pass"]
+        lines = [f"{report.tests_passed} of {report.tests_total} test{'s' * (report.tests_total != 1)} passed"]
+        name = answer.problem.entry_point or "candidate"
+        messages = [f"{case.status}: {_CANDIDATE.sub(name, case.message)}" for case in failures[:_NUM_FAILURES]]
+        lines += [f"  {make_printable(message)}" for message in messages]
+        if len(failures) > _NUM_FAILURES:
+            lines.append(f"  and {len(failures) - _NUM_FAILURES} more")
+        return "\n".join(lines)
+
+    def _highlight(self, text: str) -> RenderableType:
+        """A program with its syntax coloured on a terminal, any other text wrapped between words."""
+        text = make_printable(text.strip("\n"))
+        if writes_programs(self._reward) and self._console.is_terminal:
+            return Syntax(text, "python", theme=_THEME, background_color="default", word_wrap=True)
+        return Text(text)
+
+    def _arrange(self, texts: Mapping[str, str]) -> RenderableType:
+        """Texts by title: side by side where the terminal is wide enough, else one below the other."""
+        if not self._console.is_terminal:
+            return Group(*(Text(f"[{title}]\n{make_printable(text)}") for title, text in texts.items()))
+        panels = [Panel(self._highlight(text), title=title, title_align="left") for title, text in texts.items()]
+        per_row = max(1, min(len(panels), self._console.width // _COLUMN))
+        rows = Table.grid(expand=True)
+        for _ in range(per_row):
+            rows.add_column(ratio=1)
+        for start in range(0, len(panels), per_row):
+            rows.add_row(*panels[start : start + per_row])
+        return rows
+
+    def open_stream(self) -> "AnswerStream":
+        """A context in which the texts of agents grow on the terminal; nothing remains of it afterwards."""
+        return AnswerStream(self, self._console)
+
+    def arrange_ends(self, texts: Mapping[str, str]) -> RenderableType:
+        """As many last lines of texts in progress as fit on the terminal."""
+        if not texts:
+            return Text("reading the problem ...")
+        rows = -(-len(texts) // max(1, self._console.width // _COLUMN))
+        height = max(1, (self._console.height - 2) // rows - 2)
+        return self._arrange({agent: "\n".join(text.split("\n")[-height:]) for agent, text in texts.items()})
+
+
+class AnswerStream:
+    """The live view of agents that write: a context manager that is called with an agent's name and its text so far."""
+
+    def __init__(self, view: AnswerView, console: Console) -> None:
+        self._view = view
+        self._texts: dict[str, str] = {}
+        self._live = Live(get_renderable=self._render, console=console, transient=True, refresh_per_second=12)
+        self._is_shown = console.is_terminal
+
+    def __enter__(self) -> "AnswerStream":
+        self._texts = {}
+        if self._is_shown:
+            self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._live.stop()
+
+    def __call__(self, agent: str, text: str) -> None:
+        self._texts[agent] = text
+
+    def _render(self) -> RenderableType:
+        return self._view.arrange_ends(self._texts)
+
+
+def make_printable(text: str) -> str:
+    """The text with control characters escaped: a model's text must not command a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+
+
+def answer_as_json(answer: Answer, reward: Reward) -> dict[str, Any]:
+    """An answer as plain JSON values; ``return`` is a fraction of the maximum."""
+    is_measured = not answer.unmeasured
+    report = answer.report
+    return {
+        "texts": answer.texts,
+        "turns": [{agent: action.text for agent, action in step.actions.items()} for step in answer.steps],
+        "program": answer.program or None,
+        "tests": None if report is None else _report_as_json(report),
+        "parts": answer.reward.parts if is_measured else None,
+        "return": reward.fraction(answer.reward.total) if is_measured else None,
+        "passed": reward.passed(answer.reports) if is_measured else None,
+        "unmeasured": answer.unmeasured or None,
+    }
+
+
+def _report_as_json(report: ExecutionReport) -> dict[str, Any]:
+    cases = [{"status": case.status, "message": case.message} for case in report.cases]
+    return {"passed": report.tests_passed, "total": report.tests_total, "cases": cases}
+
+
+def _show_part(answer: Answer, part: str) -> str:
+    return f"{answer.reward.parts[part]:.2f}" if part in answer.reward.parts else "-"
+
+
+def _show_return(answer: Answer, reward: Reward) -> str:
+    measured = not answer.unmeasured and answer.reward != PENDING
+    return f"{100 * reward.fraction(answer.reward.total):.0f} %" if measured else "-"

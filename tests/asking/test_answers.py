@@ -1,0 +1,144 @@
+"""Answers in every environment: who writes when, what is joined, run and priced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from magrpo.asking.answers import INCOMPLETE, NO_TESTS, SANDBOX_FAILED, Answer, AskedAgents, open_asked_agents
+from magrpo.asking.problems import load_asked_problems, write_problem
+from magrpo.asking.teams import AskedTeam, find_asked_team
+from magrpo.plugins import ConfigError
+from magrpo.rewards.coding import CodingReward
+from magrpo.types import PENDING, Observation, PastTurn, Problem
+from tests.asking.runs import CONFIGS, SMALL, make_run
+from tests.envs.test_expert import Endpoint, endpoint  # noqa: F401  # a fixture
+from tests.fakes import LengthEnv, ScriptedSandbox
+from tests.pipelines.micro import write_config
+from tests.tiny import tiny_base, tiny_config
+
+SCRIPTED = 'sandbox={kind = "tests.plugins:Sandbox"}'
+
+
+@contextmanager
+def open_team(
+    folder: Path, config: Path, *overrides: str, untrained: bool = True
+) -> Iterator[tuple[AskedTeam, AskedAgents]]:
+    run = make_run(config, folder / "runs", overrides)
+    asked = find_asked_team(run.run_id, folder / "runs")
+    with open_asked_agents(asked, with_untrained=untrained) as agents:
+        yield asked, agents
+
+
+def last(agents: AskedAgents, problem: Problem, seed: int | None = None) -> Answer:
+    return [*agents.answer_problem(agents.trained, problem, seed)][-1]
+
+
+def test_two_programmers_and_their_untrained_selves(tmp_path: Path) -> None:
+    with open_team(tmp_path, CONFIGS / "embedded.toml", *SMALL) as (asked, agents):
+        problem = next(iter(load_asked_problems(asked).values()))
+        assert problem.tags["split"] == "test"
+        heard: list[tuple[str, str]] = []
+        assert agents.untrained is not None
+        [answer] = agents.answer_problem(agents.untrained, problem, None, lambda *said: heard.append(said))
+        assert list(answer.texts) == ["helper", "main"]
+        assert dict(heard) == answer.texts
+        assert {agent for agent, _ in heard[:2]} == {"helper", "main"}, "they write side by side"
+        assert answer.texts["helper"] in answer.program
+        assert answer.report is not None
+        assert answer.report.level != "none", "the real sandbox ran it"
+        assert answer.report.tests_total == 5
+        assert answer.reward.parts["structure"] == 1.0
+        assert not answer.unmeasured
+
+        assert answer.texts != last(agents, problem).texts, "the trained weights are others"
+        assert last(agents, problem).texts == last(agents, problem).texts
+        assert len({tuple(last(agents, problem, seed).texts.values()) for seed in range(4)}) > 1
+
+        own = write_problem(problem.prompt, [], asked.config.reward)
+        [unmeasured] = agents.answer_problem(agents.untrained, own)
+        assert unmeasured.unmeasured == NO_TESTS
+        assert unmeasured.program == answer.program
+        assert (unmeasured.reward, unmeasured.report) == (PENDING, None)
+        tested = replace(own, test=problem.test)
+        [measured] = agents.answer_problem(agents.untrained, tested)
+        assert measured.reward == answer.reward
+
+
+@pytest.mark.parametrize(
+    ("config", "agents_by_turn"),
+    [
+        ("embedded_two_turns", [["helper", "main"]] * 2),
+        ("embedded_grpo", [["solo"]]),
+        ("team", [["helper1", "helper2", "main"]]),
+        ("sequential", [["helper"], ["main"]]),
+    ],
+)
+def test_programmers_of_every_environment(tmp_path: Path, config: str, agents_by_turn: list[list[str]]) -> None:
+    with open_team(tmp_path, CONFIGS / f"{config}.toml", *SMALL, SCRIPTED, untrained=False) as (asked, agents):
+        assert agents.untrained is None
+        problem = next(iter(load_asked_problems(asked).values()))
+        answers = [*agents.answer_problem(agents.trained, problem)]
+        assert [[*answer.steps[-1].actions] for answer in answers] == agents_by_turn
+        assert all(answer.unmeasured == INCOMPLETE for answer in answers[: -1 if config == "sequential" else 0])
+        assert answers[-1].unmeasured == ""
+        assert set(answers[-1].texts) == {agent for turn in agents_by_turn for agent in turn}
+
+
+def test_feedback_needs_tests(tmp_path: Path) -> None:
+    with open_team(tmp_path, CONFIGS / "embedded_two_turns.toml", *SMALL, SCRIPTED) as (asked, agents):
+        problem = next(iter(load_asked_problems(asked).values()))
+        assert agents.untrained is not None
+        [answer] = agents.answer_problem(agents.untrained, replace(problem, test=""))
+        assert answer.unmeasured == NO_TESTS
+        assert set(answer.texts) == {"helper", "main"}
+
+
+def test_two_authors_are_priced_without_tests(tmp_path: Path) -> None:
+    small = ("problems.num_train=12", "problems.num_test=4")
+    with open_team(tmp_path, CONFIGS / "writing_embedded.toml", *small) as (asked, agents):
+        note = next(iter(load_asked_problems(asked).values()))
+        answer = last(agents, write_problem(note.prompt, [], asked.config.reward))
+        assert list(answer.texts) == ["summary", "elaboration"]
+        assert (answer.unmeasured, answer.program, answer.report) == ("", "", None)
+        assert set(answer.reward.parts) == set(asked.config.reward.maxima)
+
+
+def test_an_expert_is_asked_between_the_turns(tmp_path: Path, endpoint: Endpoint) -> None:  # noqa: F811
+    tiny_base(tmp_path / "base", tiny_config(max_length=4096))
+    overrides = ["env.kind=coding", "env.num_turns=2", "env.feedback=expert_edits", "reward.kind=coding", SCRIPTED]
+    expert = ["env.expert.model=wise", f"env.expert.base_url=http://127.0.0.1:{endpoint.server_port}/v1"]
+    problem = write_problem("def f(x):", ["assert f(1) == 4"], CodingReward())
+    with open_team(tmp_path, write_config(tmp_path), *overrides, *expert, untrained=False) as (_, agents):
+        assert len(last(agents, problem).steps) == 2
+        assert [request["model"] for request in endpoint.requests] == ["wise", "wise"]
+
+
+class SilentExpert(LengthEnv):
+    def observe(self, problem: Problem, role: str, history: Sequence[PastTurn], agent: str) -> Observation:
+        raise ConnectionError("env.expert.base_url: it does not answer; start the server")
+
+
+def test_an_expert_that_does_not_answer_is_the_users_to_mend(tmp_path: Path) -> None:
+    with open_team(tmp_path, write_config(tmp_path), untrained=False) as (_, agents):
+        silent = replace(agents, trained=replace(agents.trained, env=SilentExpert()))
+        with pytest.raises(ConfigError, match="it does not answer; start the server"):
+            last(silent, Problem("t", "p", "f", "t"))
+
+
+def test_a_failed_sandbox_measures_nothing(tmp_path: Path) -> None:
+    with open_team(tmp_path, write_config(tmp_path), untrained=False) as (_, agents):
+        failed = replace(agents, sandbox=ScriptedSandbox(lambda _: "infra_error"))
+        answer = last(failed, Problem("t", "p", "f", "t"))
+        assert answer.unmeasured == SANDBOX_FAILED
+
+
+def test_a_checkpoint_before_training_has_no_other_untrained_agents(tmp_path: Path) -> None:
+    run = make_run(write_config(tmp_path), tmp_path / "runs")
+    asked = find_asked_team(run.run_id, tmp_path / "runs", checkpoint=0)
+    with open_asked_agents(asked) as agents:
+        assert agents.untrained is None

@@ -1,0 +1,126 @@
+"""Which team a name means, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from magrpo.asking.teams import UNTRAINED, find_asked_team
+from magrpo.plugins import ConfigError
+from magrpo.store import RunStore
+from magrpo.tracking.model_registry import ModelRegistry
+from tests.asking.runs import make_run
+from tests.pipelines.micro import write_config
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    folder = tmp_path_factory.mktemp("teams")
+    return make_run(write_config(folder), folder / "runs")
+
+
+def weights(run: RunStore, iteration: int) -> dict[str, Path]:
+    return {name: run.path / f"stages/{iteration:05d}/update/weights/{name}" for name in ("helper", "main")}
+
+
+def test_a_run_is_named_by_its_id_or_its_folder(run: RunStore) -> None:
+    for name, root in (("run", run.path.parent), (str(run.path), Path("elsewhere"))):
+        asked = find_asked_team(name, root)
+        assert asked.weights == weights(run, 1)
+        assert asked.title == "run run after 1 iteration"
+        assert asked.store is not None
+        assert asked.store.path == run.path
+
+
+def test_a_checkpoint_is_one_of_the_run(run: RunStore) -> None:
+    asked = find_asked_team("run", run.path.parent, checkpoint=0)
+    assert (asked.weights, asked.title) == ({}, "run run before training")
+    with pytest.raises(ConfigError, match="--checkpoint 7: run run has 0 to 1"):
+        find_asked_team("run", run.path.parent, checkpoint=7)
+
+
+def test_the_untrained_agents_have_names_and_adapters_of_their_own(run: RunStore) -> None:
+    asked = find_asked_team("run", run.path.parent, overrides=["agents.0.weights=shared", "agents.1.weights=shared"])
+    assert [agent.start_from for agent in asked.trained_agents().agents] == list(asked.weights.values())
+    before = asked.untrained_agents().agents
+    assert [agent.name for agent in before] == [f"{UNTRAINED}helper", f"{UNTRAINED}main"]
+    assert {(agent.start_from, agent.weights) for agent in before} == {(None, "lora")}
+
+
+def test_the_configuration_is_changed_for_asking(run: RunStore) -> None:
+    tree = json.loads((run.path / "config.json").read_text())
+    tree["engine"] = {"kind": "vllm"}
+    tree["model"]["device"] = "cuda"
+    other = RunStore(run.path.parent, "gpu")
+    shutil.copytree(run.path, other.path)
+    (other.path / "config.json").write_text(json.dumps(tree))
+    config = find_asked_team("gpu", run.path.parent).config
+    assert (config.engine.kind, config.model.device) == ("transformers", "auto")
+    config = find_asked_team("gpu", run.path.parent, overrides=["engine.kind=vllm"]).config
+    assert config.engine.kind == "vllm"
+    with pytest.raises(ConfigError, match=r"rollout\.max_new_token: unknown key; did you mean 'max_new_tokens'"):
+        find_asked_team("gpu", run.path.parent, overrides=["rollout.max_new_token=3"])
+
+
+def test_a_folder_of_agents_needs_no_run(run: RunStore, tmp_path: Path) -> None:
+    given = tmp_path / "given"
+    shutil.copytree(run.path / "stages/00001/update/weights", given)
+    with pytest.raises(ConfigError, match="neither a run nor a folder of agents; a folder of agents holds "):
+        find_asked_team(str(given), Path("runs"))
+    shutil.copy(run.path / "config.json", given)
+    asked = find_asked_team(str(given), Path("runs"))
+    assert asked.weights == {"helper": given / "helper", "main": given / "main"}
+    assert asked.title == f"the agents in {given}"
+    assert asked.store is None
+    with pytest.raises(ConfigError, match="--checkpoint goes with a run, not with a folder of agents"):
+        find_asked_team(str(given), Path("runs"), checkpoint=1)
+    with pytest.raises(ConfigError, match=f"has no folder of agent 'helper'; it needs helper and main; ask {given}"):
+        find_asked_team(str(given / "main"), Path("runs"))
+
+
+def test_agents_at_the_top_of_a_run_take_its_configuration(run: RunStore, tmp_path: Path) -> None:
+    copied = tmp_path / "copied"
+    shutil.copytree(run.path, copied)
+    (copied / "agents").symlink_to(Path("stages/00001/update/weights"))
+    asked = find_asked_team(str(copied / "agents"), Path("runs"))
+    assert asked.weights["main"] == copied / "agents" / "main"
+    assert asked.store is not None
+
+
+def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
+    root = run.path.parent
+    with pytest.raises(ConfigError, match=r"champion: no run in .* registers a model; write MODEL@champion"):
+        find_asked_team("champion", root)
+    with pytest.raises(ConfigError, match="model 'team' has no champion"):
+        find_asked_team("team@champion", root)
+    client = MlflowClient(f"sqlite:///{root / 'mlflow.db'}")
+    recorded = client.create_run(client.create_experiment("e", artifact_location=str(tmp_path / "artifacts")))
+    registry = ModelRegistry(f"sqlite:///{root / 'mlflow.db'}", "team")
+    version = registry.register_team(recorded.info.run_id, run.path / "stages/00001/update/weights", "label")
+    described = tmp_path / "described"
+    described.mkdir()
+    shutil.copy(run.path / "config.json", described)
+    registry.describe_version(version, described, "text", {})
+    registry.set_champion(version.number)
+    asked = find_asked_team("models:/team@champion", root)
+    assert asked.title == "version 1 of team, the champion"
+    assert asked.weights["main"] == root / "champions" / "team" / "1" / "main"
+    assert (asked.weights["main"] / "adapter_config.json").is_file()
+    assert find_asked_team("team@champion", root).weights == asked.weights
+    config = run.config()
+    run.replace_config(config.model_copy(update={"registry": config.registry.model_copy(update={"model": "team"})}))
+    assert find_asked_team("champion", root).weights == asked.weights
+    with pytest.raises(ConfigError, match="--checkpoint goes with a run, not with the champion"):
+        find_asked_team("champion", root, checkpoint=1)
+
+
+def test_a_name_like_a_run_is_hinted_at(run: RunStore) -> None:
+    with pytest.raises(ConfigError, match=r"no run 'rum' in .*; did you mean run"):
+        find_asked_team("rum", run.path.parent)
+    RunStore.create(run.config(), "new")
+    with pytest.raises(ConfigError, match="run new has no checkpoint yet"):
+        find_asked_team("new", run.path.parent)

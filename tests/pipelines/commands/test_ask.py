@@ -1,0 +1,193 @@
+"""``magrpo ask``: what it prints, as text and as JSON, its session, and what it refuses."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from magrpo.asking.answers import NO_TESTS, Answer
+from magrpo.rewards.coding import CodingReward
+from magrpo.store import RunStore
+from magrpo.types import (
+    PENDING,
+    Action,
+    Case,
+    ExecutionReport,
+    JointReward,
+    Problem,
+    ScoredTurn,
+    TrajectoryStep,
+)
+from pipelines.cli import main
+from pipelines.commands.answer_view import AnswerView
+from tests.asking.runs import CONFIGS, SMALL, make_run
+from tests.pipelines.micro import write_config
+
+PARTS = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": 0.0}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    """A run of two programmers whose weights moved little, so that they still write programs."""
+    return make_run(CONFIGS / "embedded.toml", tmp_path_factory.mktemp("ask") / "runs", SMALL, scale=1e-4)
+
+
+@pytest.fixture
+def typed(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Lines typed at a terminal; then comes the end of input."""
+    lines: list[str] = []
+
+    def read(_: str) -> str:
+        if not lines:
+            raise EOFError
+        return lines.pop(0)
+
+    monkeypatch.setattr("builtins.input", read)
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    return lines
+
+
+def ask(run: RunStore, *arguments: str) -> int:
+    return main(["ask", run.run_id, *arguments, "--root", str(run.path.parent)])
+
+
+def test_an_answer_is_shown_beside_that_of_the_untrained_agents(
+    run: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert ask(run, "--problem", "coopcode/plus:9/minus:3") == 0
+    said = capsys.readouterr()
+    assert said.out.startswith('coopcode/plus:9/minus:3\ndef plus_minus(n):\n    """')
+    trained, untrained, joined, table = (
+        said.out.index(text) for text in ("run run after 1 it", "untrained agents", "joined program", "\nreward ")
+    )
+    assert trained < untrained < joined < table
+    assert said.out.count("[helper]\ndef aux(n):") == said.out.count("[main]\ndef plus_minus(n):") == 2
+    assert said.out.count("of 5 tests passed") == 2
+    assert "wrong: assert plus_minus(" in said.out
+    assert "at most  trained  untrained" in said.out
+    assert said.out.split("\nreturn ")[1].split()[:2] == ["100", "%"]
+    assert "loading" in said.err
+
+
+def test_json_holds_everything_for_a_script(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    text = 'def plus_minus(n):\n    """Add 9, then subtract 3."""\n'
+    test = "assert plus_minus(1) == 7"
+    assert ask(run, text, "--test", test, "--json", "--seed", "3") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["team"], told["seed"]) == ("run run after 1 iteration", 3)
+    assert told["problem"]["id"] == "yours"
+    assert test in told["problem"]["test"]
+    for team in ("trained", "untrained"):
+        answer = told[team]
+        assert list(answer["texts"]) == ["helper", "main"]
+        assert answer["turns"] == [answer["texts"]]
+        assert set(answer["parts"]) == {"structure", "syntax", "tests", "cooperation"}
+        assert 0 <= answer["return"] <= 1
+        assert answer["unmeasured"] is None
+    assert ask(run, text, "--json", "--trained-only") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert "untrained" not in told
+    assert told["trained"]["unmeasured"] == NO_TESTS
+    assert (told["trained"]["parts"], told["trained"]["return"], told["trained"]["passed"]) == (None, None, None)
+
+
+def test_a_session_takes_problems_and_commands(
+    run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    typed += ["/help", "/again", "/problem", "/again", "/problems total", "/problems nothing", "/problom", ""]
+    typed += ["def plus_minus(n):", '    """Add 9, then subtract 3."""', "assert plus_minus(1) == 7", ""]
+    typed += ["Add 9 to the number.", "/problem nowhere", "/quit", "never read"]
+    assert ask(run) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("run run after 1 iteration: helper and main\nType a problem, or /problem")
+    assert "/again            the last problem again" in said
+    assert "magrpo: /again repeats a problem; type one first" in said
+    assert "run run after 1 iteration, sampled with seed 1\n" in said
+    assert "no id contains 'nothing'" in said
+    assert "magrpo: no command /problom; did you mean '/problem'?" in said
+    assert "of 1 test passed" in said
+    assert 'def solve(n):\n    """Add 9 to the number."""' in said
+    assert "magrpo: no problem 'nowhere'; similar ids: " in said
+    assert typed == ["never read"]
+
+
+def test_a_text_may_come_from_another_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ("problems.num_train=12", "problems.num_test=4")
+    run = make_run(CONFIGS / "writing_embedded.toml", tmp_path / "runs", small)
+    monkeypatch.setattr("sys.stdin", io.StringIO("A sweater\nI wanted to knit a sweater.\n"))
+    assert ask(run, "--trained-only") == 0
+    said = capsys.readouterr().out
+    assert "[summary]" in said
+    assert "[elaboration]" in said
+    assert "joined program" not in said
+    assert "length ratio" in said
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert ask(run) == 2
+    assert "ask needs a problem: PROBLEM, --problem ID, or a text" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line(run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    mistakes = {
+        ("x", "--problem", "y"): "--problem takes a problem of the run: leave out PROBLEM and --test",
+        ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
+        ("--test", "assert f(1)"): "--test goes with a problem",
+        ("--json",): "ask needs a problem",
+        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has 0 to 1",
+        ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
+    }
+    for arguments, message in mistakes.items():
+        assert ask(run, *arguments) == 2
+        said = capsys.readouterr()
+        assert said.err.startswith("magrpo: ")
+        assert message in said.err
+        assert not said.out
+
+
+def answer(texts: dict[str, str], turn: ScoredTurn, **others: str) -> Answer:
+    actions = {agent: Action(agent, text, (1,), (0.0,), "stop", 1) for agent, text in texts.items()}
+    problem = Problem("t", "def f(x):\n", "f", "t")
+    return Answer(problem, (TrajectoryStep({}, actions, turn),), others.get("program", ""), others.get("why", ""))
+
+
+def shown(width: int, text: str) -> str:
+    """A scored and an unscored answer on a terminal of ``width`` columns."""
+    report = ExecutionReport("wrong", (Case("pass"), *[Case("wrong", f"assert candidate({i})") for i in range(5)]), "n")
+    texts = {"helper": "def aux(x):\n    return 1", "main": text}
+    good = answer(texts, ScoredTurn({}, JointReward(2.0, PARTS), {"program": report}), program="def f(x): ...")
+    unscored = answer(texts, ScoredTurn({}, PENDING, {}), why=NO_TESTS)
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, height=30)
+    view = AnswerView(console, CodingReward())
+    view.show_turn(good, 2)
+    view.show_comparison({"trained": good, "untrained": unscored})
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_agents_stand_side_by_side_where_there_is_room(width: int) -> None:
+    said = shown(width, "def f(x):\n    return aux(x)")
+    assert max(map(len, said.splitlines())) <= width
+    first = next(line for line in said.splitlines() if "helper, turn 1 of 2" in line)
+    assert ("main, turn 1 of 2" in first) == (width >= 80)
+    assert "1 of 6 tests passed\n  wrong: assert f(0)\n" in said
+    assert "  and 2 more" in said
+    assert said.split("\nreturn ")[1].split() == ["100", "%", "50", "%", "-"]
+
+
+def test_a_text_cannot_command_the_terminal() -> None:
+    said = shown(80, "def f(x):\n    return '\x1b]0;mine\x07[bold]'")
+    assert "\x1b" not in said
+    assert r"\x1b]0;mine\x07[bold]" in said
+
+
+def test_every_training_ends_by_naming_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config, root = write_config(tmp_path, iterations=0), tmp_path / "runs"
+    assert main(["train", str(config), "--local", "--name", "one"]) == 0
+    line = capsys.readouterr().out.splitlines()[-1]
+    assert f"magrpo ask one --root {root}" in line

@@ -1,0 +1,98 @@
+"""Completion in a shell: what the completers offer, and the script for bash in a real bash."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines import cli
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with two runs, a configuration and a folder."""
+    for name in ("seed-1", "seed-2"):
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name / "config.json").touch()
+    (tmp_path / "elsewhere" / "other").mkdir(parents=True)
+    (tmp_path / "elsewhere" / "other" / "config.json").touch()
+    (tmp_path / "own.toml").write_text('[env]\nkind = "writing"\n')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [
+        ("train em", {"embedded", "embedded_grpo", "embedded_two_turns"}),
+        ("train ow", {"own.toml"}),
+        ("train ./o", {"./own.toml"}),
+        ("train elsew", {"elsewhere/"}),
+        ("train --resume seed", {"seed-1", "seed-2"}),
+        ("train --root elsewhere --resume o", {"other"}),
+        ("evaluate seed", {"seed-1", "seed-2"}),
+        ("evaluate embedded_g", {"embedded_grpo"}),
+        ("sync seed", {"seed-1", "seed-2"}),
+        ("compare seed-1 seed", {"seed-1", "seed-2"}),
+        ("train embedded rollout.g", {"rollout.group_size=8"}),
+        ("train embedded train.", {"train.num_iterations=100", "train.seed=0"}),
+        ("train embedded algo.normalize=", {"algo.normalize=none", "algo.normalize=std"}),
+        ("train embedded agents.0.we", {f"agents.0.weights={kind}" for kind in ("lora", "shared", "full")}),
+        ("train embedded env.prompt=b", {"env.prompt=bare"}),
+        ("train embedded roo", {"root=runs"}),
+        ("train own.toml env.feedback_", set()),
+        ("train embedded env.feedback_", {"env.feedback_tests=3"}),
+        ("train embedded algo.normalize = s", {"std"}),
+        ("train embedded algo.normalize =", {"none", "std"}),
+        ("config show rol", {"rollout"}),
+    ],
+)
+@pytest.mark.usefixtures("folder")
+def test_completers_offer(words: str, offered: set[str], capfd: pytest.CaptureFixture[str]) -> None:
+    cli.main(["__complete", *shlex.split(words)])
+    lines = capfd.readouterr().out.partition("\x1fbegin\n")[2].splitlines()
+    start = words.rpartition(" ")[2].lstrip("=")
+    assert {value for line in lines if (value := line.partition("\t")[0]).startswith(start)} == offered
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_runs_and_keys(folder: Path) -> None:
+    """With the script that ``magrpo --install-completion`` writes, and the command of this checkout."""
+    command = folder / "bin" / "magrpo"
+    command.parent.mkdir()
+    main = "import sys; from pipelines.cli import main; sys.exit(main())"
+    command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{main}" "$@"\n')
+    command.chmod(0o755)
+    script = folder / "completion.bash"
+    script.write_text(cli.app.generate_completion(shell="bash"))
+    asked = [
+        "COMP_WORDS=(magrpo train --resume seed); COMP_CWORD=3",
+        "COMP_WORDS=(magrpo train embedded rollout.g); COMP_CWORD=3",
+        "COMP_WORDS=(magrpo train embedded algo.normalize = s); COMP_CWORD=5",
+        "COMP_WORDS=(magrpo sche); COMP_CWORD=1",
+    ]
+    lines = [f'{words}; COMPREPLY=(); _magrpo; echo "${{COMPREPLY[@]}}"' for words in asked]
+    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        ["bash", "--norc"],
+        input="\n".join([f"source {script}", *lines]),
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [set(line.split()) for line in done.stdout.splitlines()] == [
+        {"seed-1", "seed-2"},
+        {"rollout.group_size=8"},
+        {"std"},
+        {"schedule"},
+    ]
