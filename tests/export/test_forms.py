@@ -20,8 +20,6 @@ from tests.tiny import tiny_base, tiny_config
 
 SHORT = ["train.num_iterations=1", "eval.max_problems=2", "eval.num_samples=1"]
 CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ '[me]' if add_generation_prompt }}"
-    "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}[]{% endif %}"
-)
 
 
 def run_micro(folder: Path, *overrides: str, chat_template: str | None = None) -> RunStore:
