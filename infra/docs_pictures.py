@@ -26,7 +26,7 @@ DOCS = ROOT / "docs"
 BIN = Path(sys.executable).parent
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 PATIENCE_MS = 120_000
-SHORT = ("train.num_iterations=20", "eval.every=5")
+SHORT = ("train.num_iterations=20", "eval.every=5", "eval.max_problems=24", "eval.num_samples=2")
 RUNS: dict[str, tuple[str, ...]] = {
     "full": (),
     "as-it-ships": SHORT,
@@ -111,11 +111,19 @@ def open_page(browser: Browser, url: str, height: int) -> Page:
 def picture_report(browser: Browser, root: Path) -> None:
     """The first screen of the report, and its learning curves."""
     run_magrpo("report", "full", "--root", root, "--rebuild", "--no-browser")
-    page = open_page(browser, (root / "full" / "report.html").resolve().as_uri(), height=1400)
+    page = open_page(browser, (root / "full" / "report.html").resolve().as_uri(), height=1140)
     page.screenshot(path=DOCS / "report.png", timeout=PATIENCE_MS)
-    curves = page.locator("svg").first
-    curves.scroll_into_view_if_needed()
-    curves.screenshot(path=DOCS / "learning.png", timeout=PATIENCE_MS)
+    first, second = (page.locator("figure").nth(i).bounding_box() for i in range(2))
+    assert first is not None
+    assert second is not None
+    margin = 12.0
+    curves = {
+        "x": first["x"] - margin,
+        "y": first["y"] - margin,
+        "width": second["x"] + second["width"] - first["x"] + 2 * margin,
+        "height": max(first["height"], second["height"]) + 2 * margin,
+    }
+    page.screenshot(path=DOCS / "learning.png", full_page=True, clip=curves, timeout=PATIENCE_MS)
 
 
 def picture_charts(browser: Browser, root: Path) -> None:

@@ -72,6 +72,11 @@ LAZY_COMMANDS = {
         "Train a base model like those that ship, from random weights.\n\n"
         "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
     ),
+    "export": (
+        "commands.export:export_agents",
+        "Write the agents of a run into a folder that others can use, and push it to the Hugging Face hub.\n\n"
+        "Example: magrpo export seed-0 --merge --push you/two-coders",
+    ),
     "doctor": (
         "commands.doctor:check_machine",
         "Check this machine for everything that training needs, with a remedy for each thing missing.",

@@ -17,34 +17,41 @@ from itertools import pairwise
 from pathlib import Path
 
 import pexpect
+import pyte
 import pytest
 
 ROOT = Path(__file__).parents[1]
 SMALL = "train.num_iterations=3 rollout.problems_per_iteration=8 eval.max_problems=12 eval.num_samples=2"
 PROMPT = "newcomer> "
-ESCAPES = re.compile(r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[=>()][0-9A-Za-z]?")
 
 
-class Clock:
-    """Notes when a terminal shows something."""
+class Screen(pyte.HistoryScreen):
+    """A screen of 80 columns with all that scrolled off it, and the moments at which something was shown."""
 
     def __init__(self) -> None:
+        super().__init__(80, 30, history=10_000, ratio=1e-4)
         self.times = [time.monotonic()]
+        self._stream = pyte.Stream(self)
 
-    def write(self, _: str) -> None:
+    def write(self, text: str) -> None:
         self.times.append(time.monotonic())
+        self._stream.feed(text)
 
     def flush(self) -> None:
         pass
 
     def longest_silence(self, since: float) -> float:
         """Seconds; of what was shown after the moment ``since``."""
-        times = [since, *(moment for moment in self.times if moment > since)]
-        return max((later - earlier for earlier, later in pairwise(times)), default=0.0)
+        return max((later - max(earlier, since) for earlier, later in pairwise(self.times) if later > since), default=0)
+
+    def read_lines(self) -> list[str]:
+        """Every line, from the first that was shown."""
+        above = ("".join(row[column].data for column in range(self.columns)) for row in self.history.top)
+        return [line.rstrip() for line in (*above, *self.display)]
 
 
 class Terminal:
-    """A shell in a terminal of 80 columns, and everything that it showed."""
+    """A shell in a terminal."""
 
     def __init__(self, folder: Path) -> None:
         hidden = ("PYTHON", "PREFECT", "MLFLOW", "VIRTUAL_ENV", "CI", "NO_COLOR", "GITHUB", "BASH")
@@ -53,8 +60,7 @@ class Terminal:
         self.shell = pexpect.spawn(
             "bash", ["--norc", "--noprofile"], cwd=folder, env=environment, dimensions=(30, 80), encoding="utf-8"
         )
-        self.clock = self.shell.logfile_read = Clock()
-        self.shown = ""
+        self.screen = self.shell.logfile_read = Screen()
         self.shell.expect_exact(PROMPT)
         self.shell.sendline("bind 'set enable-bracketed-paste off'")
         self.shell.expect_exact([f"\n{PROMPT}", f"\r{PROMPT}"])
@@ -64,20 +70,17 @@ class Terminal:
         self.shell.sendline(line)
         self.shell.expect_exact("\r\n")  # the echo of the line
         start, seconds = time.monotonic(), []
-        self.shown += f"{line}\n"
         for text in (*awaited, re.escape(prompt)):
             found = self.shell.expect([text, pexpect.EOF, pexpect.TIMEOUT], timeout=timeout)
-            self.shown += self.shell.before + (self.shell.after if found == 0 else "")
             assert found == 0, f"no {text!r} in\n{self.text}"
             seconds.append(time.monotonic() - start)
-        self.silence = self.clock.longest_silence(start)
+        self.silence = self.screen.longest_silence(start)
         return seconds[:-1]
 
     @property
     def text(self) -> str:
-        """What was shown, line by line: of a line that was written over, its last state."""
-        lines = ESCAPES.sub("", self.shown).replace("\r\n", "\n").split("\n")
-        return "\n".join(line.rstrip("\r").rpartition("\r")[2].rstrip() for line in lines)
+        """What a reader sees who scrolls up to the start."""
+        return "\n".join(self.screen.read_lines()).rstrip()
 
     def last(self, pattern: str) -> str:
         """The last text shown that matches, or its group."""

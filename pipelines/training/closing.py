@@ -1,7 +1,8 @@
 """What a finished run prints: the verdict, where its time went and its files are, and the commands to type next."""
 
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -29,6 +30,8 @@ STYLES = {"better": "green", "worse": "red", "no reliable change": "yellow", "me
 """The colour of each verdict."""
 _LABEL = 9
 """Columns of a label, ``result:`` and so on."""
+_TABLE = 76
+"""Columns of the closing table with its intervals."""
 
 
 def print_closing(result: Result, console: Console) -> None:
@@ -70,15 +73,28 @@ def print_path(console: Console, label: str, path: Path) -> None:
     console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
 
 
-def print_commands(label: str, commands: dict[str, str], console: Console) -> None:
-    """Print commands below each other, unbroken, each with its comment where the line has room for it."""
+def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
+    """Print commands below each other, each with its comment where the lines have room for it."""
     width = max(map(len, commands))
     room = console.width if console.is_terminal else 200
     shows_comments = _LABEL + width + 4 + max(map(len, commands.values())) <= room
     for command, comment in commands.items():
-        text = f"{command:<{width}}  # {comment}" if shows_comments else command
-        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+        print_command(label, f"{command:<{width}}  # {comment}" if shows_comments else command, console)
         label = ""
+
+
+def print_command(label: str, command: str, console: Console) -> None:
+    """Print a command; a terminal that is too narrow continues it below, so that it can still be copied."""
+    lines = [command]
+    if console.is_terminal and _LABEL + len(command) > console.width:
+        lines = []
+        for part in re.split(r" (?=--)", command):
+            if lines and _LABEL + len(f"{lines[-1]} {part} \\") <= console.width:
+                lines[-1] += f" {part}"
+            else:
+                lines.append(f"  {part}" if lines else part)
+    text = " \\\n".join(f"{'' if i else label:<{_LABEL}}{line}" for i, line in enumerate(lines))
+    console.print(text, markup=False, soft_wrap=True)
 
 
 def print_files(store: RunStore, console: Console) -> None:
@@ -125,7 +141,8 @@ def _find_comparable(store: RunStore) -> str | None:
 def _print_verdict(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
-    console.print(closing_table(reports, config.reward.maxima, start_title(config)))
+    narrow = console.is_terminal and console.width < _TABLE
+    console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
     verdict = judge_evaluations(reports, config)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     if verdict.advice:
@@ -150,22 +167,17 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
 
 
 def _print_services(result: Result, console: Console) -> None:
-    for label, text in _describe_services(result):
-        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
-
-
-def _describe_services(result: Result) -> Iterator[tuple[str, str]]:
     store, config, magrpo = result.store, result.store.config(), find_command("magrpo")
     if result.promotion is not None:
-        yield "team:", str(result.promotion)
+        print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
-        yield "team:", f"not registered; to register it: {magrpo} train --resume {store.run_id}"
+        print_entry(console, "team:", "not registered; to register it:")
+        print_command("", f"{magrpo} train --resume {store.run_id}", console)
     if result.undelivered:
-        command = f"{magrpo} sync {store.run_id}"
-        yield "waiting:", f"{result.undelivered} records for MLflow; to deliver them: {command}"
+        print_entry(console, "waiting:", f"{result.undelivered} records for MLflow; to deliver them:")
+        print_command("", f"{magrpo} sync {store.run_id}", console)
     command, page = result.mlflow_page
     if command:
-        yield "MLflow:", f"{find_command('mlflow')}{command.removeprefix('mlflow')}"
-        yield "", f"then open {page}"
-    else:
-        yield "MLflow:", page
+        print_command("MLflow:", f"{find_command('mlflow')}{command.removeprefix('mlflow')}", console)
+    link = Style(link=page) if console.is_terminal else Style()
+    console.print(Text(f"{'' if command else 'MLflow:':<{_LABEL}}").append(page, link), soft_wrap=True)

@@ -111,6 +111,7 @@ def test_a_session_takes_problems_and_commands(
     assert "magrpo: no command /problom; did you mean '/problem'?" in said
     assert "of 1 test passed" in said
     assert 'def solve(n):\n    """Add 9 to the number."""' in said
+    assert "coopcode-base is a tiny model that knows only problems like those of its run" in said
     assert "magrpo: no problem 'nowhere'; similar ids: " in said
     assert typed == ["never read"]
 
@@ -178,6 +179,21 @@ def test_agents_stand_side_by_side_where_there_is_room(width: int) -> None:
     assert "1 of 6 tests passed\n  wrong: assert f(0)\n" in said
     assert "  and 2 more" in said
     assert said.split("\nreturn ")[1].split() == ["100", "%", "50", "%", "-"]
+
+
+def test_what_agents_write_leaves_only_the_answer_on_the_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None)
+    assert isinstance(console.file, io.StringIO)
+    stream = AnswerView(console, CodingReward()).open_stream()
+    with stream:
+        stream("helper", "def aux(x):\n" * 50)
+        stream("main", "def f(x):\n    return aux(x)")
+    written = console.file.getvalue()
+    assert "helper" in written
+    with stream:
+        pass
+    again = console.file.getvalue()[len(written) :]
+    assert again.count("\x1b[1A") <= 1, "it clears the lines of this turn, not those of the last one"
 
 
 def test_a_text_cannot_command_the_terminal() -> None:

@@ -11,11 +11,13 @@ import webbrowser
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore
 from pipelines.cli import main
+from pipelines.training.closing import print_commands, print_entry
 from tests.pipelines.micro import write_config
 
 
@@ -64,6 +66,21 @@ def test_a_run_ends_with_its_files_and_the_next_commands(
     assert Path(report) == finished.path / "report.html"
     [time] = [line for line in lines if line.startswith("time: ")]
     assert re.search(r"in 2 attempts.*; this attempt \d+ s; ", time)
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_terminal_breaks_no_word_and_commands_stay_commands(width: int, finished: RunStore) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, no_color=True, width=width, highlight=False)
+    commands = {".venv/bin/magrpo evaluate 20261122-154627-abc123 --baselines all --root nightly/runs": "compare them"}
+    print_commands("next:", commands, console)
+    verdict = judge_run(load_evaluated_run("done", finished))
+    print_entry(console, "result:", verdict.sentence)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue()).splitlines()
+    assert all(len(line) <= width for line in lines)
+    words = " ".join(lines).replace(" \\ ", " ").split()
+    [command] = commands
+    assert words == ["next:", *command.split(), "result:", *verdict.sentence.split()]
 
 
 def test_show_tells_a_finished_run(finished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
