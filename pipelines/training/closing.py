@@ -150,7 +150,7 @@ def _describe_services(result: Result) -> Iterator[tuple[str, str]]:
         yield "waiting:", f"{result.undelivered} records for MLflow; to deliver them: {command}"
     command, page = result.mlflow_page
     if command:
-        yield "MLflow:", f"{find_command('mlflow')}{command.removeprefix('mlflow')}"
+        yield "MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1)
         yield "", f"then open {page}"
     else:
         yield "MLflow:", page
