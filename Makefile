@@ -8,7 +8,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS))$(findstring no:xdist,$(ARGS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
-.PHONY: help setup run test test-slow check format docs bench clean distclean
+.PHONY: help setup run test test-slow check format docs docs-pictures bench clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -38,6 +38,9 @@ format: setup ## rewrite the sources as ruff formats them
 docs: setup .docs-venv/ready ## rewrite the pages made from the code, then build the site into build/site
 	@$(PYTHON_BIN) -m tests.test_docs
 	@NO_MKDOCS_2_WARNING=1 .docs-venv/bin/mkdocs build
+
+docs-pictures: setup ## take the pictures under docs/ anew, of the pages of real runs (trains them: ten minutes)
+	@$(PYTHON_BIN) infra/docs_pictures.py $(ARGS)
 
 .docs-venv/ready: requirements/docs.txt
 	@$(PYTHON_BIN) -m venv .docs-venv

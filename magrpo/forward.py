@@ -1,5 +1,7 @@
 """Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
 
+from dataclasses import replace
+
 import torch
 from jaxtyping import Float
 from peft.tuners.lora import Linear as LoraLinear
@@ -44,11 +46,16 @@ def has_linear_head(model: PreTrainedModel) -> bool:
         weight, bias = head_weights(model)
         linear = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
         logits = token_logits(model, probe)
-    return torch.allclose(linear.float(), logits.float(), rtol=_tolerance(model), atol=_tolerance(model))
+    tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
+    return torch.allclose(linear.float(), logits.float(), rtol=tolerance, atol=tolerance)
 
 
 def can_share_prompts(model: PreTrainedModel) -> bool:
-    """Whether completions of one prompt may share a row: the model honours the batch's attention mask everywhere."""
+    """Whether completions of one prompt may share a row: the model honours the batch's mask and positions everywhere.
+
+    In half precision a GPU's kernels for rows with and without a mask differ by some percent after many layers, so the
+    states of a shared row must be twice as near to those of single rows as states without mask or positions are.
+    """
     config = model.config.get_text_config().to_dict()
     layer_types = config.get("layer_types") or ()
     if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
@@ -56,13 +63,14 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     probes = [_probe_sample(4), _probe_sample(3)]
     with torch.inference_mode():
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
-        together = hidden_states(model, collate(probes, [(0, 1)], model.device))
-    return torch.allclose(apart, together, rtol=_tolerance(model), atol=_tolerance(model))
+        batch = collate(probes, [(0, 1)], model.device)
+        together = hidden_states(model, batch)
+        if model.dtype == torch.float32:
+            return torch.allclose(apart, together, rtol=1e-4, atol=1e-4)
+        faulty = (replace(batch, attention=None), replace(batch, position_ids=None))
+        smallest = min(float((hidden_states(model, fault) - apart).norm()) for fault in faulty)
+    return 2 * float((together - apart).norm()) < smallest
 
 
 def _probe_sample(length: int) -> Sample:
     return Sample((2, 1, 3), tuple(range(length)), (0.0,) * length, 0.0, 0.0, 0, 0)
-
-
-def _tolerance(model: PreTrainedModel) -> float:
-    return 1e-4 if model.dtype == torch.float32 else 3e-2

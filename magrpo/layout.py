@@ -7,9 +7,12 @@ A run directory, ``<root>/<run_id>``::
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
     set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
+    agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
+    start.json                        the registered version the run started from, if it asked for the champion
 """
 
 import fcntl
+import json
 import os
 import struct
 from collections.abc import Iterator
@@ -38,6 +41,8 @@ TRAJECTORIES = "trajectories.jsonl.gz"
 TIMED_ANSWERS = "timed.jsonl.gz"
 NOTABLE_EXECUTIONS = "remarkable.json"
 WEIGHTS = "weights"
+AGENTS = "agents"
+START = "start.json"
 LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
@@ -237,6 +242,18 @@ def checkpoint_weights(store: RunStore, iteration: int) -> Path:
 def run_of_weights(weights: Path) -> str:
     """The id of the run whose checkpoint holds ``weights``, the folder of one agent."""
     return weights.parents[4].name
+
+
+def describe_start(store: RunStore) -> str:
+    """The weights a run started from, in words."""
+    path = store.path / START
+    if not path.exists():
+        given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
+        return "; ".join(given) or "nothing: untrained weights"
+    facts = json.loads(path.read_bytes())
+    if facts["version"] is None:
+        return f"untrained weights: {facts['model']} had no champion"
+    return f"version {facts['version']} of {facts['model']}, then the champion"
 
 
 def is_finished(store: RunStore) -> bool:

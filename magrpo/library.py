@@ -15,6 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
+from magrpo.asking.answers import Answer, open_asked_agents
+from magrpo.asking.problems import write_problem
+from magrpo.asking.teams import find_asked_team
 from magrpo.config import RunConfig, load_config  # noqa: F401  # also a name of the package
 from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
 from magrpo.plugins import ConfigError, validate_config
@@ -156,6 +159,21 @@ class Run:
             for group in read_scored(self.store.folder(pointer))
             for turn in group.turns
         )
+
+    def ask_agents(self, problem: Problem | str, iteration: int | None = None, seed: int | None = None) -> Answer:
+        """The agents' answer to a problem, or to one in words, after an iteration, the last one by default.
+
+        Greedy, or sampled with ``seed``. Loads the base model each time;
+        :func:`magrpo.asking.answers.open_asked_agents` keeps it loaded for several problems.
+
+        >>> run.ask_agents("def double_total(xs):").texts
+        """
+        asked = find_asked_team(str(self.store.path), self.store.path.parent, iteration)
+        if isinstance(problem, str):
+            problem = write_problem(problem, (), self.config.reward)
+        with open_asked_agents(asked, with_untrained=False) as agents:
+            *_, answer = agents.answer_problem(agents.trained, problem, seed)
+        return answer
 
     def find_weights(self, iteration: int | None = None) -> dict[str, Path]:
         """The folders of trained weights by agent after an iteration, the last one by default."""

@@ -29,6 +29,7 @@ from magrpo.plugins import ConfigError, list_choices
 from magrpo.seeds import derive_seed
 from magrpo.types import Observation
 
+ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
@@ -112,8 +113,7 @@ class Policy:
             messages = [asdict(message) for message in observation.messages]
             return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
         text = "".join(f"{message.content}\n" for message in observation.messages)
-        bos = tokenizer.bos_token_id
-        prefix = [bos] if bos is not None and tokenizer("").input_ids[:1] == [bos] else []
+        prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
         return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
 
     def stop_token_ids(self, agent: str) -> tuple[int, ...]:
@@ -177,7 +177,7 @@ class Policy:
                 save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
                 adapter = {**entry.peft.peft_config[entry.holder].to_dict(), "inference_mode": True}
                 text = json.dumps(adapter, indent=2, sort_keys=True, default=sorted)  # sets in a fixed order
-                (target / "adapter_config.json").write_text(f"{text}\n", encoding="utf-8")
+                (target / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
         return folders
 
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
@@ -213,6 +213,15 @@ class Policy:
             torch.cuda.empty_cache()
 
 
+def open_prompt_tokenizer(agent: AgentConfig, chat_template: Literal["auto", "none"]) -> PreTrainedTokenizerBase:
+    """The agent's tokenizer with a chat template that renders observations as :meth:`Policy.render` does."""
+    tokenizer = _load_tokenizer(agent.model_copy(update={"model": locate_model(agent.model)}))
+    if chat_template == "none" or not tokenizer.chat_template:
+        bos = "{{ bos_token }}" if _begins_with_bos(tokenizer) else ""
+        tokenizer.chat_template = bos + "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
+    return tokenizer
+
+
 def device_of(model: ModelConfig) -> torch.device:
     """The device the policies will live on. Raises ConfigError if CUDA is asked for and there is none."""
     uses_cuda = model.device != "cpu" and torch.cuda.is_available()
@@ -227,7 +236,8 @@ def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if is_half else torch.float32
 
 
-def _load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
+def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
+    """``auto.from_pretrained`` of the agent's base, ``config.model``; ConfigError, naming the agent, if it fails."""
     looks_local = Path(config.model).is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
     if looks_local and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
@@ -238,14 +248,20 @@ def _load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) 
 
 
 def _load_model(config: AgentConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model = _load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
+    model = load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
     assert isinstance(model, PreTrainedModel)
     nn.Module.to(model, device)
     return nn.Module.train(model, False)
 
 
+def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
+    """Whether the tokenizer puts a beginning-of-sequence token before plain text by itself."""
+    bos = tokenizer.bos_token_id
+    return bos is not None and tokenizer("").input_ids[:1] == [bos]
+
+
 def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
-    tokenizer: PreTrainedTokenizerBase = _load_pretrained(AutoTokenizer, "the tokenizer of", config)
+    tokenizer: PreTrainedTokenizerBase = load_pretrained(AutoTokenizer, "the tokenizer of", config)
     if tokenizer.eos_token_id is None:
         raise ConfigError(
             f"agent {config.name!r}: the tokenizer of {config.model!r} has no end-of-sequence token; "

@@ -115,6 +115,7 @@ class RunStore:
         }
         manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
         atomic_write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        share_files(partial)
         for path in (partial, *partial.rglob("*")):
             _fsync(path)
         if target.exists():
@@ -184,6 +185,14 @@ class RunStore:
         manifest = _read_manifest(self.stage_folder(name))
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
+
+
+def share_files(folder: Path) -> None:
+    """Let whoever may read ``folder`` read the files below it: safetensors writes files that only their owner reads."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def digest(*parts: Any) -> str:

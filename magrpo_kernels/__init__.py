@@ -7,7 +7,8 @@ Triton's interpreter), ``auto`` is triton on CUDA tensors and torch elsewhere.
 """
 
 from magrpo_kernels.advantages import group_advantages as group_advantages
-from magrpo_kernels.hidden import policy_loss_from_hidden as policy_loss_from_hidden
+from magrpo_kernels.hidden import group_policy_loss as group_policy_loss
+from magrpo_kernels.inputs import Groups as Groups
 from magrpo_kernels.inputs import LossOptions as LossOptions
 from magrpo_kernels.inputs import Support as Support
 from magrpo_kernels.inputs import TokenInputs as TokenInputs

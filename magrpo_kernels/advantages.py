@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
+ESTIMATORS = (*get_args(Estimator), "given")
+"""What the advantage of a group's returns may be; ``given``: the returns themselves, whatever the normalisation."""
 
 
 def group_advantages(
@@ -37,6 +39,19 @@ def group_advantages(
         if value not in get_args(choices):
             raise ValueError(f"unknown {name} {value!r}: choose one of {', '.join(get_args(choices))}")
     advantages: Tensor = torch.ops.magrpo.group_advantages(returns, group_offsets, estimator, normalize)
+    return advantages
+
+
+def advantages_by_group(
+    returns: Float[Tensor, " N"], bounds: Int[Tensor, " P+1"], estimators: Int[Tensor, " P"], normalize: Normalize
+) -> Float[Tensor, " N"]:
+    """:func:`group_advantages` with an estimator for each group, as its index in :data:`ESTIMATORS`."""
+    advantages = returns
+    of_return = estimators.repeat_interleave(bounds.diff())
+    for index in sorted(set(estimators.tolist())):
+        if ESTIMATORS[index] != "given":
+            estimated = group_advantages(returns, bounds, ESTIMATORS[index], normalize)
+            advantages = torch.where(of_return == index, estimated, advantages)
     return advantages
 
 

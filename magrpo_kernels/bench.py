@@ -3,7 +3,8 @@
 Every implementation computes the same gradient, that of ``-sum(advantage * logp)`` of sampled tokens with respect to
 the hidden states and, unless frozen, the head; an implementation with another gradient is not timed. Each round runs
 all of them, so that a slow moment of the machine affects all; medians are reported. The floor is the bare matrix
-products, in the same chunks. CoMLRL is left out: its loss cannot be called apart from its trainer.
+products, in the same chunks: nothing is added up; a row of its own says what the sum over chunks costs. The loss from
+logits is compared with copies of the logits. CoMLRL is left out: its loss cannot be called apart from its trainer.
 """
 
 import argparse
@@ -15,20 +16,35 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden
-from magrpo_kernels.hidden import add_product_, slice_chunks
+from magrpo_kernels import (
+    Groups,
+    LossOptions,
+    TokenInputs,
+    group_advantages,
+    group_policy_loss,
+    policy_loss_from_logits,
+)
+from magrpo_kernels.advantages import ESTIMATORS
+from magrpo_kernels.hidden import add_product_, allocate_logits, slice_chunks
 from magrpo_kernels.inputs import Impl
 
 MIB = 1 << 20
 DTYPES = {True: "bfloat16", False: "float32"}
 FLOOR = "bare matrix products (floor)"
+SUMMED = "the products, summed over chunks"
+COPY = "one and a half copies (floor)"
+HALF = "trained head, half the groups degenerate"
+AIMS = {"trained head": 1.25, "frozen head": 1.2, "logits in": 1 / 0.85}
+"""At most this many times the floor."""
+_FIRST_CHUNK = 1 << 28
+"""Logits in a chunk on CUDA when this was first measured."""
 OURS = "magrpo_kernels"
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """Relative, of the norm of a gradient."""
@@ -44,23 +60,27 @@ MISSING = (ImportError, AttributeError, RuntimeError, ValueError, TypeError, Ass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The tensors of one measurement: S sequences of equal length, N tokens in all."""
+    """The tensors of one measurement: S sequences of equal length in groups of equal size, N tokens in all."""
 
     name: str
     hidden: Tensor  # (N, D)
     weight: Tensor  # (V, D)
     token_ids: Tensor  # (N,)
-    advantages: Tensor  # (S,)
+    groups: Groups
+    coefficients: Tensor  # (N,): the advantage of each token's sequence
+    logits: Tensor | None = None  # (N, V): differentiated in place of hidden states and head
 
     @property
     def leaves(self) -> list[Tensor]:
         """The tensors that need gradients."""
+        if self.logits is not None:
+            return [self.logits]
         return [tensor for tensor in (self.hidden, self.weight) if tensor.requires_grad]
 
     @property
-    def coefficients(self) -> Tensor:
-        """(N,): the advantage of each token's sequence."""
-        return self.advantages.repeat_interleave(len(self.hidden) // len(self.advantages))
+    def advantages(self) -> Tensor:
+        """(S,), float32."""
+        return self.coefficients[:: len(self.coefficients) // len(self.groups.returns)]
 
 
 Loss = Callable[[Case], Tensor]
@@ -79,33 +99,41 @@ class Row:
 
 
 def make_case(name: str, args: argparse.Namespace, *, frozen: bool = False, degenerate: float = 0.0) -> Case:
-    """Random inputs; a fraction ``degenerate`` of the sequences has advantage 0, as if their group were all equal."""
+    """Random inputs; the returns of a fraction ``degenerate`` of the groups are all equal."""
     place = {"device": torch.device(args.device), "dtype": getattr(torch, args.dtype)}
     generator = torch.Generator().manual_seed(0)
-    advantages = torch.randn(args.sequences, generator=generator)
-    advantages[: int(degenerate * args.sequences)] = 0.0
+    size = 2 if args.sequences % 8 else 4
+    num_groups = args.sequences // size
+    returns = torch.randn(args.sequences, generator=generator, dtype=torch.float64)
+    returns[: int(degenerate * num_groups) * size] = 1.0
     ids = torch.randint(args.vocabulary, (args.tokens,), generator=generator)
     weight = torch.randn(args.vocabulary, args.hidden, generator=generator) * args.hidden**-0.5
     hidden = torch.randn(args.tokens, args.hidden, generator=generator)
-    return Case(
-        name,
-        hidden.to(**place).requires_grad_(),
-        weight.to(**place).requires_grad_(not frozen),
-        ids.to(args.device),
-        advantages.to(args.device),
+    groups = Groups(
+        sequences=torch.arange(args.sequences, device=args.device).repeat_interleave(args.tokens // args.sequences),
+        returns=returns.to(args.device),
+        bounds=torch.arange(num_groups + 1, device=args.device) * size,
+        estimators=torch.full((num_groups,), ESTIMATORS.index("magrpo"), device=args.device),
     )
+    coefficients = group_advantages(groups.returns, groups.bounds).float()[groups.sequences]
+    hidden, weight = hidden.to(**place).requires_grad_(), weight.to(**place).requires_grad_(not frozen)
+    return Case(name, hidden, weight, ids.to(args.device), groups, coefficients)
 
 
 # ------------------------------------------------------------------------------------------------- implementations
 def our_loss(case: Case, impl: Impl) -> Tensor:
     """This package."""
-    inputs = TokenInputs(case.token_ids, case.coefficients)
-    return policy_loss_from_hidden(case.hidden, case.weight, inputs, LossOptions(impl=impl)).loss
+    options = LossOptions(impl=impl, backward_once=True)
+    inputs = TokenInputs(case.token_ids, torch.ones_like(case.coefficients), groups=case.groups)
+    if case.logits is not None:
+        return policy_loss_from_logits(case.logits, inputs, options).loss
+    return group_policy_loss(case.hidden, case.weight, inputs, options).loss
 
 
 def eager_loss(case: Case) -> Tensor:
     """All logits, log_softmax, gather, autograd."""
-    logps = (case.hidden @ case.weight.t()).float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
+    logits = case.hidden @ case.weight.t() if case.logits is None else case.logits
+    logps = logits.float().log_softmax(-1).gather(1, case.token_ids[:, None]).squeeze(1)
     return -(case.coefficients * logps).sum()
 
 
@@ -140,30 +168,79 @@ def cut_cross_entropy_loss(case: Case) -> Any:
     return (case.coefficients * losses.float()).sum()
 
 
-def matrix_products(case: Case) -> Tensor:
-    """The matrix products that every implementation needs, and nothing else; their results are discarded."""
+def torch_loss(case: Case) -> Any:
+    """torch's own linear_cross_entropy, in chunks; a weight for each token takes its per-token losses."""
+    options = importlib.import_module("torch.nn").LinearCrossEntropyOptions()
+    function = torch.nn.functional.linear_cross_entropy
+    losses = function(case.hidden, case.weight, case.token_ids, reduction="none", options=options)
+    return (case.coefficients * losses.float()).sum()
+
+
+def matrix_products(case: Case, *, summed: bool = False) -> Tensor:
+    """The matrix products that every implementation needs, and nothing else; their results are discarded.
+
+    With ``summed`` the head's gradient is added up over the chunks, as ours does.
+    """
     hidden, weight = case.hidden.detach(), case.weight.detach()
-    to_rows = torch.empty_like(hidden)
-    total = torch.zeros_like(weight, dtype=torch.float32) if case.weight.requires_grad else None
-    parts = slice_chunks(len(hidden), weight)
-    buffer = hidden.new_empty(parts[0].stop, len(weight))
+    to_rows, trains = torch.empty_like(hidden), case.weight.requires_grad
+    to_weight = torch.zeros_like(weight, dtype=torch.float32 if summed else None) if trains else None
+    parts = slice_chunks(len(hidden), len(weight), weight.device, trains_head=trains)
+    buffer = allocate_logits(hidden, weight, parts)
     for part in parts:
         logits = torch.mm(hidden[part], weight.t(), out=buffer[: part.stop - part.start])
         torch.mm(logits, weight, out=to_rows[part])
-        if total is not None:
-            add_product_(total, logits.t(), hidden[part])
+        if to_weight is not None and summed:
+            add_product_(to_weight, logits.t(), hidden[part])
+        elif to_weight is not None:
+            torch.mm(logits.t(), hidden[part], out=to_weight)
     return to_rows[0, 0]
 
 
-def list_implementations(device: str) -> dict[str, Loss]:
-    """The implementations compared on this device, by name."""
-    on_cuda: dict[str, Loss] = {f"{OURS} triton": functools.partial(our_loss, impl="triton")}
+def copy_logits(case: Case) -> Tensor:
+    """What two reads of the logits and a write take: the copy of all of them and of half of them."""
+    assert case.logits is not None
+    source = case.logits.detach()
+    target = torch.empty_like(source)
+    target.copy_(source)
+    half = len(source) // 2
+    target[:half].copy_(source[half : 2 * half])
+    return target[0, 0]
+
+
+def estimate_traffic(case: Case, chunk_rows: int | None = None, *, in_temporaries: bool = False) -> int:
+    """Bytes that logits, head and gradients move between the processor and its memory, by calculation.
+
+    ``in_temporaries``: the head's product of each chunk is written, read and added, and backward writes zeros and an
+    unscaled copy, as this package did at first.
+    """
+    (tokens, width), vocabulary, size = case.hidden.shape, len(case.weight), case.hidden.element_size()
+    parts = slice_chunks(tokens, vocabulary, case.weight.device, trains_head=case.weight.requires_grad)
+    chunks = len(parts) if chunk_rows is None else -(-tokens // chunk_rows)
+    logits, head = tokens * vocabulary * size, vocabulary * width
+    moved = logits * (1 + 3 + 1) + 2 * chunks * head * size  # product, row operation, product; the head twice a chunk
+    moved += (3 if in_temporaries else 2) * tokens * width * size  # backward of the hidden states
+    if case.weight.requires_grad:
+        moved += logits + (2 * chunks - 1) * head * 4 + head * (4 + size)
+        if in_temporaries:
+            moved += 2 * chunks * head * size + 3 * head * 4
+    return moved
+
+
+def list_implementations(case: Case) -> dict[str, Loss]:
+    """The implementations compared on this case, by name; the first is the floor."""
+    ours: dict[str, Loss] = {f"{OURS} torch": functools.partial(our_loss, impl="torch")}
+    if case.hidden.is_cuda:
+        ours[f"{OURS} triton"] = functools.partial(our_loss, impl="triton")
+    plain: dict[str, Loss] = {"eager torch": eager_loss, "torch.compile": lambda case: compile_eager_loss()(case)}
+    if case.logits is not None:
+        return {COPY: copy_logits, **ours, **plain}
+    trains = case.weight.requires_grad
     return {
         FLOOR: matrix_products,
-        f"{OURS} torch": functools.partial(our_loss, impl="torch"),
-        **(on_cuda if device == "cuda" else {}),
-        "eager torch": eager_loss,
-        "torch.compile": lambda case: compile_eager_loss()(case),
+        **({SUMMED: functools.partial(matrix_products, summed=True)} if trains else {}),
+        **ours,
+        **plain,
+        "torch linear_cross_entropy": torch_loss,
         "Liger fused linear GRPO": liger_loss,
         "TRL chunked log-probabilities": trl_loss,
         "cut-cross-entropy": cut_cross_entropy_loss,
@@ -173,7 +250,7 @@ def list_implementations(device: str) -> dict[str, Loss]:
 # ------------------------------------------------------------------------------------------------------ measurement
 def measure_case(case: Case, rounds: int) -> list[Row]:
     """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
-    losses = list_implementations(case.hidden.device.type)
+    losses = list_implementations(case)
     rows = [Row(name) for name in losses]
     expected = time_once(eager_loss, case)[2]
     for row, (name, loss) in zip(rows, losses.items(), strict=True):
@@ -188,7 +265,10 @@ def measure_case(case: Case, rounds: int) -> list[Row]:
                 raise
             row.skipped = f"{type(error).__name__}: {' '.join(str(error).split())[:90]}"
         else:
-            if name != FLOOR and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected:
+            if (
+                name not in (FLOOR, SUMMED, COPY)
+                and abs(row.gradient_norm - expected) > TOLERANCE[case.hidden.dtype] * expected
+            ):
                 row.skipped = f"wrong gradient: its norm is {row.gradient_norm:.5g}, not {expected:.5g}"
     for number in range(rounds):
         show_progress(f"{case.name}: round {number + 1} of {rounds}")
@@ -258,7 +338,7 @@ def format_table(case: Case, rows: list[Row]) -> str:
         if not row.skipped:
             forward, both = statistics.median(row.forward_s), medians[row.name]
             cells = f"{1e3 * forward:>9.1f}{1e3 * (both - forward):>9.1f}{1e3 * both:>9.1f}"
-            cells += f"{both / medians[FLOOR]:>9.2f}{both / best:>8.2f}{row.peak_bytes / MIB:>11.0f}"
+            cells += f"{both / medians[rows[0].name]:>9.2f}{both / best:>8.2f}{row.peak_bytes / MIB:>11.0f}"
         lines.append(f"{row.name:<32}{cells}")
     return "\n".join(lines)
 
@@ -288,18 +368,32 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"torch {torch.__version__}, {name}")
     report: dict[str, Any] = {"torch": torch.__version__, "device": name, "arguments": vars(args) | {"json": None}}
     ours_s: dict[str, float] = {}
-    for title, options in (
-        ("trained head", {}),
-        ("frozen head", {"frozen": True}),
-        ("trained head, half the groups degenerate", {"degenerate": 0.5}),
-    ):
+    ratios: dict[str, float] = {}
+    variants: dict[str, dict[str, Any]] = {
+        "trained head": {},
+        "frozen head": {"frozen": True},
+        HALF: {"degenerate": 0.5},
+        "logits in": {"frozen": True},
+    }
+    for title, options in variants.items():
         case = make_case(title, args, **options)
+        if title == "logits in":
+            case = replace(case, logits=(case.hidden @ case.weight.t()).detach().requires_grad_())
         rows = measure_case(case, args.rounds)
         print(format_table(case, rows), flush=True)
         report[title] = [asdict(row) for row in rows]
         ours_s[title] = min(statistics.median(row.both_s) for row in rows if row.both_s and row.name.startswith(OURS))
-    ratio = ours_s["trained head, half the groups degenerate"] / ours_s["trained head"]
-    print(f"\n{OURS}: half the groups degenerate takes {ratio:.2f} of the time of none")
+        ratios[title] = ours_s[title] / statistics.median(rows[0].both_s)
+        if title in ("trained head", "frozen head"):
+            first = estimate_traffic(case, max(1, _FIRST_CHUNK // args.vocabulary), in_temporaries=True)
+            report[f"{title}, bytes"] = {"now": estimate_traffic(case), "first": first}
+            print(f"moves {estimate_traffic(case) / 1e9:.1f} GB by calculation, at first {first / 1e9:.1f} GB")
+    ratios[HALF] = ours_s[HALF] / ours_s["trained head"]
+    print()
+    for title, aim in (*AIMS.items(), (HALF, 0.6)):
+        against = "the time of none" if title == HALF else "its floor"
+        state = "met" if ratios[title] <= aim else "MISSED"
+        print(f"{title} takes {ratios[title]:.2f} of {against}; at most {aim:.2f} is the aim: {state}")
     if args.json:
         args.json.write_text(json.dumps(report, indent=1), encoding="utf-8")
     return 0

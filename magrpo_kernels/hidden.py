@@ -13,25 +13,33 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from magrpo_kernels.backward import keep_gradients, scale_gradients
 from magrpo_kernels.inputs import (
     DEFAULTS,
+    NUM_ARGUMENTS,
     SCHEMA,
     LossOptions,
     TokenInputs,
     flatten_arguments,
     read_arguments,
 )
-from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, wide_dtype
+from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, select_counted, wide_dtype
 
 if TYPE_CHECKING:
     from jaxtyping import Float
 
 _CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 28}
 """Logits in a chunk, by device: enough for full speed of the matrix products, and little memory."""
+_CHUNK_ROWS = {False: 2048, True: 8192}
+"""Rows that a chunk has at least on CUDA, by whether the head trains: its gradient is read and written once a chunk."""
+_ROW_MULTIPLE = 256
+"""Of the rows of a chunk on CUDA: the rows of a tile of the matrix products."""
+_STRIDE_MULTIPLE = 64
+"""Of the elements between rows of logits on CUDA, so that every row of an odd vocabulary is read 16 bytes at a time."""
 Outputs = tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]
 
 
-def policy_loss_from_hidden(
+def group_policy_loss(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
     inputs: TokenInputs,
@@ -49,34 +57,33 @@ def policy_loss_from_hidden(
     """
     _check_head(hidden, lm_head_weight, bias)
     arguments = flatten_arguments(inputs, options, len(hidden))
+    options.uses_triton(hidden)
     wants = [torch.is_grad_enabled() and t is not None and t.requires_grad for t in (hidden, lm_head_weight, bias)]
-    loss, logps, entropy, *_ = torch.ops.magrpo.policy_loss_from_hidden(hidden, lm_head_weight, bias, *arguments, wants)
+    loss, logps, entropy, *_ = torch.ops.magrpo.group_policy_loss(hidden, lm_head_weight, bias, *arguments, wants)
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
 
 
 # ------------------------------------------------------------------------------------------- registered operations
 @torch.library.custom_op(
-    "magrpo::policy_loss_from_hidden",
+    "magrpo::group_policy_loss",
     mutates_args=(),
     schema=f"(Tensor hidden, Tensor weight, Tensor? bias, {SCHEMA}, bool[] wants)"
     " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)",
 )
-def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
+def _group_policy_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
     """Loss (), logps (N,), entropy (N,), and the gradients of ``wants``: (N, D), (V, D), (V,); (0,) if not wanted."""
     inputs, options = read_arguments(arguments)
-    wants = arguments[12]
-    index = inputs.find_counted(len(weight))
+    wants = arguments[NUM_ARGUMENTS]
+    counted, index = select_counted(inputs, options, hidden, len(weight))
     rows = hidden if index is None else hidden[index]
-    counted = inputs if index is None else inputs.select_tokens(index)
     wide = wide_dtype(hidden.dtype)
-    to_rows = torch.empty_like(rows) if wants[0] else hidden.new_empty(0)
-    to_weight = torch.zeros_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
-    to_bias = torch.zeros_like(weight[:, 0], dtype=wide) if wants[2] else hidden.new_empty(0)
+    to_rows = rows.new_empty(rows.shape if wants[0] else 0)
+    to_weight = weight.new_zeros(weight.shape if wants[1] else 0, dtype=wide)
+    to_bias = weight.new_zeros(len(weight) if wants[2] else 0, dtype=wide)
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
-    parts = slice_chunks(len(rows), weight)
-    # One buffer for all chunks: fresh pages are slow.
-    buffer = rows.new_empty(parts[0].stop if parts else 0, len(weight))
+    parts = slice_chunks(len(rows), len(weight), weight.device, trains_head=wants[1])
+    buffer = allocate_logits(rows, weight, parts)
     for part in parts:
         logits = buffer[: part.stop - part.start]
         if bias is None:
@@ -98,44 +105,50 @@ def _policy_loss_from_hidden(hidden: Tensor, weight: Tensor, bias: Tensor | None
     return loss, logps, entropy, to_rows, to_weight, to_bias
 
 
-@_policy_loss_from_hidden.register_fake
+@_group_policy_loss.register_fake
 def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> Outputs:
-    wide, wants = wide_dtype(hidden.dtype), arguments[12]
+    wide, wants = wide_dtype(hidden.dtype), arguments[NUM_ARGUMENTS]
     logps = hidden.new_empty(len(hidden), dtype=wide)
-    to_rows = torch.empty_like(hidden) if wants[0] else hidden.new_empty(0)
-    to_weight = torch.empty_like(weight, dtype=wide) if wants[1] else hidden.new_empty(0)
-    to_bias = hidden.new_empty(len(weight), dtype=wide) if wants[2] else hidden.new_empty(0)
+    to_rows = hidden.new_empty(hidden.shape if wants[0] else 0)
+    to_weight = weight.new_empty(weight.shape if wants[1] else 0, dtype=wide)
+    to_bias = weight.new_empty(len(weight) if wants[2] else 0, dtype=wide)
     return logps.new_empty(()), logps, torch.empty_like(logps), to_rows, to_weight, to_bias
 
 
-def _keep_gradients(ctx: Any, inputs: tuple[Any, ...], output: Outputs) -> None:
-    ctx.save_for_backward(*output[3:])
-    ctx.wants, ctx.dtypes = inputs[-1], [None if t is None else t.dtype for t in inputs[:3]]
-
-
-def _loss_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    scaled = [
-        (gradient * grad_output.to(gradient.dtype)).to(dtype) if wanted else None
-        for gradient, dtype, wanted in zip(ctx.saved_tensors, ctx.dtypes, ctx.wants, strict=True)
-    ]
-    return *scaled, *[None] * 13
-
-
-_policy_loss_from_hidden.register_autograd(_loss_backward, setup_context=_keep_gradients)
+_group_policy_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
-    """``total += left @ right`` with ``total`` in float32 whatever the factors are in."""
+    """``total += left @ right`` with ``total`` in float32 whatever the factors are in; products are not rounded."""
     if total.dtype == left.dtype:
         total.addmm_(left, right)
+    elif total.is_cuda:
+        torch.ops.aten.addmm.dtype_out(total, left, right, total.dtype, out=total)
     else:
-        total += left @ right
+        total.addmm_(left.to(total.dtype), right.to(total.dtype))
 
 
-def slice_chunks(num_tokens: int, weight: Tensor) -> list[slice]:
-    """The slices of ``num_tokens`` rows whose logits are computed at once, the first at least as long as the others."""
-    size = max(1, _CHUNK_ELEMENTS.get(weight.device.type, 1 << 25) // len(weight))
+def slice_chunks(num_tokens: int, vocabulary: int, device: torch.device, *, trains_head: bool) -> list[slice]:
+    """The slices of ``num_tokens`` rows whose logits are computed at once, the first at least as long as the others.
+
+    On CUDA they are equal, but for the last, and end where tiles of the matrix products end.
+    """
+    size = max(1, _CHUNK_ELEMENTS.get(device.type, 1 << 25) // vocabulary)
+    if device.type == "cuda" and num_tokens:
+        size = max(size, _CHUNK_ROWS[trains_head])
+        size = _round_up(-(-num_tokens // -(-num_tokens // size)), _ROW_MULTIPLE)
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
+
+
+def allocate_logits(rows: Tensor, weight: Tensor, parts: list[slice]) -> Tensor:
+    """One buffer for the logits of every chunk, since fresh pages are slow: (C, V), with padded rows on CUDA."""
+    vocabulary = len(weight)
+    width = _round_up(vocabulary, _STRIDE_MULTIPLE) if rows.is_cuda else vocabulary
+    return rows.new_empty(parts[0].stop if parts else 0, width)[:, :vocabulary]
+
+
+def _round_up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple
 
 
 def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -143,5 +156,8 @@ def _check_head(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> None:
         raise ValueError(f"hidden (N, D) and lm_head_weight (V, D) do not fit: {hidden.shape}, {weight.shape}")
     if hidden.dtype != weight.dtype:
         raise ValueError(f"hidden is {hidden.dtype}, lm_head_weight is {weight.dtype}; give both the same dtype")
-    if bias is not None and bias.shape != (len(weight),):
-        raise ValueError(f"bias must have shape ({len(weight)},), got {tuple(bias.shape)}")
+    if len(weight) == 0:
+        raise ValueError("lm_head_weight (V, D) has no rows: V must be 1 or more")
+    if bias is not None and (bias.shape != (len(weight),) or bias.dtype != weight.dtype):
+        got = f"{bias.dtype}, {tuple(bias.shape)}"
+        raise ValueError(f"bias must have dtype and shape {weight.dtype}, ({len(weight)},), got {got}")

@@ -11,8 +11,12 @@ For one token with logits ``z`` (V,), temperature ``t``, sampled id ``y`` and ``
 With a support ``S``, the ids that truncated sampling (top-k, nucleus) drew from, ``z`` is -inf outside ``S``: the
 log-sum-exp is over ``S``, and so is the gradient (the "keep sampling mask" of DeepSeek-V3.2, arXiv 2512.02556).
 
-``c`` is advantage * mask / normaliser. It is known before the forward pass, so ``g`` needs nothing from the backward
-pass and the gradient overwrites the logits in the pass that reads them: they are read twice and written once.
+``c = w A / n * m`` is the advantage ``A`` over the divisor ``n``, times a mask or weight ``m``. ``A`` is formed from
+the returns of the token's group (:mod:`magrpo_kernels.advantages`). ``w = min(exp(b - sampling_logp), cap)`` is the
+truncated importance weight of V-trace, arXiv 1802.01561, for an engine whose probabilities differ from the trainer's;
+``b`` is the log-probability before the update: ``old_logp``, or on-policy ``logp`` itself. ``w`` and ``A`` have no
+gradient. All of it is at hand in the forward pass, so ``g`` needs nothing from the backward pass and the gradient
+overwrites the logits in the pass that reads them: they are read twice and written once.
 """
 
 from __future__ import annotations
@@ -22,7 +26,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from magrpo_kernels.inputs import DEFAULTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
+from magrpo_kernels.backward import keep_gradients, scale_gradients
+from magrpo_kernels.inputs import (
+    DEFAULTS,
+    NUM_ARGUMENTS,
+    SCHEMA,
+    LossOptions,
+    TokenInputs,
+    flatten_arguments,
+    read_arguments,
+)
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -52,32 +65,33 @@ def policy_loss_from_logits(
         ValueError: shapes, devices or options do not fit together, or the id of a token that counts is outside the
             vocabulary.
     """
+    if logits.ndim != 2 or logits.shape[1] == 0:
+        raise ValueError(f"logits must have shape (N, V) with V of 1 or more, got {tuple(logits.shape)}")
     arguments = flatten_arguments(inputs, options, len(logits))
+    options.uses_triton(logits)
     gradient = torch.is_grad_enabled() and logits.requires_grad
-    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(logits, *arguments, gradient)
+    loss, logps, entropy, _ = torch.ops.magrpo.policy_loss_from_logits(logits, *arguments, [gradient])
     return PolicyLoss(loss, logps.detach(), entropy.detach() if options.entropy else None)
 
 
 @torch.library.custom_op(
     "magrpo::policy_loss_from_logits",
     mutates_args=(),
-    schema=f"(Tensor logits, {SCHEMA}, bool gradient) -> (Tensor, Tensor, Tensor, Tensor)",
+    schema=f"(Tensor logits, {SCHEMA}, bool[] wants) -> (Tensor, Tensor, Tensor, Tensor)",
 )
 def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Loss (), logps (N,), entropy (N,) and, with ``gradient``, dloss/dlogits (N, V), else (0,)."""
+    """Loss (), logps (N,), entropy (N,) and, if it is wanted, dloss/dlogits (N, V), else (0,)."""
     inputs, options = read_arguments(arguments)
-    gradient = arguments[12]
-    index = inputs.find_counted(logits.shape[1])
+    (gradient,) = arguments[NUM_ARGUMENTS]
+    inputs, index = select_counted(inputs, options, logits)
     none = logits.new_empty(0)
     if index is None and inputs.support is None:
-        whole = torch.empty_like(logits, memory_format=torch.contiguous_format) if gradient else None
+        whole = logits.new_empty(logits.shape) if gradient else None
         losses, logps, entropy = row_loss(logits, inputs, options, whole)
         return losses.sum(), logps, entropy, none if whole is None else whole
     # A copy, overwritten by its gradient.
     rows = logits.clone(memory_format=torch.contiguous_format) if index is None else logits[index]
-    losses, logps, entropy = row_loss(
-        rows, inputs if index is None else inputs.select_tokens(index), options, rows if gradient else None
-    )
+    losses, logps, entropy = row_loss(rows, inputs, options, rows if gradient else None)
     if index is not None:
         logps, entropy = scatter_rows(logps, index, len(logits)), scatter_rows(entropy, index, len(logits))
         rows = scatter_rows(rows, index, len(logits)) if gradient else none
@@ -87,20 +101,28 @@ def _policy_loss_from_logits(logits: Tensor, *arguments: Any) -> tuple[Tensor, T
 @_policy_loss_from_logits.register_fake
 def _(logits: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
     per_token = logits.new_empty(len(logits), dtype=wide_dtype(logits.dtype))
-    gradient = logits.new_empty(logits.shape) if arguments[12] else logits.new_empty(0)
+    gradient = logits.new_empty(logits.shape if arguments[NUM_ARGUMENTS][0] else 0)
     return per_token.new_empty(()), per_token, torch.empty_like(per_token), gradient
 
 
-def _keep_gradient(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
-    ctx.save_for_backward(output[3])
+_policy_loss_from_logits.register_autograd(scale_gradients, setup_context=keep_gradients)
 
 
-def _logits_backward(ctx: Any, grad_output: Tensor, *_: Any) -> tuple[Tensor | None, ...]:
-    (gradient,) = ctx.saved_tensors
-    return gradient * grad_output.to(gradient.dtype), *[None] * 13
+def select_counted(
+    inputs: TokenInputs, options: LossOptions, logits: Tensor, vocabulary: int | None = None
+) -> tuple[TokenInputs, Tensor | None]:
+    """The inputs of the tokens that count, and the tokens' indices (n,); None if all do.
 
-
-_policy_loss_from_logits.register_autograd(_logits_backward, setup_context=_keep_gradient)
+    Advantages are formed here, unless the kernel of the row operation forms them. ``logits`` has their dtype and
+    device, and their shape if ``vocabulary`` is not given.
+    """
+    fused = options.uses_triton(logits)
+    if options.checked and fused:
+        return inputs, None
+    formed = inputs.form_advantages(options)
+    index = None if options.checked else formed.find_counted(vocabulary or logits.shape[1])
+    chosen = inputs if fused else formed
+    return chosen if index is None else chosen.select_tokens(index), index
 
 
 def scatter_rows(values: Tensor, index: Tensor, size: int) -> Tensor:
@@ -127,7 +149,7 @@ def row_loss(
         kept = logits[places]
         logits.fill_(-torch.inf)
         logits[places] = kept
-    if options.impl == "triton" or (options.impl == "auto" and logits.is_cuda):
+    if options.uses_triton(logits):
         from magrpo_kernels.row_triton import row_loss_triton  # triton, which not every machine has
 
         return row_loss_triton(logits, inputs, options, out)
@@ -152,7 +174,7 @@ def _row_loss_torch(
     log_total = total.log()
     logps = chosen - log_total
     entropy = torch.zeros_like(logps) if weighted is None else log_total - weighted / total
-    losses, slope = loss_and_slope(logps, inputs, options)
+    losses, slope = loss_and_slope(logps, inputs.form_advantages(options), options)
     if out is not None:
         slope = slope / options.temperature
         scaled.mul_((-slope / total)[:, None])
@@ -165,6 +187,9 @@ def _row_loss_torch(
 def loss_and_slope(logps: Tensor, inputs: TokenInputs, options: LossOptions) -> tuple[Tensor, Tensor]:
     """The loss of each token and its derivative with respect to the token's log-probability, (N,) each."""
     coefficients = inputs.coefficients.to(logps.dtype)
+    if inputs.sampling_logps is not None:
+        before_update = logps if inputs.old_logps is None else inputs.old_logps
+        coefficients = coefficients * (before_update - inputs.sampling_logps).exp().clamp(max=options.importance_cap)
     if inputs.old_logps is None:
         losses, slope = -coefficients * logps, -coefficients
     else:

@@ -49,6 +49,14 @@ app.register_install_completion_command(help="Install completion of commands, ru
 
 LAZY_COMMANDS = {
     "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "show": (
+        "commands.show:show_run",
+        "Show a run in one screen: state, verdict, evaluations, cost, files, next commands.",
+    ),
+    "report": (
+        "commands.report:open_report",
+        "Open the report of a run, or write it again.\n\nExample: magrpo report seed-0 --rebuild",
+    ),
     "compare": (
         "commands.compare:compare_runs",
         "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
@@ -63,6 +71,11 @@ LAZY_COMMANDS = {
         "commands.warm_start:make_base_model",
         "Train a base model like those that ship, from random weights.\n\n"
         "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
+    ),
+    "export": (
+        "commands.export:export_agents",
+        "Write the agents of a run into a folder that others can use, and push it to the Hugging Face hub.\n\n"
+        "Example: magrpo export seed-0 --merge --push you/two-coders",
     ),
     "doctor": (
         "commands.doctor:check_machine",

@@ -54,6 +54,7 @@ SECONDS = {
     "tests/kernels/test_offline_compile.py": 25,
     "tests/pipelines/training/test_from_stage.py": 36,
     "tests/pipelines/progress/test_notify.py": 28,
+    "tests/export/test_agents_folder.py": 35,
     "tests/pipelines/commands/test_dry_run.py": 26,
     "tests/pipelines/flows/test_proxies.py": 25,
     "tests/pipelines/training/test_champion.py": 24,

@@ -10,6 +10,7 @@ import magrpo
 from magrpo.layout import Step
 from magrpo.store import RunStore
 from magrpo.types import Problem
+from tests.asking.runs import make_run
 from tests.pipelines.micro import write_config
 
 
@@ -33,6 +34,17 @@ def test_a_joint_action_has_a_price_and_needs_every_role(config: magrpo.RunConfi
     assert not scored.masked
     with pytest.raises(magrpo.ConfigError, match="needs one for each role helper, main; got helper"):
         magrpo.price_joint_action(config, problem, {"helper": "a"})
+
+
+def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
+    store = make_run(write_config(tmp_path), tmp_path / "runs")
+    run = magrpo.open_run(store.path)
+    answer = run.ask_agents("p1", iteration=0, seed=2)
+    assert list(answer.texts) == ["helper", "main"]
+    assert answer.problem.prompt == "p1"
+    assert run.ask_agents(answer.problem, seed=2).texts != answer.texts
+    with pytest.raises(magrpo.ConfigError, match="run run has 0 to 1"):
+        run.ask_agents("p", iteration=5)
 
 
 def test_metrics_are_one_row_for_each_iteration_with_times_summed_over_turns(config: magrpo.RunConfig) -> None:

@@ -107,3 +107,11 @@ def test_the_glossary_is_sorted_into_one_meaning_each() -> None:
     assert code(read_page("glossary")) <= {"[[agents]]", "helper", "main", "summary", "elaboration", "runs/RUN_ID"} | {
         "rollout.group_size"
     }
+
+
+def test_every_picture_is_made_by_docs_pictures() -> None:
+    source = (ROOT / "infra" / "docs_pictures.py").read_text(encoding="utf-8")
+    made = re.findall(r'^    "(\S+\.png)":', source, re.MULTILINE)
+    assert sorted(made) == sorted(path.name for path in DOCS.glob("*.png"))
+    documents = "".join(path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *DOCS.glob("*.md")])
+    assert [name for name in made if not re.search(rf"!\[[^\]]+\]\((?:docs/)?{re.escape(name)}\)", documents)] == []

@@ -45,7 +45,7 @@ def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tens
     """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
     J. Schulman, http://joschu.net/blog/kl-approx.html."""
     difference = ref_logps - logps
-    return difference.exp() - difference - 1
+    return (difference.expm1() - difference).clamp(min=0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ def policy_loss(
         coefficients = coefficients * tokens.sample_weights
         kl_coefficients = None if kl_coefficients is None else kl_coefficients * tokens.sample_weights
     inputs = TokenInputs(
-        tokens.token_ids, coefficients, tokens.old_logps, tokens.ref_logps, kl_coefficients, tokens.support
+        tokens.token_ids, coefficients, tokens.old_logps, tokens.ref_logps, kl_coefficients, support=tokens.support
     )
     result = loss_of(inputs, options)
     with torch.no_grad():

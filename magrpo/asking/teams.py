@@ -79,7 +79,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
     if (path / CONFIG).is_file() and (path / "stages").is_dir():
         return _team_of_run(RunStore.open(path.parent, path.name), checkpoint, overrides)
     _refuse_checkpoint(checkpoint, "a folder of agents")
-    return _team_in_folder(path, overrides)
+    return _team_in_folder(path, overrides, f"the agents in {name}")
 
 
 def _refuse_checkpoint(checkpoint: int | None, what: str) -> None:
@@ -106,7 +106,7 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
     return AskedTeam(config, {agent.name: weights / agent.name for agent in config.agents}, title, store)
 
 
-def _team_in_folder(folder: Path, overrides: Sequence[str], title: str = "") -> AskedTeam:
+def _team_in_folder(folder: Path, overrides: Sequence[str], title: str) -> AskedTeam:
     """The team whose agents lie in ``folder``; the configuration lies beside them or in a folder above."""
     above = [folder, *folder.parents[:_NUM_PARENTS]]
     path = next((parent / CONFIG for parent in above if _is_run_config(parent / CONFIG)), None)
@@ -120,8 +120,8 @@ def _team_in_folder(folder: Path, overrides: Sequence[str], title: str = "") -> 
     if missing := [name for name in names if not (folder / name).is_dir()]:
         inside = f"; ask {folder.parent}" if folder.name in names else ""
         raise ConfigError(f"{folder}: has no folder of agent {missing[0]!r}; it needs {' and '.join(names)}{inside}")
-    store = RunStore(path.parent.parent, path.parent.name) if (path.parent / "stages").is_dir() else None
-    return AskedTeam(config, {name: folder / name for name in names}, title or f"the agents in {folder}", store)
+    stores = (RunStore(parent.parent, parent.name) for parent in above if (parent / "stages").is_dir())
+    return AskedTeam(config, {name: folder / name for name in names}, title, next(stores, None))
 
 
 def _is_run_config(path: Path) -> bool:

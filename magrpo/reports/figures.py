@@ -43,13 +43,19 @@ def format_budget(budget: Budget) -> str:
     return ", ".join(f"{count:,} {UNITS[unit]}" for unit, count in budget.counts.items())
 
 
-def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED) -> Table:
-    """The table printed at the end of a run: a section for each split, a line for each quantity; fits 80 columns."""
+def closing_table(
+    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, *, narrow: bool = False
+) -> Table:
+    """The table printed at the end of a run: a section for each split, a line for each quantity.
+
+    It fits 80 columns, and 60 if ``narrow``: without intervals.
+    """
     columns = first_and_last(reports, start)
-    table = Table(box=box.SIMPLE_HEAD, title="sampled; percent of the maximum, 95 % interval over problems")
+    title = "sampled; percent of the maximum" + ("" if narrow else ", 95 % interval over problems")
+    table = Table(box=box.SIMPLE_HEAD, title=title)
     table.add_column("")
     for title in columns:
-        table.add_column(title.replace(" (", "\n("), justify="right")
+        table.add_column(title.replace(" (", "\n(").replace("MAGRPO, ", "MAGRPO,\n"), justify="right")
     last = reports[-1].summary
     for key in sort_summary_keys(last):
         split, mode = key.split("/")
@@ -57,7 +63,8 @@ def closing_table(reports: Sequence[EvalReport], maxima: Mapping[str, float], st
             table.add_section()
             table.add_row(SPLIT_TITLES[split], style="italic")
             for name in shown_quantities(last[key], maxima):
-                cells = (format_interval(name, report.summary[key][name]) for report in columns.values())
+                values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
+                cells = (value.partition(" ")[0] if narrow else value for value in values)
                 table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
 

@@ -194,6 +194,11 @@ def _fence(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def _dump_json(value: object) -> str:
+    """JSON with texts as they are written; of texts, lists and dictionaries it is Python, too."""
+    return json.dumps(value, ensure_ascii=False)
+
+
 def _split_interval(cell: str) -> tuple[str, str]:
     """``1.0 [0.9, 1.1]`` as ``1.0`` and ``[0.9, 1.1]``; the second is empty if there is none."""
     found = re.fullmatch(r"(.*) (\[[^\]]*\])", cell, re.DOTALL)
@@ -208,5 +213,5 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters.update(fence=_fence, json=json.dumps, quote=shlex.quote, highlight=_highlight_python)
+_ENVIRONMENT.filters.update(fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python)
 _ENVIRONMENT.globals.update(explain_word=explain_word, render_svg=render_svg, split_interval=_split_interval)

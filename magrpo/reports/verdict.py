@@ -60,8 +60,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     iterations = reports[-1].policy_version - reports[0].policy_version
     sentence = (
         f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
-        f"in {_count(iterations, 'iteration')}, {format_difference(gain)} percentage points (95 % interval, paired by "
-        f"problem, {_count(num_problems, 'problem')})"
+        f"in {_count(iterations, 'iteration')}, {format_difference(gain)} percentage points (95 % interval, paired "
+        f"over {_count(num_problems, 'problem')})"
     )
     advice = _advise(word, num_problems, iterations, config)
     return Verdict(word, sentence, advice, first, last, gain, num_problems)

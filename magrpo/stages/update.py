@@ -32,7 +32,7 @@ from magrpo.interfaces import Progress
 from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
 from magrpo.types import Sample
-from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -77,6 +77,8 @@ class Updater:
             with self.policy.active(agent) as model:
                 self._has_linear_head[agent] = has_linear_head(model)
                 self._shares_prompts[agent] = can_share_prompts(model)
+            rows = "share a row" if self._shares_prompts[agent] else "have a row each"
+            log.info("agent %s: completions of one prompt %s in the update", agent, rows)
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path) -> Updater:
@@ -259,7 +261,7 @@ class Updater:
             dtype = self.policy.dtype
             hidden = hidden_states(model, batch).to(dtype)
             bias = None if bias is None else bias.to(dtype)
-            return partial(policy_loss_from_hidden, hidden, weight.to(dtype), bias=bias)
+            return partial(group_policy_loss, hidden, weight.to(dtype), bias=bias)
 
     def _collate_batches(self, work: _Work) -> Iterator[Batch]:
         return (collate(work.samples, rows, self.policy.device) for rows in work.batches)

@@ -35,7 +35,7 @@ def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None
     for record in records:
         for name, seconds in record.get("loading", {}).items():
             loading[name] += seconds
-    return WallTime(sum_attempts(records, now_ms), len(starts), loading)
+    return WallTime(sum_attempts(records, now_ms), len(starts), dict(loading))
 
 
 def read_run_records(folder: Path) -> list[dict[str, Any]]:

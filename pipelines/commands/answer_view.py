@@ -6,6 +6,7 @@ from typing import Any
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.syntax import Syntax
 from rich.table import Table
@@ -46,7 +47,11 @@ class AnswerView:
         name = f", turn {turn} of {num_turns}" if num_turns > 1 else ""
         texts = {agent: action.text for agent, action in step.actions.items()}
         self._console.print(self._arrange({f"{agent}{name}": text for agent, text in texts.items()}))
-        self._console.print(Text(self._describe_outcome(answer)))
+        summary, *failures = self._describe_outcome(answer)
+        if summary:
+            self._console.print(Text(summary))
+        for line in failures:
+            self._console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
     def show_comparison(self, answers: Mapping[str, Answer]) -> None:
         """Print the joined program of the first answer and the parts of the reward of all, by title."""
@@ -66,20 +71,19 @@ class AnswerView:
         self._console.print()
         self._console.print(table)
 
-    def _describe_outcome(self, answer: Answer) -> str:
+    def _describe_outcome(self, answer: Answer) -> list[str]:
+        """A line about the tests, then one for each of the first failures."""
         if answer.unmeasured:
-            return answer.unmeasured
+            return [answer.unmeasured]
         report = answer.report
         if report is None:
-            return NO_PROGRAM if writes_programs(self._reward) else ""
-        failures = [case for case in report.cases if case.status != "pass"]
-        lines = [f"{report.tests_passed} of {report.tests_total} test{'s' * (report.tests_total != 1)} passed"]
+            return [NO_PROGRAM if writes_programs(self._reward) else ""]
         name = answer.problem.entry_point or "candidate"
-        messages = [f"{case.status}: {_CANDIDATE.sub(name, case.message)}" for case in failures[:_NUM_FAILURES]]
-        lines += [f"  {make_printable(message)}" for message in messages]
-        if len(failures) > _NUM_FAILURES:
-            lines.append(f"  and {len(failures) - _NUM_FAILURES} more")
-        return "\n".join(lines)
+        failures = [case for case in report.cases if case.status != "pass"]
+        lines = [f"{case.status}: {_CANDIDATE.sub(name, case.message)}" for case in failures[:_NUM_FAILURES]]
+        more = [f"and {len(failures) - _NUM_FAILURES} more"] if len(failures) > _NUM_FAILURES else []
+        tests = f"{report.tests_passed} of {report.tests_total} test{'s' * (report.tests_total != 1)} passed"
+        return [tests, *map(make_printable, lines), *more]
 
     def _highlight(self, text: str) -> RenderableType:
         """A program with its syntax coloured on a terminal, any other text wrapped between words."""
@@ -118,19 +122,20 @@ class AnswerStream:
     """The live view of agents that write: a context manager that is called with an agent's name and its text so far."""
 
     def __init__(self, view: AnswerView, console: Console) -> None:
-        self._view = view
+        self._view, self._console = view, console
         self._texts: dict[str, str] = {}
-        self._live = Live(get_renderable=self._render, console=console, transient=True, refresh_per_second=12)
-        self._is_shown = console.is_terminal
+        self._live: Live | None = None
 
     def __enter__(self) -> "AnswerStream":
         self._texts = {}
-        if self._is_shown:
+        if self._console.is_terminal:
+            self._live = Live(get_renderable=self._render, console=self._console, transient=True, refresh_per_second=12)
             self._live.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._live.stop()
+        if self._live is not None:
+            self._live.stop()
 
     def __call__(self, agent: str, text: str) -> None:
         self._texts[agent] = text

@@ -44,7 +44,7 @@ class Summary:
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
-    in_folder = [_summarize_folder(path.parent) for path in root.glob("*/config.json")]
+    in_folder = [summarize_folder(path.parent) for path in root.glob("*/config.json")]
     uri, elsewhere = tracking_uri(TrackingConfig(), root), list[Summary]()
     try:
         elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={run.name for run in in_folder}))
@@ -82,7 +82,8 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     return 0
 
 
-def _summarize_folder(folder: Path) -> Summary:
+def summarize_folder(folder: Path) -> Summary:
+    """The row of a run directory."""
     records = read_run_records(folder)
     statuses = [record["value"] for record in records if record["kind"] == "status"]
     state = STATES[statuses[-1]] if statuses else "not started"

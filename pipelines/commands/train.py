@@ -55,7 +55,7 @@ def rewind_run(store: RunStore, name: str) -> None:
 
 def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     """Execute the unfinished runs of ``sweep``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = open_console()
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
@@ -66,12 +66,14 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
         except KeyboardInterrupt:
-            console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False)
+            console.print(
+                f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False, soft_wrap=True
+            )
             return INTERRUPTED
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
-        console.print(f"tracebacks: {folder}/RUN.error.txt. To retry these:\n  {resume}", markup=False)
+        console.print(f"tracebacks: {folder}/RUN.error.txt. To retry these:\n  {resume}", markup=False, soft_wrap=True)
     return 1 if failures else 0
 
 

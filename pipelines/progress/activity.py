@@ -5,6 +5,7 @@ with :func:`show_activity`. The run takes the clock over with :func:`end_startup
 command began and what loading cost.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -33,7 +34,12 @@ LOADING: Mapping[str, str] = {
 
 
 def open_console() -> Console:
-    """The console of a command, silent with ``--quiet``; a terminal breaks lines between words, a file does not."""
+    """The console of a command, silent with ``--quiet``; a terminal breaks lines between words, a file does not.
+
+    While a command starts, the console of its line: others would print into the line.
+    """
+    if _startup.line is not None:
+        return _startup.line.console
     console = Console(highlight=False, quiet=is_quiet())
     console.soft_wrap = not console.is_terminal
     return console
@@ -69,33 +75,62 @@ class Heartbeat:
                 self._say()
 
 
+class LogAbove(logging.Handler):
+    """Prints log messages of the project above a live line instead of through it, if ``shown``."""
+
+    def __init__(self, console: Console, *, shown: bool) -> None:
+        super().__init__()
+        self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+        self._console = console
+        self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shown]
+
+    def attach(self) -> None:
+        """Take messages over from the root logger."""
+        for logger in self._loggers:
+            logger.addHandler(self)
+            logger.propagate = False
+
+    def detach(self) -> None:
+        """Give messages back to the root logger."""
+        for logger in self._loggers:
+            logger.removeHandler(self)
+            logger.propagate = True
+
+    def emit(self, record: logging.LogRecord) -> None:
+        style = "yellow" if record.levelno >= logging.WARNING else None
+        self._console.print(self.format(record), style=style, markup=False, soft_wrap=False)
+
+
 class ActivityLine:
     """A line that names one activity at a time, with the seconds since it began."""
 
     def __init__(self, console: Console) -> None:
-        self._console = console
+        self.console = console
         self.activity = ""
         self._began = monotonic()
         alive = self._alive = is_live(console)
         columns = SpinnerColumn(), _ActivityColumn(self.describe)
-        # A terminal that shows both streams shows warnings above the line.
+        # A terminal that shows both streams shows messages above the line.
         redirects = alive and sys.stderr.isatty()
         self._live = Progress(*columns, console=console, transient=True, disable=not alive, redirect_stderr=redirects)
         self._live.add_task("")
         self._heartbeat = Heartbeat(lambda: console.print(f"  {self.describe()}", markup=False))
+        self._log_above = LogAbove(console, shown=redirects)
 
     def start(self) -> None:
         self._live.start()
+        self._log_above.attach()
         if not self._alive:
             self._heartbeat.start()
 
     def stop(self) -> None:
         self._heartbeat.stop()
+        self._log_above.detach()
         self._live.stop()
 
-    def switch(self, activity: str) -> None:
-        """Name another activity; its seconds begin at 0."""
-        self.activity, self._began = activity, monotonic()
+    def switch(self, activity: str, seconds: float = 0.0) -> None:
+        """Name another activity, which has taken ``seconds`` so far."""
+        self.activity, self._began = activity, monotonic() - seconds
 
     def describe(self) -> str:
         """``loading libraries, 4 s``."""
@@ -169,10 +204,11 @@ def begin_startup(began_s: float | None = None, *, quiet: bool = False) -> None:
     """
     global _startup
     if _startup.line is None:
+        now_s = time.time()
         line = ActivityLine(Console(quiet=True) if quiet else open_console())
-        line.switch(LOADING["libraries"])
+        line.switch(LOADING["libraries"], 0.0 if began_s is None else now_s - began_s)
         line.start()
-        _startup = Startup(time.time() if began_s is None else began_s, line=line)
+        _startup = Startup(now_s if began_s is None else began_s, line=line)
 
 
 def end_startup() -> Startup:

@@ -23,7 +23,7 @@ from magrpo.interfaces import Progress as Advance
 from magrpo.layout import TRAINING_STAGES, Step
 from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
-from pipelines.progress.activity import LOADING, Heartbeat, is_live, open_console
+from pipelines.progress.activity import LOADING, Heartbeat, LogAbove, is_live, open_console
 from pipelines.progress.state import RunState
 
 log = logging.getLogger(__name__)
@@ -51,7 +51,8 @@ _ITEMS = {
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
 _WIDE = 76
-"""From this many columns on, a terminal has room for everything."""
+"""Columns for the words of the live line; the bar has what a terminal has more."""
+_SHORTEST_BAR = 12
 
 
 @dataclass
@@ -99,19 +100,6 @@ class LiveLine(ProgressColumn):
         return Text(text)
 
 
-class WarningsAbove(logging.Handler):
-    """Prints log messages above the live line instead of through it."""
-
-    def __init__(self, console: Console) -> None:
-        super().__init__()
-        self.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
-        self._console = console
-
-    def emit(self, record: logging.LogRecord) -> None:
-        style = "yellow" if record.levelno >= logging.WARNING else None
-        self._console.print(self.format(record), style=style, markup=False, soft_wrap=False)
-
-
 class RunConsole:
     """Notes the steps of a run in its state and shows them. Use as a context manager."""
 
@@ -128,9 +116,9 @@ class RunConsole:
         self._work = Work("starting")
         self._alive = is_live(self.console)
         shares_terminal = self._alive and sys.stderr.isatty()
-        self._above = WarningsAbove(self.console)
-        self._loggers = [logging.getLogger(name) for name in ("magrpo", "pipelines") if shares_terminal]
-        bar_width = max(0, min(30, self.console.width - _WIDE))
+        self._log_above = LogAbove(self.console, shown=shares_terminal)
+        spare = self.console.width - _WIDE
+        bar_width = min(spare, 30) if spare >= _SHORTEST_BAR else 0
         words_width = self.console.width - (bar_width + 3 if bar_width else 2)
         self._live = Progress(
             SpinnerColumn(),
@@ -141,22 +129,18 @@ class RunConsole:
             disable=not self._alive,
             redirect_stderr=shares_terminal,
         )
-        self._bar = self._live.add_task("", total=state.num_iterations)
+        self._bar = self._live.add_task("", total=state.num_iterations + 1)  # the report is the last part
         self._heartbeat = Heartbeat(self._say_work)
 
     def __enter__(self) -> RunConsole:
         self._live.start()
         if not self._alive:
             self._heartbeat.start()
-        for logger in self._loggers:
-            logger.addHandler(self._above)
-            logger.propagate = False
+        self._log_above.attach()
         return self
 
     def __exit__(self, *_: object) -> None:
-        for logger in self._loggers:
-            logger.removeHandler(self._above)
-            logger.propagate = True
+        self._log_above.detach()
         self._heartbeat.stop()
         self._live.stop()
 
@@ -236,7 +220,7 @@ class RunConsole:
             self._metrics = {}
 
     def _time_left(self) -> str:
-        """Time to the end, ``0:12:30 left``; empty before the first complete iteration.
+        """Time to the end, ``0:12:30 left``; empty before the first complete iteration, and after the last.
 
         The remaining iterations are assumed to take the median of the newest 20: the first are slow, and single ones
         include an evaluation or a busy moment of the machine.
@@ -244,6 +228,8 @@ class RunConsole:
         if len(self._times) < 2:
             return ""
         remaining = self._state.num_iterations - self._state.trained_iterations
+        if not remaining:
+            return ""
         whole = median(end - begin for begin, end in pairwise(self._times)) * remaining
         return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
 

@@ -5,15 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config import RunConfig
+from magrpo.layout import START, describe_start
 from magrpo.plugins import ConfigError
 from magrpo.store import CONFIG, RunStore, atomic_write
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.derive import derive_config, start_from
-
-START = "start.json"
-"""The file of a run directory that says which version the run started from, if it asked for the champion."""
 
 
 class RegistryError(RuntimeError):
@@ -35,18 +33,6 @@ def start_from_champion(store: RunStore) -> str:
     return f"the agents start from {describe_start(store)}"
 
 
-def describe_start(store: RunStore) -> str:
-    """The weights a run started from, in words."""
-    path = store.path / START
-    if not path.exists():
-        given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
-        return "; ".join(given) or "nothing: untrained weights"
-    facts = json.loads(path.read_bytes())
-    if facts["version"] is None:
-        return f"untrained weights: {facts['model']} had no champion"
-    return f"version {facts['version']} of {facts['model']}, then the champion"
-
-
 def _load_champion(store: RunStore, config: RunConfig) -> None:
     assert config.registry.model is not None
     given = [agent.name for agent in config.agents if agent.start_from is not None]
@@ -61,7 +47,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         folder = fetch_version(store, registry, champion)
     except Unavailable as error:
         raise RegistryError(f"registry.continue_from_champion: {error}") from error
-    there = sorted(path.name for path in folder.iterdir() if path.is_dir())
+    there = sorted(agent["name"] for agent in json.loads((folder / CONFIG).read_bytes())["agents"])
     wanted = sorted(agent.name for agent in config.agents)
     if there != wanted:
         raise ConfigError(

@@ -1,7 +1,8 @@
 """What a finished run prints: the verdict, where its time went and its files are, and the commands to type next."""
 
+import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
 from rich.console import Console
@@ -9,11 +10,15 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
-from magrpo.layout import WEIGHTS, find_evaluations, makes_tables, read_evaluation
-from magrpo.reports.baselines import BaselineTable, read_baselines
+from magrpo.layout import (
+    checkpoint_weights,
+    committed_iterations,
+    find_evaluations,
+    makes_tables,
+    read_evaluation,
+)
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.page import print_tables
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import CONFIG, RunStore
@@ -25,6 +30,8 @@ STYLES = {"better": "green", "worse": "red", "no reliable change": "yellow", "me
 """The colour of each verdict."""
 _LABEL = 9
 """Columns of a label, ``result:`` and so on."""
+_TABLE = 76
+"""Columns of the closing table with its intervals."""
 
 
 def print_closing(result: Result, console: Console) -> None:
@@ -32,6 +39,9 @@ def print_closing(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     console.print()
     if makes_tables(config):
+        from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
+        from magrpo.reports.page import print_tables  # matplotlib
+
         if not console.is_terminal:
             console.width = 160  # a file or a pipe has no width; the table is wide
         print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
@@ -40,7 +50,7 @@ def print_closing(result: Result, console: Console) -> None:
     else:
         _print_verdict(result, console)
     print_entry(console, "time:", _describe_time(store, result.timing))
-    print_files(store, console, result.outcome.checkpoint["dir"])
+    print_files(store, console)
     _print_services(result, console)
     print_commands("next:", suggest_commands(store), console)
 
@@ -63,23 +73,44 @@ def print_path(console: Console, label: str, path: Path) -> None:
     console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
 
 
-def print_commands(label: str, commands: dict[str, str], console: Console) -> None:
-    """Print commands below each other, unbroken, each with its comment where the line has room for it."""
+def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
+    """Print commands below each other, each with its comment where the lines have room for it."""
     width = max(map(len, commands))
     room = console.width if console.is_terminal else 200
     shows_comments = _LABEL + width + 4 + max(map(len, commands.values())) <= room
     for command, comment in commands.items():
-        text = f"{command:<{width}}  # {comment}" if shows_comments else command
-        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+        print_command(label, f"{command:<{width}}  # {comment}" if shows_comments else command, console)
         label = ""
 
 
-def print_files(store: RunStore, console: Console, checkpoint: str) -> None:
-    """Print where the report and the agents of a run are; ``checkpoint`` is the folder of its last weights."""
-    print_path(console, "report:", store.path / REPORT)
-    if not makes_tables(store.config()):
-        exported = store.path / "agents"
-        print_path(console, "agents:", exported if exported.is_dir() else store.path / checkpoint / WEIGHTS)
+def print_command(label: str, command: str, console: Console) -> None:
+    """Print a command; a terminal that is too narrow continues it below, so that it can still be copied."""
+    lines = [command]
+    if console.is_terminal and _LABEL + len(command) > console.width:
+        lines = []
+        for part in re.split(r" (?=--)", command):
+            if lines and _LABEL + len(f"{lines[-1]} {part} \\") <= console.width:
+                lines[-1] += f" {part}"
+            else:
+                lines.append(f"  {part}" if lines else part)
+    text = " \\\n".join(f"{'' if i else label:<{_LABEL}}{line}" for i, line in enumerate(lines))
+    console.print(text, markup=False, soft_wrap=True)
+
+
+def print_files(store: RunStore, console: Console) -> None:
+    """Print where the report and the agents of a run are, as far as they are there."""
+    if (store.path / REPORT).exists():
+        print_path(console, "report:", store.path / REPORT)
+    if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
+        print_path(console, "agents:", agents)
+
+
+def find_agents(store: RunStore) -> Path | None:
+    """The folder of the run's agents for others, or else of its last weights; None if it has none."""
+    if (store.path / "agents").is_dir():
+        return store.path / "agents"
+    iterations = committed_iterations(store, "update")
+    return checkpoint_weights(store, iterations[-1]) if iterations else None
 
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
@@ -110,7 +141,8 @@ def _find_comparable(store: RunStore) -> str | None:
 def _print_verdict(result: Result, console: Console) -> None:
     store, config = result.store, result.store.config()
     reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
-    console.print(closing_table(reports, config.reward.maxima, start_title(config)))
+    narrow = console.is_terminal and console.width < _TABLE
+    console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
     verdict = judge_evaluations(reports, config)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     if verdict.advice:
@@ -135,22 +167,17 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
 
 
 def _print_services(result: Result, console: Console) -> None:
-    for label, text in _describe_services(result):
-        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
-
-
-def _describe_services(result: Result) -> Iterator[tuple[str, str]]:
     store, config, magrpo = result.store, result.store.config(), find_command("magrpo")
     if result.promotion is not None:
-        yield "team:", str(result.promotion)
+        print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
-        yield "team:", f"not registered; to register it: {magrpo} train --resume {store.run_id}"
+        print_entry(console, "team:", "not registered; to register it:")
+        print_command("", f"{magrpo} train --resume {store.run_id}", console)
     if result.undelivered:
-        command = f"{magrpo} sync {store.run_id}"
-        yield "waiting:", f"{result.undelivered} records for MLflow; to deliver them: {command}"
+        print_entry(console, "waiting:", f"{result.undelivered} records for MLflow; to deliver them:")
+        print_command("", f"{magrpo} sync {store.run_id}", console)
     command, page = result.mlflow_page
     if command:
-        yield "MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1)
-        yield "", f"then open {page}"
-    else:
-        yield "MLflow:", page
+        print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
+    link = Style(link=page) if console.is_terminal else Style()
+    console.print(Text(f"{'' if command else 'MLflow:':<{_LABEL}}").append(page, link), soft_wrap=True)

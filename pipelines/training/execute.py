@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter, time
 
 from magrpo.config_diff import flatten_config
-from magrpo.layout import Step, hold_run
+from magrpo.layout import Step, hold_run, makes_tables
 from magrpo.reports.publish import publish_report
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
@@ -91,6 +91,10 @@ def execute(
     attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
+        if config.train.num_iterations and not makes_tables(config):
+            from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+
+            write_run_agents(store)
         publish_report(store)
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo

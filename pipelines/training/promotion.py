@@ -14,17 +14,16 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config import RunConfig
-from magrpo.layout import WEIGHTS, read_evaluation, split_file
+from magrpo.layout import AGENTS, WEIGHTS, describe_start, read_evaluation, split_file
 from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import mean_returns
 from magrpo.seeds import derive_seed
 from magrpo.store import CONFIG, Pointer, RunStore, digest
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
-from magrpo.tracking.provenance import collect_provenance
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
-from pipelines.training.champion import create_challenge, describe_start, fetch_version
+from pipelines.training.champion import create_challenge, fetch_version
 from pipelines.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from pipelines.training.loop import Outcome
 
@@ -103,18 +102,20 @@ class _Candidate:
         last, checkpoint = config.train.num_iterations, outcome.checkpoint
 
         def write(folder: Path) -> Mapping[str, float]:
-            from magrpo.reports.model_card import render_model_card, strip_heading  # huggingface_hub
+            from magrpo.export.model_card import render_model_card, strip_heading  # huggingface_hub
+            from magrpo.export.team import TrainedTeam
 
-            version = registry.register_team(mlflow_run_id, store.folder(checkpoint) / WEIGHTS, checkpoint["sha"])
-            reports = [read_evaluation(store.folder(pointer)) for pointer in outcome.evaluations.values()]
-            parent, mean = describe_start(store), reports[-1].summary[HEADLINE]["return"]
+            version = registry.register_team(mlflow_run_id, store.path / AGENTS, checkpoint["sha"])
+            team = TrainedTeam.of(store)
+            last_report = team.report.last
+            parent, mean = describe_start(store), last_report.summary[HEADLINE]["return"]
             shown = f"{mean.mean:.1%} [{mean.low:.1%}, {mean.high:.1%}]"
-            card = render_model_card(store, version.number, parent, reports, outcome.problems, collect_provenance())
-            returns = mean_returns(reports[-1], HEADLINE, config.reward)
+            card = render_model_card(team, version.number)
+            returns = mean_returns(last_report, HEADLINE, config.reward)
             described = folder / "described"
             described.mkdir()
             (described / "README.md").write_text(card, encoding="utf-8")
-            (described / CONFIG).write_text(config.resolved(), encoding="utf-8")
+            (described / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
             facts = {"protocol": self._protocol(), "returns": returns}
             (described / EVALUATION).write_text(json.dumps(facts, indent=1), encoding="utf-8")
             # The list of versions shows the first line of this, so no heading.

@@ -15,7 +15,7 @@ from torch import Tensor
 from magrpo.algo import loss as algo_loss
 from magrpo.algo.loss import SampledTokens, importance_weights, k3, loss_divisor
 from magrpo.config import AlgoConfig
-from magrpo_kernels import LossOptions, policy_loss_from_hidden, policy_loss_from_logits
+from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
 
 N, D, V = 7, 5, 11
 
@@ -46,7 +46,7 @@ def policy_loss(
     **tokens: Any,
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """The loss from hidden states or, to the same effect, from the logits."""
-    loss_of = partial(policy_loss_from_hidden, hidden, head_weight)
+    loss_of = partial(group_policy_loss, hidden, head_weight)
     if from_logits:
         loss_of = partial(policy_loss_from_logits, hidden @ head_weight.T)
     return algo_loss.policy_loss(loss_of, SampledTokens(**tokens), options, divisor, beta)
@@ -87,7 +87,7 @@ def test_one_token_by_hand() -> None:
     hidden = torch.tensor([[1.0]], requires_grad=True)
     weight = torch.tensor([[0.0], [math.log(3.0)]], requires_grad=True)
     tokens = [torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)])]
-    loss_of = partial(policy_loss_from_hidden, hidden, weight)
+    loss_of = partial(group_policy_loss, hidden, weight)
     loss, sums = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0)
     assert float(loss.detach()) == pytest.approx(-2 * math.log(0.75) / 4)
     (slope,) = gradients(loss, weight)

@@ -85,10 +85,13 @@ def test_a_folder_of_agents_needs_no_run(run: RunStore, tmp_path: Path) -> None:
 def test_agents_at_the_top_of_a_run_take_its_configuration(run: RunStore, tmp_path: Path) -> None:
     copied = tmp_path / "copied"
     shutil.copytree(run.path, copied)
-    (copied / "agents").symlink_to(Path("stages/00001/update/weights"))
+    shutil.copytree(run.path / "stages/00001/update/weights", copied / "agents")
     asked = find_asked_team(str(copied / "agents"), Path("runs"))
     assert asked.weights["main"] == copied / "agents" / "main"
-    assert asked.store is not None
+    shutil.copy(run.path / "config.json", copied / "agents")
+    for found in (asked, find_asked_team(str(copied / "agents"), Path("runs"))):
+        assert found.store is not None
+        assert found.store.path == copied
 
 
 def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from magrpo.interfaces import Engine
 from magrpo.plugins import TABLES, ConfigError, build_plugin
 from magrpo.policy import Policy
 from magrpo.types import Action, Request, Sample, SamplingParams
-from magrpo_kernels import LossOptions, TokenInputs, policy_loss_from_hidden
+from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss
 from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
 
 MAX_LENGTH = 128
@@ -265,7 +265,7 @@ def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: 
             weight, bias = head_weights(model)
             inputs = TokenInputs(batch.tokens.token_ids, batch.tokens.advantages, support=batch.tokens.support)
             options = LossOptions(temperature=0.8)
-            logps = policy_loss_from_hidden(hidden_states(model, batch), weight, inputs, options, bias=bias).logps
+            logps = group_policy_loss(hidden_states(model, batch), weight, inputs, options, bias=bias).logps
         assert float((logps - batch.tokens.sampling_logps).abs().max()) < world.tolerance
 
 

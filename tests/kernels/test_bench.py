@@ -13,20 +13,30 @@ from magrpo_kernels import bench
 def test_it_measures_ours_against_the_floor_and_eager(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    chosen = bench.list_implementations("cpu") | {"wrong": lambda case: 2 * bench.eager_loss(case)}
-    del chosen["torch.compile"]  # which takes long
-    monkeypatch.setattr(bench, "list_implementations", lambda device: chosen)
+    listed = bench.list_implementations
+
+    def list_some(case: bench.Case) -> dict[str, bench.Loss]:
+        chosen = listed(case) | {"wrong": lambda case: 2 * bench.eager_loss(case)}
+        del chosen["torch.compile"]  # which takes long
+        return chosen
+
+    monkeypatch.setattr(bench, "list_implementations", list_some)
     file = tmp_path / "report.json"
     shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "16", "--hidden", "8", "--vocabulary", "40"]
-    assert bench.main([*shape, "--sequences", "4", "--rounds", "3", "--json", str(file)]) == 0
+    assert bench.main([*shape, "--sequences", "8", "--rounds", "3", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     for title in ("trained head", "frozen head", "trained head, half the groups degenerate"):
         rows = {row["name"]: row for row in report[title]}
         for name in (bench.FLOOR, f"{bench.OURS} torch", "eager torch"):
             assert len(rows[name]["both_s"]) == 3, rows[name]
         assert "wrong gradient" in rows["wrong"]["skipped"]
+        assert len(rows["torch linear_cross_entropy"]["both_s"]) == 3
         assert rows["Liger fused linear GRPO"]["skipped"] or rows["Liger fused linear GRPO"]["both_s"]
-    assert "half the groups degenerate takes" in capsys.readouterr().out
+    assert len(report["logits in"][0]["both_s"]) == 3
+    printed = capsys.readouterr().out
+    for title in ("trained head", "frozen head", "trained head, half the groups degenerate", "logits in"):
+        assert f"\n{title} takes" in printed
+    assert "GB by calculation" in printed
 
 
 def test_shapes_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,13 +19,17 @@ from triton.compiler import ASTSource
 from magrpo_kernels.row_triton import launch_shape, row_kernel
 
 block, warps = launch_shape(151936)
+FLAGS = ("HAS_OLD", "HAS_REF", "HAS_GROUPS", "HAS_CAP", "STD", "ENTROPY")
 thread_elements = block // (32 * warps)
 
 def compiled(dtype, capability, *modes):
     names = row_kernel.arg_names
-    pointers = {"logits_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "ids_ptr": "*i64"}
+    pointers = {
+        "logits_ptr": f"*{dtype}", "out_ptr": f"*{dtype}", "returns_ptr": "*fp64",
+        **{name + "_ptr": "*i64" for name in ("ids", "sequences", "group", "bounds", "estimators")},
+    }
     scalars = {"stride": "i64", "out_stride": "i64", "vocabulary": "i32"}
-    constants = {name: name in modes for name in ("HAS_OLD", "HAS_REF", "ENTROPY")} | {
+    constants = {name: name in modes for name in FLAGS} | {
         "GRADIENT": True, "BLOCK": block, "LANES": {"bf16": 8, "fp32": 4}[dtype],
     }
     signature = {
@@ -52,7 +56,9 @@ KINDS = {
     "wait": r"bar\.sync\b",
     "store": r"st\.global\.(?:L1::\w+\.)?(?:v\d\.b32|b16)\b",
 }
-MODES = [[], ["HAS_OLD"], ["HAS_REF"], ["ENTROPY"], ["HAS_OLD", "HAS_REF"], ["HAS_OLD", "HAS_REF", "ENTROPY"]]
+MODES = [
+    [], ["HAS_OLD"], ["ENTROPY"], ["HAS_GROUPS"], ["HAS_GROUPS", "HAS_CAP", "STD"], ["HAS_OLD", "HAS_REF", "ENTROPY"],
+]
 
 def inspect(dtype, capability, modes):
     kernel = compiled(dtype, capability, *modes)
@@ -71,6 +77,7 @@ def inspect(dtype, capability, modes):
             loop = " ".join(body)
             loops.append({
                 "per_element": len(body) / thread_elements,
+                "exponentials": len(re.findall(r"\bMUFU\.EX2\b", loop)),
                 "barriers": len(re.findall(r"\bBAR\b", loop)),
                 "shuffles": len(re.findall(r"\bSHFL\b", loop)),
                 "loads": re.findall(r"LDG\.E\S*", loop),
@@ -109,13 +116,14 @@ def variants(request: pytest.FixtureRequest) -> dict[str, Any]:
 def test_registers_are_few_and_none_spill(variants: dict[str, Any]) -> None:
     for name, facts in variants.items():
         assert facts["registers"] <= 48, (name, facts)
-        assert facts["stack"] == facts["local"] == facts["double"] == 0, (name, facts)
+        assert facts["stack"] == facts["local"] == 0, (name, facts)
+        assert facts["double"] == 0 or "HAS_GROUPS" in name, (name, facts)
 
 
 def test_the_passes_move_16_bytes_at_a_time_and_never_wait(variants: dict[str, Any]) -> None:
     """An instruction budget: what memory leaves free is 13.8 an element on an H200, 9 on a B200."""
     for name, facts in variants.items():
-        first, second = facts["loops"]
+        first, second = (loop for loop in facts["loops"] if loop["exponentials"])
         for loop in (first, second):
             assert loop["barriers"] == loop["shuffles"] == 0, (name, loop)
             assert loop["loads"], (name, loop)

@@ -11,7 +11,7 @@ from magrpo_kernels import (
     LossOptions,
     Support,
     TokenInputs,
-    policy_loss_from_hidden,
+    group_policy_loss,
     policy_loss_from_logits,
 )
 from magrpo_kernels import hidden as hidden_module
@@ -132,7 +132,7 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     hidden, weight, bias, arguments = head_case(support=support)
     ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
-    result = policy_loss_from_hidden(*ours[:2], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
+    result = group_policy_loss(*ours[:2], *records(temperature=0.7, impl="torch", **arguments), bias=ours[2])
     expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], temperature=0.7, **arguments)
     for gradient, wanted in zip(
         torch.autograd.grad(-2 * result.loss, ours), torch.autograd.grad(-2 * expected, truth), strict=True
@@ -146,14 +146,14 @@ def test_gradcheck(support: bool) -> None:
     hidden, weight, bias, arguments = head_case(support=support)
     tensors = [tensor.requires_grad_() for tensor in (hidden, weight, bias)]
     assert torch.autograd.gradcheck(
-        lambda h, w, b: policy_loss_from_hidden(h, w, *records(impl="torch", **arguments), bias=b).loss, tensors
+        lambda h, w, b: group_policy_loss(h, w, *records(impl="torch", **arguments), bias=b).loss, tensors
     )
 
 
 def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
     hidden, weight, _, arguments = head_case(torch.float32)
     hidden.requires_grad_()
-    loss = policy_loss_from_hidden(hidden, weight, *records(impl="torch", **arguments)).loss
+    loss = group_policy_loss(hidden, weight, *records(impl="torch", **arguments)).loss
     loss.backward(retain_graph=True)
     assert weight.grad is None
     assert hidden.grad is not None
@@ -161,7 +161,7 @@ def test_only_what_trains_gets_a_gradient_and_backward_may_run_twice() -> None:
     loss.backward()
     torch.testing.assert_close(hidden.grad, 2 * first)
     with torch.no_grad():
-        assert not policy_loss_from_hidden(hidden, weight, *records(impl="torch", **arguments)).loss.requires_grad
+        assert not group_policy_loss(hidden, weight, *records(impl="torch", **arguments)).loss.requires_grad
 
 
 def test_extreme_rows() -> None:
@@ -195,7 +195,16 @@ def test_masked_tokens_may_hold_anything() -> None:
     [
         ({"token_ids": torch.tensor([5])}, "outside the vocabulary of 3"),
         ({"token_ids": torch.tensor([1, 2])}, r"token_ids must have shape \(1,\)"),
+        ({"token_ids": torch.tensor([1.0])}, "token_ids must be integers"),
         ({"temperature": 0.0}, "temperature must be positive"),
+        ({"temperature": math.nan}, "temperature must be positive"),
+        ({"divisor": 0.0}, "divisor must be positive"),
+        ({"clip_low": math.nan, "clip_high": 0.2}, "clip_low must be between 0 and 1"),
+        ({"clip_low": 2.0, "clip_high": 0.2}, "clip_low must be between 0 and 1"),
+        ({"clip_low": 0.2, "clip_high": -0.5}, "clip_high must be 0 or more"),
+        ({"sampling_logps": torch.zeros(1)}, "sampling_logps and importance_cap go together"),
+        ({"sampling_logps": torch.zeros(1), "importance_cap": 0.0}, "importance_cap must be positive"),
+        ({"normalize": "max"}, "unknown normalize"),
         ({"old_logps": torch.zeros(1)}, "old_logps need clip_low"),
         ({"ref_logps": torch.zeros(1)}, "go together"),
         ({"impl": "cuda"}, "unknown impl"),
@@ -207,3 +216,33 @@ def test_bad_arguments_are_refused(changes: dict[str, object], message: str) -> 
     arguments: dict[str, object] = {"token_ids": torch.tensor([1]), "coefficients": torch.ones(1)}
     with pytest.raises(ValueError, match=message):
         policy_loss_from_logits(torch.zeros(1, 3), *records(**(arguments | changes)))
+
+
+@pytest.mark.parametrize("shape", [(1, 0), (1, 1, 3), (3,)])
+def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"logits must have shape \(N, V\)"):
+        policy_loss_from_logits(torch.zeros(shape), TokenInputs(torch.tensor([0]), torch.ones(1)))
+
+
+@pytest.mark.parametrize(
+    ("head", "bias", "message"),
+    [
+        (torch.zeros(0, 2), None, "V must be 1 or more"),
+        (torch.zeros(3, 2), torch.zeros(3, dtype=torch.float64), "bias must have dtype and shape"),
+        (torch.zeros(3, 2), torch.zeros(2), "bias must have dtype and shape"),
+    ],
+)
+def test_a_head_that_does_not_fit_is_refused(head: torch.Tensor, bias: torch.Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        group_policy_loss(torch.zeros(1, 2), head, TokenInputs(torch.tensor([0]), torch.ones(1)), bias=bias)
+
+
+@pytest.mark.parametrize(("num_tokens", "trains_head"), [(1, False), (5000, False), (5000, True), (16384, True)])
+def test_chunks_on_cuda_are_equal_and_end_with_tiles(num_tokens: int, trains_head: bool) -> None:
+    parts = hidden_module.slice_chunks(num_tokens, 151_936, torch.device("cuda"), trains_head=trains_head)
+    sizes = [part.stop - part.start for part in parts]
+    assert sum(sizes) == num_tokens
+    assert set(sizes[:-1]) <= {sizes[0]}
+    assert all(size % 256 == 0 for size in sizes[:-1])
+    assert max(sizes) <= (8192 if trains_head else 2048)
+    assert len(sizes) == {1: 1, 5000: 1 if trains_head else 3, 16384: 2}[num_tokens]

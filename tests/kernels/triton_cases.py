@@ -12,10 +12,12 @@ from magrpo_kernels import (
     LossOptions,
     Support,
     TokenInputs,
-    policy_loss_from_hidden,
+    group_policy_loss,
     policy_loss_from_logits,
 )
+from magrpo_kernels.advantages import Normalize
 from magrpo_kernels.row import row_loss
+from tests.kernels.group_cases import group_inputs
 from tests.kernels.oracle import case, loss_by_definition, records
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -109,6 +111,75 @@ def test_log_probabilities_are_near_those_of_float64(
     torch.testing.assert_close(logps.double(), wanted, atol=2e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("normalize", ["none", "std"])
+def test_the_advantage_formed_in_the_kernel_is_the_stored_one_to_the_last_bit(normalize: Normalize) -> None:
+    num_tokens = 4096 if DEVICE == "cuda" else 100
+    logits = torch.randn(num_tokens, 9, generator=torch.Generator().manual_seed(2)).to(DEVICE)
+    options = LossOptions(normalize=normalize, divisor=12.0, impl="triton")
+    results = []
+    for inputs in group_inputs(normalize, num_tokens, DEVICE):
+        gradient = torch.full_like(logits, torch.nan)
+        results.append((*row_loss(logits, inputs, options, gradient), gradient))
+    assert all(torch.equal(ours, wanted) for ours, wanted in zip(*results, strict=True))
+    assert results[0][3].isfinite().all()
+
+
+@pytest.mark.parametrize("ratio", [False, True])
+def test_the_importance_weight_is_that_of_the_definition(ratio: bool) -> None:
+    arguments = on_device(case(40, 30, 4, ratio=ratio))
+    logits = arguments.pop("logits")
+    logps = logits.log_softmax(-1).gather(1, arguments["token_ids"][:, None]).squeeze(1)
+    sampling = logps + 0.5 * torch.randn(40, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    results = []
+    for impl in ("triton", "torch"):
+        inputs, options = records(sampling_logps=sampling, importance_cap=1.2, impl=impl, **arguments)
+        gradient = torch.empty_like(logits)
+        results.append((*row_loss(logits, inputs, options, gradient)[:2], gradient))
+    for ours, wanted in zip(*results, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=1e-5, rtol=1e-4)
+
+
+def test_a_reference_nearby_costs_what_its_series_says() -> None:
+    """exp(d) - d - 1 is rounding alone where d is small: 5.36e-7 for 5.00e-7, or nothing at all."""
+    distances = torch.tensor([1e-1, 9e-2, 1e-2, 1e-3, 1e-4, -1e-4, -1e-2, -9.99e-2, 2.0, -2.0], dtype=torch.float64)
+    logits = torch.zeros(len(distances), 1, device=DEVICE)  # a vocabulary of one: log-probability 0
+    ids, ones = torch.zeros(len(distances), dtype=torch.long, device=DEVICE), torch.ones(len(distances), device=DEVICE)
+    reference = distances.float().to(DEVICE)
+    inputs = TokenInputs(ids, 0 * ones, ref_logps=reference, kl_coefficients=ones)
+    losses, _, _ = row_loss(logits, inputs, LossOptions(impl="triton"), None)
+    exact = reference.double().expm1() - reference.double()
+    torch.testing.assert_close(losses.double(), exact, atol=0, rtol=1e-5)
+
+
+def test_backward_that_runs_once_leaves_gradients_alone_or_scales_them() -> None:
+    logits = torch.randn(5, 3000, generator=torch.Generator().manual_seed(2)).to(DEVICE).requires_grad_()
+    inputs = TokenInputs(torch.arange(5, device=DEVICE), torch.ones(5, device=DEVICE))
+    for factor in (1.0, 0.3):
+        gradients = []
+        for once in (False, True):
+            loss = policy_loss_from_logits(logits, inputs, LossOptions(backward_once=once, impl="triton")).loss
+            gradients.append(torch.autograd.grad(factor * loss, logits)[0])
+        assert torch.equal(*gradients)
+
+
+def test_one_id_and_rows_of_any_stride() -> None:
+    column = torch.randn(4, 3, device=DEVICE)[:, 1:2]  # (N, 1), whose second stride says nothing
+    inputs = TokenInputs(torch.zeros(4, dtype=torch.long, device=DEVICE), torch.ones(4, device=DEVICE))
+    result = policy_loss_from_logits(column.t().contiguous().t(), inputs, LossOptions(impl="triton"))
+    assert result.logps.tolist() == [0.0] * 4
+    assert policy_loss_from_logits(column, inputs, LossOptions(impl="triton")).logps.tolist() == [0.0] * 4
+
+
+def test_float64_is_not_rounded_behind_the_callers_back() -> None:
+    logits = torch.randn(3, 50, dtype=torch.float64, device=DEVICE)
+    inputs = TokenInputs(torch.arange(3, device=DEVICE), torch.ones(3, device=DEVICE))
+    logps = policy_loss_from_logits(logits, inputs).logps
+    assert logps.dtype == torch.float64
+    torch.testing.assert_close(logps, logits.log_softmax(-1)[:, :3].diagonal())
+    with pytest.raises(ValueError, match="takes no float64"):
+        policy_loss_from_logits(logits, inputs, LossOptions(impl="triton"))
+
+
 def test_rows_with_a_stride_keep_what_lies_between_them() -> None:
     storage = torch.randn(4, 2, 50, device=DEVICE)
     untouched = storage[:, 1].clone()
@@ -130,6 +201,6 @@ def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
     gradients = []
     for impl in ("triton", "torch"):
         leaves = [tensor.clone().to(DEVICE).requires_grad_() for tensor in (hidden, weight)]
-        loss = policy_loss_from_hidden(*leaves, *records(impl=impl, **arguments)).loss
+        loss = group_policy_loss(*leaves, *records(impl=impl, **arguments)).loss
         gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)

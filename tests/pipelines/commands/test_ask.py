@@ -180,6 +180,21 @@ def test_agents_stand_side_by_side_where_there_is_room(width: int) -> None:
     assert said.split("\nreturn ")[1].split() == ["100", "%", "50", "%", "-"]
 
 
+def test_what_agents_write_leaves_only_the_answer_on_the_terminal() -> None:
+    console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None)
+    assert isinstance(console.file, io.StringIO)
+    stream = AnswerView(console, CodingReward()).open_stream()
+    with stream:
+        stream("helper", "def aux(x):\n" * 50)
+        stream("main", "def f(x):\n    return aux(x)")
+    written = console.file.getvalue()
+    assert "helper" in written
+    with stream:
+        pass
+    again = console.file.getvalue()[len(written) :]
+    assert again.count("\x1b[1A") <= 1, "it clears the lines of this turn, not those of the last one"
+
+
 def test_a_text_cannot_command_the_terminal() -> None:
     said = shown(80, "def f(x):\n    return '\x1b]0;mine\x07[bold]'")
     assert "\x1b" not in said

@@ -102,7 +102,7 @@ def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
     ("width", "bar", "line"),
     [
         (60, 0, "evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
-        (80, 4, "1/100 · evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
+        (80, 0, "1/100 · evaluating 384 of 480 completions, 7 s · held-out 53% · 0:16:23 left"),
         (100, 24, "1/100 · evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
         (140, 30, "1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53% · 0:16:23 left"),
     ],

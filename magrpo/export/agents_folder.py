@@ -1,0 +1,89 @@
+"""The folder of a run's trained agents: all that is needed to use them, without the run and without this project.
+
+``<run>/agents``::
+
+    README.md                         the model card
+    config.json                       the run's configuration, without folders of the machine that trained
+    origin.json                       the run, checkpoint and evaluation that the folder was made from
+    helper/  main/                    one folder for each agent: adapter or model, tokenizer with chat template
+    coopcode-base/                    the base model, if it ships with the project
+"""
+
+import json
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig
+from magrpo.export.merging import merge_adapter
+from magrpo.export.model_card import CARD, render_agent_card, render_model_card
+from magrpo.export.team import TrainedTeam, name_base
+from magrpo.layout import AGENTS
+from magrpo.plugins import ConfigError
+from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_prompt_tokenizer
+from magrpo.store import CONFIG, RunStore, share_files
+
+ORIGIN = "origin.json"
+
+
+def write_run_agents(store: RunStore) -> Path:
+    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint."""
+    team, target = TrainedTeam.of(store), store.path / AGENTS
+    origin = target / ORIGIN
+    if not (origin.is_file() and json.loads(origin.read_bytes()) == team.describe_origin()):
+        write_agents(team, target)
+    return target
+
+
+def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
+    """Write the folder ``target``; one that was written before is replaced when the new one is whole.
+
+    ``repository``: id on the hub from which the model card tells to fetch the folder. Raises ConfigError if ``target``
+    holds anything else, or a tokenizer or base cannot be loaded.
+    """
+    if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
+        raise ConfigError(f"{target} holds other files; choose a folder that does not exist")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(dir=target.parent, prefix=".agents-") as parent:
+        draft = Path(parent) / AGENTS
+        draft.mkdir()
+        for agent in team.config.agents:
+            _write_agent(team, agent, draft / agent.name)
+        for model in team.list_shipped_bases():
+            shutil.copytree(locate_model(model), draft / model, copy_function=shutil.copyfile)
+        (draft / CONFIG).write_text(team.portable_config().resolved(), encoding="utf-8")
+        (draft / CARD).write_text(render_model_card(team, repository=repository), encoding="utf-8")
+        (draft / ORIGIN).write_text(json.dumps(team.describe_origin(), indent=1) + "\n", encoding="utf-8")
+        share_files(draft)
+        if target.exists():
+            shutil.rmtree(target)
+        draft.rename(target)
+
+
+def _write_agent(team: TrainedTeam, agent: AgentConfig, folder: Path) -> None:
+    folder.mkdir()
+    source = team.weights / agent.name
+    if agent.weights == "full":
+        for path in source.iterdir():
+            _copy_file(path, folder / path.name, link=path.suffix == ".safetensors")
+    elif team.merged:
+        merge_adapter(agent, source, folder)
+    else:
+        _copy_file(source / ADAPTER_WEIGHTS, folder / ADAPTER_WEIGHTS)
+        facts = json.loads((source / ADAPTER_CONFIG).read_bytes())
+        facts["base_model_name_or_path"] = name_base(agent.model)
+        (folder / ADAPTER_CONFIG).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    open_prompt_tokenizer(agent, team.config.model.chat_template).save_pretrained(folder)
+    (folder / CARD).write_text(render_agent_card(team, agent), encoding="utf-8")
+
+
+def _copy_file(source: Path, target: Path, *, link: bool = False) -> None:
+    """Copy a file; with ``link`` share the bytes of the run's own file where the file system can."""
+    if link:
+        with suppress(OSError):
+            os.link(source, target)
+            return
+    shutil.copyfile(source, target)

@@ -1,0 +1,55 @@
+"""The Hugging Face hub: a folder of agents as a repository there."""
+
+from pathlib import Path
+
+from huggingface_hub import HfApi
+from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError is of httpx or of its successor
+    HfHubHTTPError,
+    HFValidationError,
+    HTTPError,
+    LocalTokenNotFoundError,
+    OfflineModeIsEnabled,
+)
+from huggingface_hub.utils._validators import validate_repo_id
+
+from magrpo.plugins import ConfigError
+
+
+def check_repository(repository: str) -> None:
+    """Raise ConfigError unless ``repository`` is the id of a repository of somebody: ``user/name``."""
+    try:
+        validate_repo_id(repository)
+    except HFValidationError as error:
+        raise ConfigError(f"--push {repository}: {error}") from None
+    if "/" not in repository:
+        raise ConfigError(f"--push {repository}: name the owner, too: --push YOU/{repository}")
+
+
+def push_folder(folder: Path, repository: str, *, private: bool) -> str:
+    """Upload ``folder`` to ``repository``, created unless it is there; those of its folders that ``folder`` has
+    are replaced. Returns its URL.
+
+    ``private``: whether a new repository is. Raises ConfigError if the hub cannot be reached or refuses.
+    """
+    hub = HfApi()
+    try:
+        url = hub.create_repo(repository, private=private, exist_ok=True)
+        hub.upload_folder(
+            repo_id=repository,
+            folder_path=folder,
+            commit_message="Upload agents trained with magrpo",
+            delete_patterns=[f"{path.name}/*" for path in folder.iterdir() if path.is_dir()],
+        )
+    except (LocalTokenNotFoundError, HfHubHTTPError) as error:
+        refused = isinstance(error, LocalTokenNotFoundError) or error.response.status_code in (401, 403)
+        remedy = "log in with: hf auth login" if refused else "try again later"
+        raise ConfigError(f"--push {repository}: {hub.endpoint} refused: {_first_line(error)}; {remedy}") from None
+    except OfflineModeIsEnabled:
+        raise ConfigError(f"--push {repository}: HF_HUB_OFFLINE is set: unset it") from None
+    except (HTTPError, OSError) as error:
+        raise ConfigError(f"--push {repository}: {hub.endpoint} cannot be reached: {_first_line(error)}") from None
+    return str(url)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

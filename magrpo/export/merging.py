@@ -1,0 +1,25 @@
+"""Merging: an adapter and its base as one model, for any tool that reads models of transformers."""
+
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import AutoModelForCausalLM
+
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig
+from magrpo.policy import load_pretrained
+
+
+def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
+    """Write the agent's base with its ``adapter`` merged into ``folder``, in the precision of the base.
+
+    The sum is computed in float32 and rounded once: where the base is in bfloat16, the smallest updates are lost.
+    Raises ConfigError if the base cannot be loaded.
+    """
+    located = agent.model_copy(update={"model": locate_model(agent.model)})
+    base = load_pretrained(AutoModelForCausalLM, "model", located, dtype="auto")
+    dtype = base.dtype
+    model = PeftModel.from_pretrained(nn.Module.to(base, torch.float32), str(adapter))
+    model.merge_and_unload().to(dtype).save_pretrained(folder)

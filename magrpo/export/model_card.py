@@ -1,0 +1,138 @@
+"""The model card of a team: how to use its agents, with a real sample, its origin and its evaluation."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import ModelCard, try_to_load_from_cache
+
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig
+from magrpo.config_diff import list_changed_values
+from magrpo.engines.vllm import MAX_RANKS
+from magrpo.export.sample import choose_sample
+from magrpo.export.team import TrainedTeam, name_base
+from magrpo.layout import Step, describe_start, split_files
+from magrpo.plugins import ConfigError
+from magrpo.reports.page import render_template
+from magrpo.reports.verdict import judge_run
+from magrpo.tracking.wall_time import read_run_records
+
+CARD = "README.md"
+_FIRST_PORT = 8000
+
+
+def render_model_card(team: TrainedTeam, version: int | None = None, repository: str = "") -> str:
+    """The card in Markdown, after the front matter that hubs read.
+
+    ``version``: that of the registered model, ``repository``: the id on the hub, from which the card tells to fetch the
+    agents; without either it speaks of the folder it lies in.
+    """
+    config, store, sample = team.config, team.store, choose_sample(team)
+    title, fetch = f"Agents of run {store.run_id}", ""
+    if version is not None:
+        model = config.registry.model
+        title = f"{model}, version {version}"
+        fetch = (
+            "# MLFLOW_TRACKING_URI names the MLflow that this is registered in\n"
+            f"mlflow artifacts download --artifact-uri models:/{model}/{version} --dst-path agents\ncd agents"
+        )
+    elif repository:
+        title, fetch = repository, f"hf download {repository} --local-dir agents\ncd agents"
+    prepared = Step("prepare", 0).folder
+    problems, sizes = store.find(prepared), store.stored_metrics(prepared)
+    if problems is None:
+        raise ConfigError(f"run {store.run_id}: its problems are damaged: {store.stage_folder(prepared)}")
+    bases = list(_describe_bases(team))
+    licences = {base["licence"] for base in bases}
+    return render_template(
+        "model_card.md.j2",
+        title=title,
+        fetch=fetch,
+        config=config,
+        dtype=team.dtype,
+        iteration=team.iteration,
+        parent=describe_start(store),
+        run_id=store.run_id,
+        roles=", ".join(f"`{agent.name}` (role {agent.role})" for agent in config.agents),
+        verdict=judge_run(team.report).sentence,
+        bases=bases,
+        hub_bases=[base["model"] for base in bases if not (base["shipped"] or base["is_folder"])],
+        adapted=[agent for base in bases for agent in base["adapted"]],
+        full=[agent for agent in config.agents if team.weights_of(agent) == "full"],
+        licence=licences.pop() if len(licences) == 1 else None,
+        code=_describe_code(read_run_records(store.path)),
+        sample=sample,
+        printed="\n\n\n".join(sample.answers.values()) if sample else "",
+        parts=", ".join(f"{part} {value:.2f}" for part, value in sample.reward.parts.items()) if sample else "",
+        servers=list(_plan_servers(team, bases)),
+        evaluations=team.report.evaluation_tables(),
+        splits=[
+            (split, f"{sizes[f'problems/{split}']:.0f}", store.file_digest(problems, path.name))
+            for split, path in split_files(store.folder(problems)).items()
+        ],
+        changed=list_changed_values(team.portable_config()),
+    )
+
+
+def render_agent_card(team: TrainedTeam, agent: AgentConfig) -> str:
+    """The card in the folder of one agent, which refers to that of its team."""
+    base = name_base(agent.model)
+    return render_template(
+        "agent_card.md.j2",
+        agent=agent,
+        weights=team.weights_of(agent),
+        base=f"`{base}`",
+        hub_base=base if locate_model(base) == base and not Path(base).is_dir() else "",
+        num_agents=len(team.config.agents),
+    )
+
+
+def strip_heading(card: str) -> str:
+    """The card without its front matter and title."""
+    return card.partition("\n---\n")[2].partition("\n")[2]
+
+
+def find_licence(base: str) -> str | None:
+    """The licence stated by the model card of a base: a folder, a shipped model, or a hub id in the local cache."""
+    folder = Path(locate_model(base))
+    card: object = folder / CARD if folder.is_dir() else None
+    if card is None and base.count("/") <= 1:
+        card = try_to_load_from_cache(base, CARD)
+    if not isinstance(card, (str, Path)) or not Path(card).is_file():
+        return None
+    stated = ModelCard.load(card, ignore_metadata_errors=True).data.to_dict().get("license")
+    return str(stated) if stated else None
+
+
+def _describe_bases(team: TrainedTeam) -> Iterator[dict[str, Any]]:
+    """The base models with their agents; ``adapted``: those that others need the base for."""
+    for model in sorted({agent.model for agent in team.config.agents}):
+        agents = [agent for agent in team.config.agents if agent.model == model]
+        shipped = locate_model(model) != model
+        yield {
+            "model": name_base(model),
+            "licence": find_licence(model),
+            "agents": agents,
+            "adapted": [agent for agent in agents if team.weights_of(agent) != "full"],
+            "shipped": shipped,
+            "is_folder": not shipped and Path(model).is_dir(),
+        }
+
+
+def _plan_servers(team: TrainedTeam, bases: Sequence[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """One vLLM server for each base with adapters, and for each agent that is a model of its own."""
+    full = [agent for agent in team.config.agents if team.weights_of(agent) == "full"]
+    served = [(base["model"], base["adapted"]) for base in bases if base["adapted"]] + [("", [agent]) for agent in full]
+    for port, (base, agents) in enumerate(served, start=_FIRST_PORT):
+        rank = next(rank for rank in MAX_RANKS if rank >= team.config.lora.rank)
+        yield {"base": base, "agents": agents, "port": port, "rank": rank}
+
+
+def _describe_code(records: Sequence[Mapping[str, Any]]) -> str:
+    """The commit, if it is known, and the versions of the libraries, from the tracking records of a run."""
+    tags = {key: value for record in records if record["kind"] == "tags" for key, value in record["values"].items()}
+    commit = tags.get("mlflow.source.git.commit")
+    changed = ", with uncommitted changes" if tags.get("git.dirty") == "true" else ""
+    versions = [f"{key.removeprefix('version.')} {tags[key]}" for key in tags if key.startswith("version.")]
+    return "; ".join(filter(None, [f"commit `{commit}`{changed}" if commit else "", ", ".join(versions)]))

@@ -1,0 +1,70 @@
+"""A real sample for the model card: a held-out problem, the prompts of all agents, their answers and the reward."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+
+from magrpo.export.team import TrainedTeam
+from magrpo.layout import TRAJECTORIES
+from magrpo.store import read_records
+from magrpo.types import JointReward, Problem, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """The first answer of every agent to one problem, greedy, from the run's last evaluation; keyed by agent."""
+
+    problem: Problem
+    messages: Mapping[str, Sequence[Mapping[str, str]]]
+    """The prompts as the environment made them."""
+    answers: Mapping[str, str]
+    program: str
+    """The program that the reward made of the answers; empty if it runs none, or they make none."""
+    tests: tuple[int, int] | None
+    """Tests that the program passed, and all; None without a program."""
+    reward: JointReward
+    num_problems: int
+    """Number of held-out problems that it was chosen from."""
+
+
+def choose_sample(team: TrainedTeam) -> Sample | None:
+    """The sample with the highest return, of those the one with the shortest prompt; None if the sandbox ran none."""
+    trajectories = [
+        trajectory
+        for trajectory in read_records(team.evaluation / TRAJECTORIES, Trajectory)
+        if (trajectory.split, trajectory.mode) == ("test", "greedy") and not trajectory.steps[-1].turn.masked
+    ]
+    if not trajectories:
+        return None
+
+    def order(one: Trajectory) -> tuple[float, int, str]:
+        return -_first_round(one)[1].total, len(one.problem.prompt), one.problem.task_id
+
+    best = min(trajectories, key=order)
+    num_steps, reward = _first_round(best)
+    steps = best.steps[:num_steps]
+    prompts = {agent: prompt for step in reversed(steps) for agent, prompt in step.prompts.items()}
+    answers = {agent: action.text for step in reversed(steps) for agent, action in step.actions.items()}
+    agents = [agent for agent in team.config.agents if agent.name in answers]
+    texts = {agent.role: answers[agent.name] for agent in agents}
+    executions = team.config.reward.executions(best.problem, texts, {})
+    report = next((steps[-1].turn.reports[name] for name in executions), None)
+    return Sample(
+        problem=best.problem,
+        messages={a.name: [asdict(message) for message in prompts[a.name].observation.messages] for a in agents},
+        answers={agent.name: answers[agent.name] for agent in agents},
+        program=next((execution.source for execution in executions.values()), ""),
+        tests=None if report is None else (report.tests_passed, report.tests_total),
+        reward=reward,
+        num_problems=len(trajectories),
+    )
+
+
+def _first_round(trajectory: Trajectory) -> tuple[int, JointReward]:
+    """Number of turns until every agent has answered once, and the reward of that turn."""
+    everybody = trajectory.texts.keys()
+    seen: set[str] = set()
+    for number, step in enumerate(trajectory.steps, start=1):
+        seen |= step.actions.keys()
+        if seen == everybody:
+            return number, step.turn.reward
+    raise AssertionError("the last turn has seen every agent that acts")

@@ -1,0 +1,113 @@
+"""The trained team of a run: which checkpoint others get, where it came from, and how its parts are named for them."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Literal
+
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig, RunConfig
+from magrpo.layout import (
+    Step,
+    checkpoint_weights,
+    committed_iterations,
+    find_evaluations,
+    makes_tables,
+    read_evaluation,
+)
+from magrpo.plugins import ConfigError
+from magrpo.reports.evaluations import load_run_config
+from magrpo.reports.run import RunReport
+from magrpo.store import Pointer, RunStore
+
+
+@dataclass(frozen=True)
+class TrainedTeam:
+    """The agents of a run after its last evaluated iteration. Made by :meth:`of`."""
+
+    store: RunStore
+    config: RunConfig
+    evaluations: dict[int, Pointer]
+    """Its evaluations by iteration, ascending; the last one is of these agents."""
+    merged: bool
+    """Whether adapters are merged into copies of their base."""
+
+    @classmethod
+    def of(cls, store: RunStore, *, merged: bool = False) -> "TrainedTeam":
+        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated."""
+        config = load_run_config(store)
+        if makes_tables(config):
+            raise ConfigError(f"run {store.run_id} compares baselines and has no agents of its own; name a trained run")
+        kept = committed_iterations(store, "update")
+        evaluations = {i: pointer for i, pointer in find_evaluations(store).items() if i in kept}
+        if not evaluations:
+            raise ConfigError(
+                f"run {store.run_id} has no evaluated agents yet; resume it: magrpo train --resume {store.run_id}"
+            )
+        return cls(store, config, evaluations, merged)
+
+    @property
+    def iteration(self) -> int:
+        """The iteration after which the agents have these weights."""
+        return max(self.evaluations)
+
+    @property
+    def evaluation(self) -> Path:
+        """The folder of the evaluation of these agents."""
+        return self.store.folder(self.evaluations[self.iteration])
+
+    @property
+    def weights(self) -> Path:
+        """The folder of the checkpoint, with a folder for each agent."""
+        return checkpoint_weights(self.store, self.iteration)
+
+    @cached_property
+    def report(self) -> RunReport:
+        """The evaluations as reports read them."""
+        reports = [read_evaluation(self.store.folder(pointer)) for pointer in self.evaluations.values()]
+        return RunReport(self.store.run_id, self.store, self.config, reports)
+
+    @property
+    def dtype(self) -> Literal["float32", "bfloat16"]:
+        """The precision in which it was trained and evaluated, if that was on one machine."""
+        if self.config.model.dtype != "auto":
+            return self.config.model.dtype
+        return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"
+
+    def describe_origin(self) -> dict[str, object]:
+        """The run, checkpoint and evaluation, as plain JSON. Raises ConfigError if the checkpoint is damaged."""
+        checkpoint = self.store.find(Step("update", self.iteration).folder)
+        if checkpoint is None:
+            raise ConfigError(f"run {self.store.run_id}: the checkpoint of iteration {self.iteration} is damaged")
+        return {
+            "run": self.store.run_id,
+            "iteration": self.iteration,
+            "checkpoint": checkpoint["sha"],
+            "evaluation": self.evaluations[self.iteration]["sha"],
+            "merged": self.merged,
+        }
+
+    def weights_of(self, agent: AgentConfig) -> Literal["lora", "shared", "full"]:
+        """The form in which others get the agent's weights."""
+        return "full" if self.merged else agent.weights
+
+    def portable_config(self) -> RunConfig:
+        """The configuration without folders of the machine that trained; merged agents are full models."""
+        agents = [
+            agent.model_copy(
+                update={"start_from": None, "weights": self.weights_of(agent), "model": name_base(agent.model)}
+            )
+            for agent in self.config.agents
+        ]
+        root = RunConfig.model_fields["root"].default
+        return self.config.model_copy(update={"agents": tuple(agents), "root": root})
+
+    def list_shipped_bases(self) -> list[str]:
+        """The bases of its adapters that ship with the project, so that others get a copy of them."""
+        bases = {agent.model for agent in self.config.agents if self.weights_of(agent) != "full"}
+        return sorted(base for base in bases if locate_model(base) != base)
+
+
+def name_base(model: str) -> str:
+    """A base model as others name it: by its name where it has one, else by the absolute path of its folder."""
+    return str(Path(model).resolve()) if locate_model(model) == model and Path(model).is_dir() else model

@@ -1,0 +1,148 @@
+"""``magrpo show``: a run in one screen."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+
+from rich import box
+from rich.table import Table
+
+from magrpo.config import RunConfig
+from magrpo.layout import find_evaluations, read_evaluation
+from magrpo.reports.budget import build_ledger
+from magrpo.reports.evaluations import load_run_config
+from magrpo.reports.figures import (
+    SPLIT_TITLES,
+    format_budget,
+    format_interval,
+    format_wall_time,
+    quantity_title,
+    sort_summary_keys,
+)
+from magrpo.reports.publish import REPORT
+from magrpo.reports.verdict import Verdict, judge_evaluations
+from magrpo.store import CONFIG, RunStore
+from magrpo.tracking.wall_time import read_wall_time
+from magrpo.types import HEADLINE, EvalReport
+from pipelines.arguments import Json, Root, RunId
+from pipelines.commands.runs import Summary, summarize_folder
+from pipelines.environment import find_command, shorten_path
+from pipelines.progress.activity import open_console, show_activity
+from pipelines.training.closing import (
+    STYLES,
+    find_agents,
+    print_commands,
+    print_entry,
+    print_files,
+    print_path,
+    suggest_commands,
+)
+
+MAX_ROWS = 9
+"""Evaluations shown; of more, evenly spaced ones with the first and the last."""
+
+
+def show_run(run: RunId, /, *, as_json: Json = False, root: Root = Path("runs")) -> int:
+    """Print a run in one screen: state, verdict, evaluations, cost, files and the next commands; the exit code is 0.
+
+    Args:
+        run: Id of a run, or its folder.
+    """
+    store = locate_run(run, root)
+    config = load_run_config(store)
+    with show_activity("reading the run"):
+        summary = summarize_folder(store.path)
+        reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+        verdict = judge_evaluations(reports, config) if reports else None
+        facts = _collect_facts(store, summary, reports, verdict)
+    if as_json:
+        print_as_json(facts)
+    else:
+        _print_screen(store, config, summary, reports, verdict)
+    return 0
+
+
+def locate_run(name: str, root: Path) -> RunStore:
+    """The run with the id ``name`` in ``root``, or the one in the folder ``name``; ConfigError if neither exists."""
+    folder = Path(name).resolve()
+    return RunStore(folder.parent, folder.name) if (folder / CONFIG).is_file() else RunStore.open(root, name)
+
+
+def print_as_json(tree: object) -> None:
+    """Print what a command found as JSON: records as objects, fractions and seconds unrounded."""
+    print(json.dumps(tree, indent=2, default=asdict))
+
+
+def _collect_facts(
+    store: RunStore, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
+) -> dict[str, object]:
+    wall_time = read_wall_time(store.path)
+    report, agents = store.path / REPORT, find_agents(store)
+    return {
+        "run": store.run_id,
+        "folder": str(store.path),
+        "state": summary.state,
+        "iterations": summary.iterations,
+        "num_iterations": int(summary.config["train.num_iterations"]),
+        "verdict": verdict,
+        "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
+        "budget": build_ledger(store.stage_metrics())[-1],
+        "wall_time": wall_time and {**asdict(wall_time), "loading_s": wall_time.loading_s},
+        "report": str(report) if report.exists() else None,
+        "agents": str(agents) if agents else None,
+        "config": dict(summary.config),
+    }
+
+
+def _print_screen(
+    store: RunStore, config: RunConfig, summary: Summary, reports: Sequence[EvalReport], verdict: Verdict | None
+) -> None:
+    console = open_console()
+    done = f"{summary.iterations} of {config.train.num_iterations} iterations"
+    print_entry(console, "run:", f"{store.run_id}, {summary.state}, {done}, seed {config.train.seed}", "bold")
+    agents = ", ".join(f"{agent.name} ({agent.model.rstrip('/').rpartition('/')[2]})" for agent in config.agents)
+    kinds = f"problems {config.problems.kind}, environment {config.env.kind}, reward {config.reward.kind}"
+    print_entry(console, "task:", f"{agents}; {kinds}")
+    if verdict is not None:
+        print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
+        if verdict.advice:
+            print_entry(console, "advice:", verdict.advice)
+    if reports:
+        console.print(_evaluations_table(reports))
+    budget = build_ledger(store.stage_metrics())[-1]
+    if budget.updates:
+        print_entry(console, "budget:", format_budget(budget))
+    wall_time = read_wall_time(store.path)
+    if wall_time is not None:
+        started = f"{datetime.fromtimestamp(summary.started_s):%Y-%m-%d %H:%M}"
+        print_entry(console, "time:", f"{format_wall_time(wall_time)}; started {started}")
+    print_path(console, "folder:", store.path)
+    print_files(store, console)
+    if summary.state in ("finished", "running"):
+        print_commands("next:", suggest_commands(store), console)
+    else:
+        command = f"{find_command('magrpo')} train --resume {store.run_id} --root {shorten_path(store.path.parent)}"
+        print_commands("next:", {command: "go on where it stopped"}, console)
+
+
+def _evaluations_table(reports: Sequence[EvalReport]) -> Table:
+    """The mean return, with its interval, at each evaluation and on each split, and pass@1."""
+    last = len(reports) - 1
+    chosen = (
+        sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}) if last >= MAX_ROWS else range(last + 1)
+    )
+    keys = [key for key in sort_summary_keys(reports[-1].summary) if key.endswith("/sampled")]
+    table = Table(box=box.SIMPLE_HEAD, title="return, % of the maximum [95 %]", title_justify="left", pad_edge=False)
+    table.add_column("iteration", justify="right")
+    for key in keys:
+        table.add_column(SPLIT_TITLES[key.partition("/")[0]], justify="right")
+    solved = "pass_at_1" in reports[-1].summary[HEADLINE]
+    if solved:
+        table.add_column(f"{quantity_title('pass_at_1')} (held-out)", justify="right")
+    for report in (reports[i] for i in chosen):
+        cells = [format_interval("return", report.summary[key]["return"]) for key in keys if key in report.summary]
+        passed = [f"{report.summary[HEADLINE]['pass_at_1'].mean:.1%}"] if solved else []
+        table.add_row(str(report.policy_version), *cells, *passed)
+    return table

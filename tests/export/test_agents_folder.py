@@ -1,0 +1,231 @@
+"""The folder of trained agents: what its card says is what its snippets, commands and requests give."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from magrpo.export.agents_folder import ORIGIN, write_run_agents
+from magrpo.layout import TRAJECTORIES
+from magrpo.policy import open_prompt_tokenizer
+from magrpo.store import RunStore, read_records
+from magrpo.types import Trajectory
+from pipelines.cli import main
+from tests.export.fake_hub import FakeHub, serve_hub
+from tests.pipelines.micro import blank_pictures
+
+CONFIGS = Path(__file__).parents[2] / "pipelines" / "configs"
+SHORT = (
+    "train.num_iterations=1",
+    "rollout.problems_per_iteration=2",
+    "rollout.group_size=2",
+    "eval.max_problems=4",
+    "eval.num_samples=1",
+)
+
+
+def train(root: Path, config: str, *overrides: str) -> RunStore:
+    with blank_pictures():
+        arguments = [str(CONFIGS / config), *SHORT, *overrides, "--name", "mine", "--root", str(root), "--local"]
+        assert main(["train", *arguments]) == 0
+    return RunStore.open(root, "mine")
+
+
+@pytest.fixture(scope="module")
+def coders(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    """A finished run of two programmers."""
+    return train(tmp_path_factory.mktemp("coders"), "embedded.toml")
+
+
+@pytest.fixture(scope="module")
+def authors(tmp_path_factory: pytest.TempPathFactory) -> RunStore:
+    """A finished run of two authors."""
+    return train(tmp_path_factory.mktemp("authors"), "writing_embedded.toml")
+
+
+def read_blocks(card: str, language: str = "") -> list[str]:
+    """The code blocks of a card in one language."""
+    return [text for kind, text in re.findall(r"^```(\w*)\n(.*?)^```$", card, re.M | re.S) if kind == language]
+
+
+def run_python(folder: Path, snippet: str) -> str:
+    """What a snippet prints in ``folder``."""
+    with chdir(folder), redirect_stdout(io.StringIO()) as printed:
+        exec(snippet, {})
+    return printed.getvalue()
+
+
+def test_the_snippet_prints_the_answers_of_the_card_without_this_project(coders: RunStore) -> None:
+    agents = coders.path / "agents"
+    card = (agents / "README.md").read_text()
+    [snippet] = read_blocks(card, "python")
+    program = [sys.executable, "-I", "-c", f"{snippet}\nimport sys\nassert 'magrpo' not in sys.modules"]
+    done = subprocess.run(program, cwd=agents, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == read_blocks(card)[0]
+    assert re.search(r"The joined program passes \d+ of \d+ tests", card)
+
+
+def test_two_authors_print_two_texts(authors: RunStore) -> None:
+    agents = authors.path / "agents"
+    card = (agents / "README.md").read_text()
+    [snippet] = read_blocks(card, "python")
+    assert run_python(agents, snippet) == read_blocks(card)[0]
+    assert "tests" not in card.partition("## Evaluation")[0]
+
+
+def test_the_agents_of_the_folder_can_be_asked(coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    agents = coders.path / "agents"
+    card = (agents / "README.md").read_text()
+    [command] = [line for block in read_blocks(card, "sh") for line in block.splitlines() if line.startswith("magrpo ")]
+    with chdir(agents):
+        assert main(shlex.split(command)[1:]) == 0
+    said = capsys.readouterr().out
+    assert [line for line in read_blocks(card)[0].split() if line not in said] == []
+
+
+def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStore) -> None:
+    agents = coders.path / "agents"
+    assert sorted(path.name for path in agents.iterdir()) == [
+        "README.md",
+        "config.json",
+        "coopcode-base",
+        "helper",
+        "main",
+        "origin.json",
+    ]
+    for path in agents.rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644)
+        if path.suffix in (".md", ".json", ".jinja"):
+            assert str(coders.path.parent) not in path.read_text()
+            assert str(CONFIGS.parents[1]) not in path.read_text()
+    for name in ("helper", "main"):
+        assert json.loads((agents / name / "adapter_config.json").read_text())["base_model_name_or_path"] == (
+            "coopcode-base"
+        )
+        theirs, ours = (
+            folder / name / "adapter_model.safetensors"
+            for folder in (agents, coders.path / "stages/00001/update/weights")
+        )
+        assert theirs.read_bytes() == ours.read_bytes()
+        assert stat.S_IMODE(ours.stat().st_mode) == 0o644
+        assert "../README.md" in (agents / name / "README.md").read_text()
+
+
+def test_chat_templates_render_prompts_as_they_were_trained(coders: RunStore, authors: RunStore) -> None:
+    for store in (coders, authors):
+        config = store.config()
+        trajectories = read_records(store.path / "stages/00001/evaluate" / TRAJECTORIES, Trajectory)
+        for agent in config.agents:
+            tokenizer = open_prompt_tokenizer(agent, config.model.chat_template)
+            prompt = trajectories[0].steps[0].prompts[agent.name]
+            messages = [{"role": message.role, "content": message.content} for message in prompt.observation.messages]
+            ids = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+            assert tuple(ids) == prompt.token_ids
+
+
+def test_a_finished_run_keeps_its_folder_until_its_weights_change(coders: RunStore) -> None:
+    written = (coders.path / "agents" / ORIGIN).stat()
+    write_run_agents(coders)
+    assert (coders.path / "agents" / ORIGIN).stat().st_ino == written.st_ino
+    (coders.path / "agents" / ORIGIN).write_text("{}")
+    write_run_agents(coders)
+    assert (coders.path / "agents" / ORIGIN).stat().st_ino != written.st_ino
+    assert not list(coders.path.glob(".agents-*"))
+
+
+def export(store: RunStore, *arguments: str) -> int:
+    return main(["export", store.run_id, "--root", str(store.path.parent), *arguments])
+
+
+def test_merged_agents_answer_alike_without_peft_and_base(coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert export(coders, "--merge") == 0
+    assert "agents-merged: the merged models helper, main after iteration 1" in capsys.readouterr().out
+    merged = coders.path / "agents-merged"
+    card = (merged / "README.md").read_text()
+    [snippet] = read_blocks(card, "python")
+    assert "peft" not in snippet
+    assert not (merged / "coopcode-base").exists()
+    assert run_python(merged, snippet) == read_blocks((coders.path / "agents" / "README.md").read_text())[0]
+    assert [agent["weights"] for agent in json.loads((merged / "config.json").read_text())["agents"]] == ["full"] * 2
+
+
+def test_an_old_run_gets_its_folder_where_it_is_wanted(
+    coders: RunStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "for-a-friend"
+    assert export(coders, "--output", str(target)) == 0
+    assert (target / "README.md").read_text() == (coders.path / "agents" / "README.md").read_text()
+    assert export(coders, "--output", str(target)) == 0, "a folder of agents is replaced"
+    (target / ORIGIN).unlink()
+    assert export(coders, "--output", str(target)) == 2
+    assert "for-a-friend holds other files; choose a folder that does not exist" in capsys.readouterr().err
+
+
+def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    RunStore.create(coders.config().model_copy(update={"root": tmp_path}), "new")
+    assert main(["export", "new", "--root", str(tmp_path)]) == 2
+    assert "run new has no evaluated agents yet; resume it: magrpo train --resume new" in capsys.readouterr().err
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeHub]:
+    with serve_hub() as hub:
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.url)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+        yield hub
+
+
+def test_agents_are_pushed_as_they_are(coders: RunStore, hub: FakeHub, capsys: pytest.CaptureFixture[str]) -> None:
+    hub.files["me/team"] = {"helper/model.safetensors": b"of an earlier push", "notes.txt": b"mine"}
+    assert export(coders, "--push", "me/team") == 0
+    assert f"pushed to {hub.url}/me/team" in capsys.readouterr().out
+    agents = coders.path / "agents"
+    pushed = {str(path.relative_to(agents)): path.read_bytes() for path in agents.rglob("*") if path.is_file()}
+    assert hub.files["me/team"] == pushed | {"notes.txt": b"mine"}
+    assert hub.private["me/team"]
+    assert b"hf download me/team --local-dir agents\ncd agents\n" in pushed["README.md"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "message"),
+    [
+        (["--push", "team"], 200, "--push team: name the owner, too: --push YOU/team"),
+        (["--push", "me/te am"], 200, "--push me/te am: "),
+        (["--push", "me/team"], 401, "log in with: hf auth login"),
+        (["--public"], 200, "--public goes with --push REPO"),
+    ],
+)
+def test_a_push_that_cannot_be_says_what_to_do(
+    coders: RunStore,
+    hub: FakeHub,
+    arguments: list[str],
+    status: int,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    hub.status = status
+    assert export(coders, *arguments) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_hub_that_is_away_is_named(
+    coders: RunStore, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert export(coders, "--push", "me/team") == 2
+    assert "--push me/team: http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err

@@ -1,0 +1,79 @@
+"""The loss from returns: the advantage, formed on the way, is the stored one to the last bit of float32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from magrpo_kernels import Groups, LossOptions, TokenInputs, group_policy_loss
+from magrpo_kernels.advantages import Normalize, advantages_by_group
+from tests.kernels.group_cases import group_inputs
+
+
+@pytest.mark.parametrize("normalize", ["none", "std"])
+@pytest.mark.parametrize("checked", [False, True])
+def test_the_loss_from_returns_is_the_loss_from_stored_advantages(normalize: Normalize, checked: bool) -> None:
+    fused, stored = group_inputs(normalize, 300, "cpu")
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(300, 5, generator=generator), torch.randn(9, 5, generator=generator)
+    options = LossOptions(0.7, normalize=normalize, divisor=12.0, checked=checked)
+    results = []
+    for inputs in (fused, stored):
+        leaves = [tensor.clone().requires_grad_() for tensor in (hidden, weight)]
+        result = group_policy_loss(*leaves, inputs, options)
+        results.append((result.loss.detach(), result.logps, *torch.autograd.grad(result.loss, leaves)))
+    assert all(torch.equal(ours, wanted) for ours, wanted in zip(*results, strict=True))
+    assert bool((results[0][1] == 0).any()) is not checked, "a token of a group of equal returns is left out"
+
+
+def test_the_importance_weight_is_that_of_the_tokens_own_log_probability() -> None:
+    generator = torch.Generator().manual_seed(1)
+    hidden, weight = torch.randn(6, 5, generator=generator), torch.randn(9, 5, generator=generator)
+    inputs = TokenInputs(torch.arange(6), torch.tensor([1.0, -2.0, 0.5, 1.0, 1.0, -1.0]))
+    logps = group_policy_loss(hidden, weight, inputs).logps
+    sampling = logps + torch.tensor([0.1, -0.2, 0.3, -3.0, 0.0, 2.0])
+    ratios = (logps - sampling).exp().clamp(max=1.5)
+    assert ratios.max() == 1.5
+    weighted = replace(inputs, coefficients=inputs.coefficients * ratios)
+    options = LossOptions(importance_cap=1.5)
+    gradients = []
+    for chosen, chosen_options in ((replace(inputs, sampling_logps=sampling), options), (weighted, LossOptions())):
+        leaf = hidden.clone().requires_grad_()
+        gradients.append(torch.autograd.grad(group_policy_loss(leaf, weight, chosen, chosen_options).loss, leaf)[0])
+    torch.testing.assert_close(*gradients)
+    # With a policy from before the update, it is that policy's.
+    old = logps - 0.1
+    ratios = (old - sampling).exp().clamp(max=1.5)
+    weighted = replace(inputs, coefficients=inputs.coefficients * ratios, old_logps=old)
+    clipped = LossOptions(clip_low=0.2, clip_high=0.2)
+    ours = group_policy_loss(
+        hidden, weight, replace(inputs, sampling_logps=sampling, old_logps=old), replace(clipped, importance_cap=1.5)
+    )
+    torch.testing.assert_close(ours.loss, group_policy_loss(hidden, weight, weighted, clipped).loss)
+
+
+def test_returns_that_are_not_numbers_are_not_taken_for_equal() -> None:
+    returns = torch.tensor([torch.nan, 1.0, 1.0, 2.0, 2.0], dtype=torch.float64)
+    advantages = advantages_by_group(returns, torch.tensor([0, 3, 5]), torch.tensor([0, 2]), "none")
+    assert advantages[:3].isnan().all()
+    assert advantages[3:].tolist() == [0.0, 0.0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"returns": torch.zeros(2)}, "returns must be float64"),
+        ({"sequences": torch.zeros(2, dtype=torch.long)}, r"sequences must have shape \(1,\)"),
+        ({"sequences": torch.zeros(1)}, "sequences must be integers"),
+        ({"estimators": torch.zeros(2, dtype=torch.long)}, r"estimators must have shape \(1,\)"),
+        ({"bounds": torch.tensor([0, 1])}, "group_offsets end at 1, there are 2 returns"),
+    ],
+)
+def test_groups_that_do_not_fit_are_refused(changes: dict[str, torch.Tensor], message: str) -> None:
+    zero = torch.tensor([0])
+    groups = Groups(zero, torch.zeros(2, dtype=torch.float64), torch.tensor([0, 2]), zero)
+    inputs = TokenInputs(zero, torch.ones(1), groups=replace(groups, **changes))
+    with pytest.raises(ValueError, match=message):
+        group_policy_loss(torch.zeros(1, 2), torch.zeros(3, 2), inputs)
