@@ -57,7 +57,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
     For a reward of programs, ``text`` is a function's signature with a docstring, or a sentence that becomes the
     docstring of a function ``solve``, or of the function that the tests call. The tests are ``tests``, the lines of
     ``text`` that begin with ``assert``, and the examples (``>>>``) in the docstring. For any other reward the problem
-    is the text.
+    is the text. Tests may call the function ``candidate``.
 
     Raises:
         ConfigError: the text is empty, a test is unusable, or the reward takes no tests.
@@ -79,7 +79,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
         prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
     parsed += _parse_examples(prompt)
     called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
-    if parsed and name not in called:
+    if parsed and not called & {name, "candidate"}:
         raise ConfigError(f"no test calls {name!r}, the function of the problem")
     body = "\n".join(f"    {line}" for test in parsed for line in ast.unparse(test).splitlines())
     check = f"def check(candidate):\n    {name} = candidate\n{body}\n" if parsed else ""
@@ -100,8 +100,10 @@ def _find_called_name(tests: Sequence[ast.stmt]) -> str:
     """The first function that the tests call and Python does not define."""
     for test in tests:
         for node in ast.walk(test):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and not hasattr(builtins, node.func.id):
-                return node.func.id
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                name = node.func.id
+                if name != "candidate" and not hasattr(builtins, name):
+                    return name
     return ""
 
 

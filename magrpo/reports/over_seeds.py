@@ -129,13 +129,20 @@ def _shared_quantities(names: Sequence[str], evaluations: Evaluations) -> list[s
     return [name for name in names if all(name in of_run for of_run in means)]
 
 
-def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
-    """The mean difference with its interval over seeds, on problems whose text is the same in both runs."""
+def subtract_over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> Interval | None:
+    """The mean difference with its interval over seeds, on problems whose text is the same in both runs of a pair.
+
+    None if there is no such problem.
+    """
     differences = []
     for (run, index), (base, base_index) in pairs:
         both = subtract_means(run.means[index][HEADLINE][quantity], base.means[base_index][HEADLINE][quantity])
         differences.append({t: value for t, value in both.items() if run.problems[t] == base.problems[t]})
-    value = interval_over_seeds(differences, _SEED)
+    return interval_over_seeds(differences, _SEED)
+
+
+def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
+    value = subtract_over_seeds(pairs, quantity)
     return "other problems" if value is None else figures.format_tested_difference(value)
 
 

@@ -156,6 +156,15 @@ def render_template(name: str, **values: object) -> str:
     return _ENVIRONMENT.get_template(name).render(values).lstrip()
 
 
+def print_banners(banners: Sequence[Banner], console: Console) -> None:
+    """Print verdicts: word and sentence of each, then what to do next."""
+    for banner in banners:
+        style = {"better": "bold green", "worse": "bold red"}.get(banner.word, "bold")
+        console.print(Text.assemble((banner.word, style), ": ", banner.sentence))
+    for advice in dict.fromkeys(banner.advice for banner in banners if banner.advice):
+        console.print(advice, style="dim", markup=False)
+
+
 def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
     """Print tables with their titles and notes."""
     for shown in tables:

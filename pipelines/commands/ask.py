@@ -12,8 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from magrpo.asking.answers import Answer, AskedAgents, open_asked_agents
-from magrpo.asking.problems import find_problem, load_asked_problems, write_problem, writes_programs
+from magrpo.asking.problems import TASK_ID, find_problem, load_asked_problems, write_problem, writes_programs
 from magrpo.asking.teams import AskedTeam, find_asked_team
+from magrpo.assets import locate_model
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.stages.backend import Team
 from magrpo.types import Problem
@@ -131,6 +132,8 @@ class Questioner:
                 self.view.show_turn(answer, team.env.num_turns)
                 answers[title] = answer
         self.view.show_comparison(answers)
+        if problem.task_id == TASK_ID and not any(map(self._may_be_right, answers.values())):
+            self._hint_at_shipped_base()
 
     def answer_as_json(self, problem: Problem, seed: int | None) -> dict[str, object]:
         """The answers of all teams as plain JSON values."""
@@ -140,6 +143,16 @@ class Questioner:
             answers[title] = answer_as_json(whole, self.asked.config.reward)
         shown = {"id": problem.task_id, "prompt": problem.prompt, "test": problem.test}
         return {"team": self.asked.title, "problem": shown, "seed": seed, **answers}
+
+    def _may_be_right(self, answer: Answer) -> bool:
+        return bool(answer.unmeasured) or self.asked.config.reward.passed(answer.reports) is not False
+
+    def _hint_at_shipped_base(self) -> None:
+        """Say what to expect of a model that ships with the project, which is tiny."""
+        shipped = {agent.model for agent in self.asked.config.agents if locate_model(agent.model) != agent.model}
+        if shipped:
+            hint = f"{', '.join(sorted(shipped))} is a tiny model that knows only problems like those of its run"
+            self.console.print(Text(f"\n{hint}; in a session, /problem shows one", style="dim"))
 
     def _answer_turns(self, team: Team, problem: Problem, seed: int | None) -> Iterator[Answer]:
         """The answer after each turn; while a turn is made, the terminal shows what the agents write."""
@@ -151,6 +164,8 @@ class Questioner:
             if answer is None:
                 return
             yield answer
+            if len(answer.steps) == team.env.num_turns:
+                return
 
 
 class Session:

@@ -1,8 +1,10 @@
 """``magrpo compare``: runs, runs of baselines, or sweeps side by side; printed, and written as pages and pictures."""
 
-import string
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -10,21 +12,34 @@ from magrpo.layout import makes_tables, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.baselines import BaselineResult, BaselineTable, pool_baselines, read_baselines
 from magrpo.reports.charts import COLOURS, OVER_PROBLEMS, comparison_panels, compose_figure, save_figure
-from magrpo.reports.comparison import comparison_tables
+from magrpo.reports.comparison import (
+    RunComparison,
+    compare_with_first,
+    comparison_sections,
+    judge_settings,
+    list_differences,
+    summary_table,
+)
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, load_run_config
 from magrpo.reports.over_seeds import COMPARED, OVER_SEEDS, average_evaluations, evaluation_table, tokens_by_iteration
-from magrpo.reports.page import Pictures, ReportTable, print_tables, write_page
+from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
+from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.spool import Unavailable
-from pipelines.arguments import Root, RunId
+from magrpo.types import HEADLINE
+from pipelines.arguments import Json, Root, RunId
+from pipelines.environment import shorten_path
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
 from pipelines.experiments.sweep_run import finished_runs, last_evaluations, short_titles, tables_over_seeds
 
+NUM_PRINTED = 6
+"""Differing keys of the configuration that are printed; the page has all."""
 
-def compare_runs(*run: RunId, output: Path | None = None, root: Root = Path("runs")) -> int:
+
+def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False, root: Root = Path("runs")) -> int:
     """Compare runs, or sweeps, by name; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:
@@ -37,33 +52,57 @@ def compare_runs(*run: RunId, output: Path | None = None, root: Root = Path("run
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise ConfigError(f"compare: run {twice} is named twice")
     folder = output or root / "comparisons" / "-vs-".join(names)[:200]
-    console = Console(highlight=False)
+    console = Console(highlight=False, quiet=as_json)
     if not console.is_terminal:
         console.width = 160
     sweeps = [name for name in names if (root / "sweeps" / name).is_dir()]
     if sweeps and len(sweeps) < len(names):
         raise ConfigError(f"compare: {sweeps[0]} is a sweep, others are not; compare it with sweeps")
     if sweeps:
-        _compare_sweeps(names, root, folder, console)
-        return 0
-    stores = [RunStore.open(root, name) for name in names]
-    tables = [store.run_id for store in stores if makes_tables(load_run_config(store))]
-    if tables and len(tables) < len(stores):
-        raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
-    if tables:
-        _compare_baselines(stores, folder, console)
+        tree = _compare_sweeps(names, root, folder, console)
     else:
-        _compare_trainings(stores, root, folder, console)
+        stores = [RunStore.open(root, name) for name in names]
+        tables = [store.run_id for store in stores if makes_tables(load_run_config(store))]
+        if tables and len(tables) < len(stores):
+            raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
+        compare = _compare_baselines if tables else _compare_trainings
+        tree = compare(stores, root, folder, console)
+    if as_json:
+        print(json.dumps(tree, indent=1))
     return 0
 
 
-def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> None:
-    runs = [load_evaluated_run(letter, store) for letter, store in zip(string.ascii_uppercase, stores, strict=False)]
+def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
+    runs = [load_evaluated_run(store.run_id, store) for store in stores]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}
     curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
-    names = [store.run_id for store in stores]
-    _write_comparison(folder, names, curves, [_overview_table(runs, root), *comparison_tables(runs)], console)
+    ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
+    sections = [Section(curves, f"Return: {', '.join(ends)}"), *comparison_sections(runs)]
+    comparisons = compare_with_first(runs)
+    _write_comparison(folder, [run.label for run in runs], comparisons, [*sections, _overview_table(runs, root)])
+    print_banners([comparison.banner for comparison in comparisons], console)
+    print_tables([summary_table(runs)], console)
+    differing = list_differences(runs)
+    for key, values in list(differing.items())[:NUM_PRINTED]:
+        console.print(f"{key}: {', '.join(values)}", markup=False)
+    if len(differing) > NUM_PRINTED:
+        console.print(f"and {len(differing) - NUM_PRINTED} more keys of the configuration differ")
+    _print_written(folder / "compare.html", console)
+    return {
+        "runs": [_describe_run(run) for run in runs],
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "configuration": differing,
+        "page": str(folder / "compare.html"),
+    }
+
+
+def _describe_run(run: EvaluatedRun) -> dict[str, Any]:
+    """A run for scripts; fractions of the maximum."""
+    verdict = judge_run(run)
+    summaries = {key: {name: asdict(value) for name, value in of.items()} for key, of in run.last.summary.items()}
+    budget = asdict(run.budgets[-1])
+    return {"run": run.label, "verdict": asdict(verdict), "evaluation": summaries, "budget": budget}
 
 
 def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
@@ -79,12 +118,12 @@ def _overview_table(runs: Sequence[EvaluatedRun], root: Path) -> ReportTable:
             page = "not known"
             notes.append(f"{error}.")
         evaluated = f"{run.last.policy_version} of {run.config.train.num_iterations}"
-        rows.append((run.label, run.store.run_id, evaluated, page))
-    columns = ("", "run", "evaluated after iteration", "in MLflow")
+        rows.append((run.label, evaluated, page))
+    columns = ("run", "evaluated after iteration", "in MLflow")
     return ReportTable("Runs", columns, rows, " ".join(dict.fromkeys(notes)), text=True)
 
 
-def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Console) -> None:
+def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Console) -> dict[str, Any]:
     """Compare the settings of all sweeps over their seeds, at equal generated tokens."""
     settings: dict[str, Sequence[EvaluatedRun]] = {}
     for name in names:
@@ -106,22 +145,42 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
     )
     at_end = "At the end of training"
-    tables = [evaluation_table(at_end, last_evaluations(settings), note), *tables_over_seeds(at_end, settings)]
-    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], curves, tables, console)
+    table = evaluation_table(at_end, last_evaluations(settings), note)
+    others = [Section(table, folded=True) for table in tables_over_seeds(at_end, settings)]
+    comparisons = judge_settings(settings)
+    sections: list[Block | Section] = [curves, table, *others]
+    _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], comparisons, sections)
+    print_banners([comparison.banner for comparison in comparisons], console)
+    print_tables([table], console)
+    _print_written(folder / "compare.html", console)
+    ends = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
+    return {
+        "settings": {
+            title: {key: {name: asdict(value) for name, value in of.items()} for key, of in summary.items()}
+            for title, summary in ends.items()
+        },
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+        "page": str(folder / "compare.html"),
+    }
 
 
 def _write_comparison(
-    folder: Path, names: Sequence[str], curves: Pictures, tables: Sequence[ReportTable], console: Console
+    folder: Path, names: Sequence[str], comparisons: Sequence[RunComparison], sections: Sequence[Block | Section]
 ) -> None:
-    """Write the page, its Markdown and the curves to ``folder``, and print the tables."""
+    """Write the page, which begins with the verdicts, its Markdown and the curves to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
+    blocks = [part.block if isinstance(part, Section) else part for part in sections]
+    [curves] = [block for block in blocks if isinstance(block, Pictures)]
     save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
-    write_page(folder / "compare", f"Comparison of {', '.join(names[:-1])} and {names[-1]}", [curves, *tables])
-    print_tables(tables, console)
-    console.print(f"written: {folder / 'compare.html'}, compare.md and curves beside it", soft_wrap=True)
+    title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
+    write_page(folder / "compare", title, [*(one.banner for one in comparisons), *sections])
 
 
-def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Console) -> None:
+def _print_written(page: Path, console: Console) -> None:
+    console.print(f"page: {shorten_path(page)}; Markdown and pictures beside it", soft_wrap=True, markup=False)
+
+
+def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
     """Pool the rows that all runs of baselines have into one table."""
     runs: list[list[BaselineResult]] = []
     for store in stores:
@@ -146,4 +205,5 @@ def _compare_baselines(stores: Sequence[RunStore], folder: Path, console: Consol
     print_tables([table.summary_table()], console)
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
-    console.print(f"written: {folder / 'baselines.html'}, .md, .csv and .json beside it", soft_wrap=True, markup=False)
+    _print_written(folder / "baselines.html", console)
+    return {**json.loads((folder / "baselines.json").read_text()), "page": str(folder / "baselines.html")}

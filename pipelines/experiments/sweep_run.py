@@ -11,9 +11,10 @@ from rich.console import Console
 from magrpo.config import load_resolved
 from magrpo.layout import is_finished
 from magrpo.reports import charts, figures, over_seeds
+from magrpo.reports.comparison import judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
 from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables
-from magrpo.reports.page import Block, Pictures, ReportTable, print_tables, write_page
+from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
@@ -91,7 +92,9 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
     panels = charts.comparison_panels(shown, tokens)
     pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
+    verdicts = [comparison.banner for comparison in judge_settings({short[title]: done[title] for title in done})]
     blocks: list[Block] = [
+        *verdicts,
         Pictures("Learning curves", panels, "curves.png", OVER_SEEDS),
         Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
         *tables,
@@ -102,6 +105,7 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     if not wide.is_terminal:
         wide.width = 160
     print_tables(tables, wide)
+    print_banners(verdicts, console)
     console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
     return [*paths, *pictures]
 

@@ -40,6 +40,12 @@ def test_a_sentence_takes_the_name_that_its_tests_call() -> None:
     assert problem.test == "def check(candidate):\n    twice = candidate\n    assert abs(twice(2)) == 4\n"
 
 
+def test_tests_may_call_the_candidate() -> None:
+    problem = write_problem("Double it.", ["assert candidate(2) == 4"], CODING)
+    assert problem.entry_point == "solve"
+    assert problem.test.endswith("    solve = candidate\n    assert candidate(2) == 4\n")
+
+
 def test_a_function_brings_asserts_and_examples() -> None:
     text = dedent('''\
         import math

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import re
 import shlex
+import signal
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
 from pathlib import Path
@@ -229,3 +232,32 @@ def test_a_hub_that_is_away_is_named(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     assert export(coders, "--push", "me/team") == 2
     assert "--push me/team: http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
+
+
+def read_answers(url: str, request: str, folder: Path) -> str:
+    """The text of the answer to a request of the card, once the server at ``url`` is ready."""
+    for _ in range(300):
+        if subprocess.run(["curl", "-sf", f"{url}/health"], capture_output=True, check=False).returncode == 0:
+            break
+        time.sleep(1)
+    done = subprocess.run(["bash", "-c", request], cwd=folder, capture_output=True, text=True, check=True)
+    return str(json.loads(done.stdout)["choices"][0]["message"]["content"])
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+def test_vllm_serves_the_folder_and_answers_as_the_card_says(coders: RunStore, tmp_path: Path) -> None:
+    agents = coders.path / "agents"
+    card = (agents / "README.md").read_text().partition("### With vLLM")[2]
+    serve, request = read_blocks(card, "sh")
+    environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    with (tmp_path / "server.log").open("wb") as log:
+        server = subprocess.Popen(
+            ["bash", "-c", f"exec {serve}"], cwd=agents, env=environment, stdout=log, stderr=log, start_new_session=True
+        )
+    try:
+        answer = read_answers("http://127.0.0.1:8000", request, agents)
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait()
+    assert answer == read_blocks(card)[0].rstrip("\n")

@@ -111,6 +111,7 @@ def test_a_session_takes_problems_and_commands(
     assert "magrpo: no command /problom; did you mean '/problem'?" in said
     assert "of 1 test passed" in said
     assert 'def solve(n):\n    """Add 9 to the number."""' in said
+    assert "coopcode-base is a tiny model that knows only problems like those of its run" in said
     assert "magrpo: no problem 'nowhere'; similar ids: " in said
     assert typed == ["never read"]
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -14,13 +16,14 @@ import pytest
 
 from magrpo.layout import is_held
 from magrpo.reports.budget import Budget
-from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_returns
+from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_means, judge_difference, judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
+from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import write_config
 
 
@@ -138,10 +141,14 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
     assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
     text = (tmp_path / "out" / "compare.md").read_text(encoding="utf-8")
-    settings = text.partition("where it differs\n")[2].partition("## ")[0]
+    settings = text.partition("where it differs: 1 key\n")[2].partition("## ")[0]
     assert settings.strip().splitlines()[2:] == ["| train.seed | 0 | 1 |"], "the only key that differs"
-    assert "B \u2212 A" in said
-    assert "2 the same, paired" in text
+    assert said.startswith("no reliable change: two is neither reliably better nor worse than one: held-out return ")
+    assert "two \u2212 one" in text
+    assert "2 problems, paired" in text
+    assert "train.seed: 0, 1" in said.splitlines()
+    assert len(said.splitlines()) < 20, "the rest is in the page"
+    assert text.splitlines()[2] == "## two against one", "the page begins with the verdict"
     [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
     assert look in text
     tokens = sum(
@@ -163,6 +170,51 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         "curves.png",
         "curves.svg",
     }
+
+
+@needs_chromium
+def test_a_comparison_in_a_browser(root: Path, tmp_path: Path) -> None:
+    assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path)]) == 0
+    with open_browser() as browser:
+        for width in WIDTHS:
+            for scheme in SCHEMES:
+                assert check_page(browser, tmp_path / "compare.html", width, scheme) == 4
+
+
+def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "one", "two", "--json", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
+    tree = json.loads(capsys.readouterr().out)
+    assert [run["run"] for run in tree["runs"]] == ["one", "two"]
+    assert tree["configuration"] == {"train.seed": ["0", "1"]}
+    [comparison] = tree["comparisons"]
+    assert (comparison["label"], comparison["reference"], comparison["quantity"]) == ("two", "one", "return")
+    means = [run["evaluation"]["test/sampled"]["return"]["mean"] for run in tree["runs"]]
+    assert comparison["difference"]["mean"] == pytest.approx(means[1] - means[0])
+    assert Path(tree["page"]).exists()
+
+
+def test_a_verdict_needs_equal_rewards(root: Path) -> None:
+    class Other:
+        maxima: Mapping[str, float] = {"beauty": 1.0}
+
+    one, two = load(root, "one"), load(root, "two")
+    two.label = "B"
+    assert two.means, "read with its own reward"
+    two.config = two.config.model_copy(update={"reward": Other()})
+    verdict = judge_difference(one, two)
+    assert verdict.quantity == "pass_at_1"
+    assert "held-out pass@1" in verdict.sentence
+    for report in (one.last, two.last):
+        del report.summary["test/sampled"]["pass_at_1"]
+    verdict = judge_difference(one, two)
+    assert (verdict.word, verdict.difference) == ("not comparable", None)
+    assert "the rewards have different parts" in verdict.sentence.lower()
+
+
+def test_settings_with_one_seed_have_no_verdict(root: Path) -> None:
+    [comparison] = judge_settings({"a": [load(root, "one")], "b": [load(root, "two")]})
+    assert comparison.word == "not comparable"
+    assert comparison.sentence == "b and a do not compare: two seeds on equal problems are needed."
 
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,17 +256,17 @@ def test_at_an_equal_budget_the_dearer_run_is_taken_where_it_was_then(root: Path
 
 def test_the_same_problems_are_paired_others_are_not(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
-    paired, how = compare_returns(one, two, "test/sampled")
+    paired, how = compare_means(one, two, "test/sampled", "return")
     means = [report.last.summary["test/sampled"]["return"].mean for report in (one, two)]
-    assert how == "2 the same, paired"
+    assert how == "2 problems, paired"
     assert paired.mean == pytest.approx(means[1] - means[0])
-    same, _ = compare_returns(one, load(root, "one"), "test/sampled")
+    same, _ = compare_means(one, load(root, "one"), "test/sampled", "return")
     assert (same.low, same.mean, same.high) == (0, 0, 0), "which an unpaired interval would not be"
 
     task_id = one.last.rows[0].task_id
     two.problems[task_id] = next(problem for key, problem in two.problems.items() if key != task_id)
-    unpaired, how = compare_returns(one, two, f"{one.last.rows[0].split}/sampled")
-    assert how == "not the same, unpaired (1 in both)"
+    unpaired, how = compare_means(one, two, f"{one.last.rows[0].split}/sampled", "return")
+    assert how == "other problems, unpaired; 1 in both"
     assert unpaired.low <= unpaired.mean <= unpaired.high
 
 

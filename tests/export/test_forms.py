@@ -1,0 +1,92 @@
+"""Folders of agents in every form: full copies, a base in a folder of one's own, chat templates, several turns."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from contextlib import chdir, redirect_stdout
+from pathlib import Path
+
+import pytest
+
+from magrpo.config import load_config
+from magrpo.export.agents_folder import write_agents, write_run_agents
+from magrpo.export.team import TrainedTeam, name_base
+from magrpo.layout import checkpoint_weights
+from magrpo.store import RunStore
+from tests.pipelines.micro import blank_pictures, run_locally, write_config
+from tests.tiny import tiny_base, tiny_config
+
+SHORT = ["train.num_iterations=1", "eval.max_problems=2", "eval.num_samples=1"]
+CHAT = "{% for m in messages %}[{{ m['role'] }}]{{ m['content'] }}{% endfor %}{{ '[me]' if add_generation_prompt }}"
+
+
+def run_micro(folder: Path, *overrides: str, chat_template: str | None = None) -> RunStore:
+    tiny_base(folder / "base", tiny_config(max_length=64), chat_template=chat_template)
+    with blank_pictures():
+        store, _, _ = run_locally(load_config(write_config(folder), [*SHORT, *overrides]))
+    return store
+
+
+def check_snippet(folder: Path) -> str:
+    """Run the snippet of the card in ``folder``, which must print what the card says; returns the card."""
+    card = (folder / "README.md").read_text()
+    [snippet] = re.findall(r"^```python\n(.*?)^```$", card, re.M | re.S)
+    [printed] = re.findall(r"one after the other:\n\n(`{3,})\n(.*?)^\1$", card, re.M | re.S)
+    with chdir(folder), redirect_stdout(io.StringIO()) as out:
+        exec(snippet, {})
+    assert out.getvalue() == printed[1]
+    return card
+
+
+@pytest.mark.parametrize("chat_template", [None, CHAT])
+def test_a_full_copy_and_an_adapter_answer_side_by_side(tmp_path: Path, chat_template: str | None) -> None:
+    store = run_micro(tmp_path, "agents.0.weights=full", chat_template=chat_template)
+    agents = write_run_agents(store)
+    card = check_snippet(agents)
+    assert "isinstance(model, PeftModel)" in card
+    assert f"The base `{tmp_path}/base` is a folder of the machine that trained" in card
+    assert "--port 8000" in card
+    assert "--port 8001" in card
+    assert "--served-model-name helper" in card
+    ours = checkpoint_weights(store, 1) / "helper" / "model.safetensors"
+    assert (agents / "helper" / "model.safetensors").samefile(ours), "full copies take no space twice"
+    assert not (agents / "main" / "adapter_config.json").samefile(
+        checkpoint_weights(store, 1) / "main" / "adapter_config.json"
+    )
+    assert (agents / "helper" / "chat_template.jinja").read_text() == (chat_template or PLAIN)
+    assert store.find("00001/update") is not None, "the committed files are as they were"
+
+
+PLAIN = "{% for message in messages %}{{ message['content'] + '\\n' }}{% endfor %}"
+
+
+def test_a_template_that_training_did_not_use_is_replaced(tmp_path: Path) -> None:
+    agents = write_run_agents(run_micro(tmp_path, "model.chat_template=none", chat_template=CHAT))
+    assert (agents / "main" / "chat_template.jinja").read_text() == PLAIN
+    check_snippet(agents)
+
+
+def test_agents_that_take_turns_show_their_first_answers(tmp_path: Path) -> None:
+    kinds = ["env.kind=tests.plugins:TakingTurns", "rollout.max_new_tokens=4"]
+    agents = write_run_agents(run_micro(tmp_path, *kinds))
+    assert "Episodes have 2 turns; shown is the first answer of each agent." in check_snippet(agents)
+
+
+def test_merged_copies_need_no_base(tmp_path: Path) -> None:
+    store = run_micro(tmp_path, "agents.0.weights=shared", "agents.1.weights=shared")
+    write_agents(TrainedTeam.of(store, merged=True), tmp_path / "merged")
+    assert "peft" not in check_snippet(tmp_path / "merged").partition("## Evaluation")[0]
+    assert json.loads((tmp_path / "merged/config.json").read_text())["agents"][0]["weights"] == "full"
+
+
+def test_bases_have_their_name_where_they_have_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    names = {base: name_base(base) for base in ("coopcode-base", "Qwen/Qwen2.5-Coder-3B", "mine")}
+    assert names == {
+        "coopcode-base": "coopcode-base",
+        "Qwen/Qwen2.5-Coder-3B": "Qwen/Qwen2.5-Coder-3B",
+        "mine": str(tmp_path / "mine"),
+    }
