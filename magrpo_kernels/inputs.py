@@ -44,6 +44,10 @@ class Groups:
         sizes = self.bounds.diff()
         return torch.arange(len(sizes), device=sizes.device).repeat_interleave(sizes, output_size=len(self.returns))
 
+    def move_to(self, device: torch.device) -> Groups:
+        """The same on a device."""
+        return Groups(*(getattr(self, name).to(device) for name in Groups.__slots__))
+
     def select_tokens(self, index: Tensor | slice) -> Groups:
         """The groups of some of the tokens."""
         return replace(self, sequences=self.sequences[index])

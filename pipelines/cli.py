@@ -339,7 +339,7 @@ def ask(
 ) -> int:
     """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
 
-    Example: magrpo ask seed-0 "def backward_twice(s): ..." --test "assert backward_twice('ab') == 'baba'"
+    Example: magrpo ask seed-0 "Read the text backwards in upper case." --test "assert backward_upper('ab') == 'BA'"
 
     Args:
         run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.

@@ -32,6 +32,8 @@ SPLIT = (
 
 SLOW = (
     "tests/pipelines/training/test_embedded.py::test_two_agents_learn",
+    "tests/test_newcomer.py",
+    "tests/test_wheel.py",
     "tests/pipelines/flows/test_kills.py",
     "servers",
     "tests/pipelines/training/test_embedded.py::test_two_authors_learn",

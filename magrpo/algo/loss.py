@@ -5,14 +5,14 @@ them. Log-probabilities ``logps`` are natural, at the sampling temperature.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
 from magrpo.types import LossNorm
-from magrpo_kernels import LossOptions, PolicyLoss, Support, TokenInputs
+from magrpo_kernels import Groups, LossOptions, PolicyLoss, Support, TokenInputs
 
 LossOf = Callable[[TokenInputs, LossOptions], PolicyLoss]
 """A loss of :mod:`magrpo_kernels`, bound to the hidden states or logits of its tokens."""
@@ -33,14 +33,6 @@ def loss_divisor(norm: LossNorm, num_sequences: float, num_tokens: float, max_ne
             return num_sequences * max_new_tokens
 
 
-def importance_weights(
-    old_logps: Float[Tensor, " N"], sampling_logps: Float[Tensor, " N"], cap: float
-) -> Float[Tensor, " N"]:
-    """``min(exp(old_logp - sampling_logp), cap)``, without gradient: the truncated importance weight of V-trace,
-    arXiv 1802.01561, which corrects for an engine whose probabilities differ from the trainer's."""
-    return (old_logps - sampling_logps).detach().exp().clamp(max=cap)
-
-
 def k3(logps: Float[Tensor, " N"], ref_logps: Float[Tensor, " N"]) -> Float[Tensor, " N"]:
     """``exp(d) - d - 1`` with ``d = ref_logp - logp``: the k3 estimate of KL(policy || reference), never negative;
     J. Schulman, http://joschu.net/blog/kl-approx.html."""
@@ -56,10 +48,10 @@ class SampledTokens:
     advantages: Float[Tensor, " N"]
     """Of the token's completion; without a KL term a token with advantage 0 is skipped."""
     sampling_logps: Float[Tensor, " N"]
+    groups: Groups | None = None
+    """The returns that the loss forms the advantages from; None: it takes those of ``advantages``."""
     sample_weights: Float[Tensor, " N"] | None = None
     """Weight of the token's completion; None: 1."""
-    importance_weights: Float[Tensor, " N"] | None = None
-    """None: 1."""
     old_logps: Float[Tensor, " N"] | None = None
     """Log-probabilities before the update, for the clipped ratio; None: strictly on-policy."""
     ref_logps: Float[Tensor, " N"] | None = None
@@ -77,28 +69,36 @@ def policy_loss(
     clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
     ``-(1/n) sum_i c_i min(r_i w_i A_i, clip(r_i, 1 - clip_low, 1 + clip_high) w_i A_i)``. With ``ref_logps``:
     ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage, ``c_i`` the sample weight and ``w_i``
-    the importance weight of the token.
+    the truncated importance weight of the token, 1 without ``options.importance_cap``.
 
     The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``.
     """
-    advantages, weights = tokens.advantages, tokens.importance_weights
-    coefficients = advantages / divisor if weights is None else advantages * weights / divisor
-    kl_coefficients = None if tokens.ref_logps is None else torch.full_like(coefficients, beta / divisor)
-    if tokens.sample_weights is not None:
-        coefficients = coefficients * tokens.sample_weights
-        kl_coefficients = None if kl_coefficients is None else kl_coefficients * tokens.sample_weights
+    weights = torch.ones_like(tokens.advantages) if tokens.sample_weights is None else tokens.sample_weights
+    kl_coefficients = None
+    if tokens.ref_logps is not None:
+        kl_coefficients = torch.full_like(weights, beta / divisor) * weights
     inputs = TokenInputs(
-        tokens.token_ids, coefficients, tokens.old_logps, tokens.ref_logps, kl_coefficients, support=tokens.support
+        tokens.token_ids,
+        weights if tokens.groups is not None else tokens.advantages / divisor * weights,
+        tokens.old_logps,
+        tokens.ref_logps,
+        kl_coefficients,
+        sampling_logps=None if options.importance_cap is None else tokens.sampling_logps,
+        groups=tokens.groups,
+        support=tokens.support,
     )
+    if tokens.groups is not None:
+        options = replace(options, divisor=divisor)
     result = loss_of(inputs, options)
     with torch.no_grad():
-        computed = torch.ones_like(coefficients) if tokens.ref_logps is not None else (coefficients != 0).float()
+        gains = tokens.advantages * weights
+        computed = torch.ones_like(gains) if tokens.ref_logps is not None else (gains != 0).float()
         logps = result.logps
         sums = {"tokens": computed.sum(), "sampling_gap": ((logps - tokens.sampling_logps).abs() * computed).sum()}
         if tokens.old_logps is not None:
             clip_low, clip_high = options.clip_range
             ratio = (logps - tokens.old_logps).exp()
-            clipped = ((ratio > 1 + clip_high) & (coefficients > 0)) | ((ratio < 1 - clip_low) & (coefficients < 0))
+            clipped = ((ratio > 1 + clip_high) & (gains > 0)) | ((ratio < 1 - clip_low) & (gains < 0))
             sums["clipped"] = clipped.float().sum()
         if tokens.ref_logps is not None:
             sums["kl"] = k3(logps, tokens.ref_logps).sum()

@@ -19,6 +19,7 @@ TASK_ID = "yours"
 """The id of a problem written by a user."""
 _ORDER: tuple[Split, ...] = ("test", "ood", "train")
 _DEFINITION = re.compile(r"^(?:async\s+)?def\s+(\w+)\s*\(", re.MULTILINE)
+_DOCSTRING_BEHIND = re.compile(r"^(def .*:)[ \t]+(\"\"\"|''')", re.MULTILINE)
 _ARGUMENTS = (("xs", r"lists?|numbers|integers|values|items"), ("s", r"strings?|text|words?|letters?|characters?"))
 """Names of the argument of a function that is only described, with the words that call for them."""
 
@@ -71,6 +72,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
     lines = text.strip("\n").splitlines()
     asserts = [*(line for line in lines if line.startswith("assert ")), *tests]
     prompt = "\n".join(line for line in lines if not line.startswith("assert ")).rstrip() + "\n"
+    prompt = _DOCSTRING_BEHIND.sub(r"\1\n    \2", prompt)
     parsed = [node for test in asserts for node in _parse_test(test)]
     if names := _DEFINITION.findall(prompt):
         name = names[-1]

@@ -20,7 +20,7 @@ from magrpo.reports.evaluations import (
     interval_over_seeds,
     subtract_means,
 )
-from magrpo.reports.page import ReportTable, write_page
+from magrpo.reports.page import ReportTable, Section, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
@@ -113,7 +113,8 @@ class BaselineTable:
 
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
         """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
-        write_page(folder / "baselines", title, list(self.list_tables()), width="90rem")
+        sections = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
+        write_page(folder / "baselines", title, sections, width="90rem")
         difference = f"less_{REFERENCE}"
         measured = [
             (result.row.name, key, quantity, value, self._less_reference(result, key, quantity))

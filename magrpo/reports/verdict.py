@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.config import RunConfig
+from magrpo.layout import find_evaluations, read_evaluation
 from magrpo.reports.evaluations import EvaluatedRun, mean_returns, paired_gain, subtract_means
 from magrpo.reports.figures import format_difference
+from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 
 Word = Literal["better", "no reliable change", "worse", "measured once"]
@@ -43,6 +45,13 @@ class Verdict:
 def judge_run(run: EvaluatedRun) -> Verdict:
     """The verdict on a run, from its first evaluation to its last."""
     return judge_evaluations(run.reports, run.config)
+
+
+def read_verdict(store: RunStore) -> Verdict | None:
+    """The verdict on the evaluations that a run has committed so far; None if it has none."""
+    pointers = [*find_evaluations(store).values()]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in (*pointers[:1], *pointers[1:][-1:])]
+    return judge_evaluations(reports, store.config()) if reports else None
 
 
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:

@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from magrpo.algo.loss import LossOf, importance_weights, loss_divisor, policy_loss
+from magrpo.algo.advantages import tabulate_returns
+from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
@@ -32,7 +33,7 @@ from magrpo.interfaces import Progress
 from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
 from magrpo.types import Sample
-from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+from magrpo_kernels import Groups, LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
@@ -59,7 +60,17 @@ class Updater:
 
     def __post_init__(self) -> None:
         self.micro_batch_tokens = self.optim.micro_batch_tokens  # lowered when memory runs out
-        self._loss_options = LossOptions(self.rollout.temperature, impl=self.algo.kernel)
+        # Samples without advantage are dropped here, and the ids are the policy's own.
+        self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
+        self._loss_options = replace(
+            self._logps_options,
+            normalize=self.algo.normalize,
+            importance_cap=self.algo.importance_cap,
+            backward_once=True,
+        )
+        if self.algo.update_epochs > 1:
+            clip_low, clip_high = self.algo.clip_low, self.algo.clip_high
+            self._loss_options = replace(self._loss_options, clip_low=clip_low, clip_high=clip_high)
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._optims: dict[str, OptimConfig] = {}
         self._shares_prompts: dict[str, bool] = {}
@@ -95,9 +106,9 @@ class Updater:
         """
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
-        samples_by_holder: dict[str, list[Sample]] = defaultdict(list)
+        samples_by_holder: dict[str, dict[str, Sequence[Sample]]] = defaultdict(dict)
         for name, agent_samples in samples.items():
-            samples_by_holder[self.policy.holder(name)] += agent_samples
+            samples_by_holder[self.policy.holder(name)][name] = agent_samples
         for agent, holder_samples in samples_by_holder.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
             if self.policy.config(agent).lr is not None:
@@ -115,8 +126,9 @@ class Updater:
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The gradient of the loss by parameter, before clipping; changes nothing. Raises as :meth:`update` does."""
+        samples_by_agent = {agent: samples}
         agent = self.policy.holder(agent)
-        work = self._plan_work(agent, samples)
+        work = self._plan_work(agent, samples_by_agent)
         if work.samples:
             work, constants = self._fit_memory(work, self._compute_constants)
             self._fit_memory(work, partial(self._compute_gradient, constants, _RestartableProgress(None)))
@@ -141,8 +153,10 @@ class Updater:
             optimizer.load_state_dict(stored["optimizers"][agent])
 
     # -------------------------------------------------------------------------------------------------- one agent
-    def _update_agent(self, agent: str, samples: Sequence[Sample], progress: Progress | None) -> dict[str, float]:
-        work = self._plan_work(agent, samples)
+    def _update_agent(
+        self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]], progress: Progress | None
+    ) -> dict[str, float]:
+        work, samples = self._plan_work(agent, samples_by_agent), list(chain.from_iterable(samples_by_agent.values()))
         if progress:
             progress(len(samples) - len(work.samples))
         totals: dict[str, float] = {}
@@ -154,21 +168,30 @@ class Updater:
                 totals = self._step(work, sums)
         return _agent_metrics(totals, samples)
 
-    def _plan_work(self, agent: str, samples: Sequence[Sample]) -> _Work:
-        """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights."""
-        kept = [sample for sample in samples if sample.weight and (sample.advantage or self.algo.beta)]
+    def _plan_work(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> _Work:
+        """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights.
+
+        The groups hold the returns of all samples, kept or not.
+        """
+        samples = list(chain.from_iterable(samples_by_agent.values()))
+        estimators = {name: self.policy.config(name).estimator or self.algo.estimator for name in samples_by_agent}
+        groups = tabulate_returns(samples_by_agent, estimators, self.algo.normalize)
+        chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
+        kept = [samples[i] for i in chosen]
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
-        return _Work(agent, kept, plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent]), divisor)
+        batches = plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent])
+        groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
+        return _Work(agent, kept, groups, batches, divisor)
 
     def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
         """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory runs out."""
         while True:
             try:
                 return work, compute(work)
-            except torch.cuda.OutOfMemoryError:
-                if all(len(rows) == len(rows[0]) == 1 for rows in work.batches):
+            except RuntimeError as error:
+                if not is_out_of_memory(error) or all(len(rows) == len(rows[0]) == 1 for rows in work.batches):
                     raise
             # Outside the except block, where the exception would keep the tensors of its frames alive.
             self._optimizers[work.agent].zero_grad(set_to_none=True)
@@ -204,12 +227,10 @@ class Updater:
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
         }
-        tokens, options = replace(batch.tokens, **joined), self._loss_options
-        if self.algo.update_epochs == 1:  # strictly on-policy
-            tokens = replace(tokens, old_logps=None)
-        else:
-            options = replace(options, clip_low=self.algo.clip_low, clip_high=self.algo.clip_high)
-        return policy_loss(loss_of, tokens, options, work.divisor, self.algo.beta)
+        samples = [i for i in batch.samples for _ in work.samples[i].completion_ids]
+        joined["groups"] = work.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
+        tokens = replace(batch.tokens, **joined)
+        return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
 
     def _step(self, work: _Work, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
         """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
@@ -230,12 +251,8 @@ class Updater:
         constants: _Constants = defaultdict(dict)
         for batch in self._collate_batches(work):
             computed: dict[str, Tensor] = {}
-            if self.algo.update_epochs > 1 or self.algo.importance_cap is not None:
-                old_logps = self._compute_logps(work.agent, self.policy.active(work.agent), batch)
-                computed["old_logps"] = old_logps
-                if self.algo.importance_cap is not None:
-                    weights = importance_weights(old_logps, batch.tokens.sampling_logps, self.algo.importance_cap)
-                    computed["importance_weights"] = weights
+            if self.algo.update_epochs > 1:
+                computed["old_logps"] = self._compute_logps(work.agent, self.policy.active(work.agent), batch)
             if self.algo.beta > 0:
                 computed["ref_logps"] = self._compute_logps(work.agent, self.policy.reference(work.agent), batch)
             lengths = [len(work.samples[index].completion_ids) for index in batch.samples]
@@ -247,7 +264,7 @@ class Updater:
     def _compute_logps(self, agent: str, context: _ModelContext, batch: Batch) -> Tensor:
         loss_of, tokens = self._run_model(agent, context, batch), batch.tokens
         every_token = torch.ones_like(tokens.sampling_logps)
-        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._loss_options).logps
+        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._logps_options).logps
 
     def _run_model(self, agent: str, context: _ModelContext, batch: Batch) -> LossOf:
         """Run the model; returns the loss as a function of the tokens' inputs.
@@ -287,6 +304,8 @@ class _Work:
 
     agent: str
     samples: Sequence[Sample]
+    groups: Groups
+    """Of the samples, with the returns of their siblings."""
     batches: Sequence[Sequence[Row]]
     divisor: float
 
@@ -302,6 +321,12 @@ class _RestartableProgress:
         if self.progress and num_done > self.num_reported:
             self.progress(num_done - self.num_reported)
             self.num_reported = num_done
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -17,6 +17,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step
+from magrpo.reports.verdict import read_verdict
 from pipelines.progress.state import Attempt, Observer
 
 log = logging.getLogger(__name__)
@@ -114,7 +115,9 @@ class ProgressPage(Observer):
         store, state = self._attempt.store, self._attempt.state
         report = store.stage_folder(Step("report", state.num_iterations).folder)
         tables = [path.read_text(encoding="utf-8") for path in sorted(report.glob("*.md"))]
-        summary = f"Run {store.run_id}. {state.describe_returns().capitalize()}. {self._promotion}".rstrip()
+        verdict = read_verdict(store)
+        told = state.describe_returns() if verdict is None else verdict.sentence
+        summary = f"Run {store.run_id}. {told[:1].upper()}{told[1:]}. {self._promotion}".rstrip()
         return "\n\n".join(filter(None, [summary, self._mlflow_link(), *tables]))
 
 

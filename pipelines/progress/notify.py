@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from magrpo.config import NotifyConfig, check_webhook
+from magrpo.reports.verdict import read_verdict
 from magrpo.store import atomic_write
 from pipelines.environment import prefect_target
 from pipelines.progress.state import Attempt, RunState
@@ -96,6 +97,7 @@ class Notices:
         if event not in notify.on:
             return
         command, address = self._attempt.mlflow_page()
+        verdict = read_verdict(store)
         resume = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
         fields = {
             "event": event,
@@ -104,6 +106,7 @@ class Notices:
             "stage": state.describe_step(),
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",
+            **({"verdict": verdict.sentence} if verdict is not None else {}),
             **({"resume": resume} if event == "failure" else {}),
             "mlflow": f"{command}, then {address}" if command else address,
             "prefect": self._page or "",

@@ -12,7 +12,7 @@ from magrpo.reports.publish import publish_report
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.provenance import collect_provenance
-from pipelines.progress.activity import end_startup
+from pipelines.progress.activity import end_startup, show_activity
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
 from pipelines.training.champion import start_from_champion
@@ -92,9 +92,10 @@ def execute(
     with hold_run(store), observe_attempt(attempt, observers):
         result = _run_loop(attempt, wrap, tags, observers)
         if config.train.num_iterations and not makes_tables(config):
-            from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
+            with show_activity("writing the agents' folder"):
+                from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
-            write_run_agents(store)
+                write_run_agents(store)
         publish_report(store)
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo

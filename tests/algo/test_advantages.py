@@ -4,12 +4,13 @@ import math
 from typing import get_args
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.algo.advantages import group_advantages
+from magrpo.algo.advantages import group_advantages, tabulate_returns
 from magrpo.config import AlgoConfig
-from magrpo.types import Estimator
+from magrpo.types import Estimator, Sample
 
 ESTIMATORS: tuple[Estimator, ...] = get_args(Estimator)
 returns = st.lists(st.floats(-10, 10, allow_nan=False, width=32), min_size=1, max_size=8)
@@ -77,3 +78,25 @@ def test_order_does_not_matter(group: list[float], rng: object) -> None:
         (advantages,) = group_advantages([group], estimator)
         (permuted,) = group_advantages([[group[i] for i in order]], estimator)
         assert permuted == pytest.approx([advantages[i] for i in order], abs=1e-9)
+
+
+def _samples(returns: list[float], advantages: list[float], group: int) -> list[Sample]:
+    return [
+        Sample((1,), (2,), (-1.0,), value, advantage, group, 0)
+        for value, advantage in zip(returns, advantages, strict=True)
+    ]
+
+
+def test_the_table_of_returns_holds_what_gives_the_stored_advantages_back() -> None:
+    """Two agents of one adapter count their groups apart; samples of a group may lie apart, or be missing."""
+    first = _samples([1.0, 3.0], [-1.0, 1.0], 0), _samples([2.0, 4.0], [-2.0, 0.0], 1)
+    mixed = [first[0][0], first[1][0], first[0][1], first[1][1]]
+    other = [*_samples([1.0, 5.0], [-4.0, 0.0], 0), *_samples([7.0], [-2.0], 1), *_samples([0.0], [math.nan], 2)]
+    table = tabulate_returns({"a": mixed, "b": other}, {"a": "magrpo", "b": "maremax"}, "none")
+    assert table.returns.tolist()[:7] == [1.0, 3.0, -2.0, 0.0, 1.0, 5.0, -2.0]
+    assert table.returns[7].isnan()
+    assert table.bounds.tolist() == [0, 2, 4, 6, 7, 8]
+    assert table.estimators.tolist() == [0, 4, 2, 4, 4]  # given: another estimator's, incomplete, no number
+    assert table.sequences.tolist() == [0, 2, 1, 3, 4, 5, 6, 7]
+    assert tabulate_returns({"a": []}, {"a": "magrpo"}, "std").bounds.tolist() == [0]
+    assert table.returns.dtype == torch.float64

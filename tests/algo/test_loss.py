@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from magrpo.algo import loss as algo_loss
-from magrpo.algo.loss import SampledTokens, importance_weights, k3, loss_divisor
+from magrpo.algo.loss import SampledTokens, k3, loss_divisor
 from magrpo.config import AlgoConfig
 from magrpo_kernels import LossOptions, group_policy_loss, policy_loss_from_logits
 
@@ -96,11 +96,12 @@ def test_one_token_by_hand() -> None:
     assert float(sums["sampling_gap"]) == pytest.approx(math.log(0.75) - math.log(0.5))
 
 
-def test_weights_and_k3_by_hand() -> None:
-    old, sampled = torch.tensor([0.0, -1.0, -5.0]), torch.tensor([-math.log(2.0), -1.0, 0.0])
-    assert importance_weights(old, sampled, 1.5).tolist() == pytest.approx([1.5, 1.0, math.exp(-5)])
+def test_k3_by_hand_and_never_negative() -> None:
     # Twice as likely under the reference: 2 - log 2 - 1.
     assert k3(torch.tensor([-1.0]), torch.tensor([-1.0 + math.log(2.0)])).item() == pytest.approx(1 - math.log(2.0))
+    near = torch.cat([torch.logspace(-6, -1, 50), -torch.logspace(-6, -1, 50)])
+    assert bool((k3(torch.zeros(100), near) >= 0).all())
+    assert k3(torch.zeros(1), torch.tensor([1e-3])).item() == pytest.approx(0.5001667e-6, rel=1e-3)
 
 
 @pytest.mark.parametrize("from_logits", [False, True])
@@ -117,9 +118,10 @@ def test_on_policy_the_gradient_is_that_of_reinforce(from_logits: bool, seed: in
 def test_importance_weights_scale_each_token() -> None:
     values = inputs()
     leaves(values)
-    weights = torch.linspace(0.5, 2.0, N)
-    loss, _ = policy_loss(**values, divisor=2.0, importance_weights=weights)
     logps = reference_logps(values["hidden"], values["head_weight"], values["token_ids"])
+    weights = (logps.detach() - values["sampling_logps"]).exp().clamp(max=0.05)
+    assert weights.min() < 0.05 <= weights.max()
+    loss, _ = policy_loss(**values, divisor=2.0, options=LossOptions(importance_cap=0.05))
     assert_same(loss, -(weights * values["advantages"] * logps).sum() / 2.0, values)
 
 

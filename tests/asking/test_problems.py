@@ -66,6 +66,11 @@ def test_a_function_brings_asserts_and_examples() -> None:
     assert problem.test.splitlines()[2:] == [f"    assert f({i}) == {i + 1}" for i in (3, 5, 1)]
 
 
+def test_a_function_may_stand_on_one_line() -> None:
+    problem = write_problem('def f(x: int) -> int: """Add: one."""', [], CODING)
+    assert problem.prompt == 'def f(x: int) -> int:\n    """Add: one."""\n'
+
+
 def test_a_signature_is_enough() -> None:
     assert write_problem("def f(a, b):", [], CODING) == Problem("yours", "def f(a, b):\n", "f")
 

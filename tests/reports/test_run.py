@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,9 @@ from magrpo.config import RunConfig
 from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
+from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.reports.page import Exhibits, write_page
+from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from tests.reports.pages import ATTACK, BUDGETS, NAMES, evaluation, make_report
 
@@ -188,3 +191,41 @@ def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig
     assert "arXiv 2508.04652" in section.note
     page, _ = write_page(tmp_path / "page", "t", [section])
     Page(page.read_text(encoding="utf-8"))
+
+
+def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: list[EvalReport]) -> None:
+    """The first trajectories are equal, as they are where a few iterations changed little; only the second differs."""
+    first = reports[0]
+    changed = [
+        replace(row, returns=(4.0,), texts={"helper": "other"})
+        if (row.task_id, row.mode, row.index) == ("test/a", "sampled", 1)
+        else row
+        for row in first.rows
+    ]
+    run = make_report(config, [first, replace(first, policy_version=2, rows=tuple(changed))], BUDGETS)
+    best, middle, last = choose_examples(run)
+    assert best.title == "Largest gain, +31.2 points: test/a", "half of 62.5: one of two trajectories"
+    assert best.sides["after"] == [("helper", "other")]
+    assert [one.title.partition(":")[0] for one in (middle, last)] == [
+        "Median gain, no change",
+        "Smallest gain, no change",
+    ]
+
+
+def test_a_report_says_where_its_run_comes_from(tmp_path: Path, config: RunConfig) -> None:
+    store = RunStore.create(config.model_copy(update={"root": tmp_path / "runs"}), "first")
+    assert [name for name, _ in describe_origin(store, config)] == ["run folder", "MLflow"], "nothing is recorded yet"
+    records = [
+        {"kind": "status", "value": "RUNNING", "time_ms": 0},
+        {"kind": "tags", "values": {"machine": "node7, 16 cores", "version.torch": "2.13.0"}},
+        {"kind": "tags", "values": {"mlflow.source.git.commit": "abc", "git.dirty": "true"}},
+    ]
+    (store.path / "tracking.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"torn')
+    facts = dict(describe_origin(store, config))
+    assert facts["started"] == "1970-01-01 00:00 UTC"
+    assert (facts["machine"], facts["commit"], facts["libraries"]) == (
+        "node7, 16 cores",
+        "abc with changes",
+        "torch 2.13.0",
+    )
+    assert dict(list_next_commands(store, config))["ask the agents"] == "magrpo ask first", "the root is the default"

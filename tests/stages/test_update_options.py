@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import torch
+from torch import Tensor
 
-from magrpo.config import OptimConfig
+from magrpo.algo.advantages import group_advantages
+from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.policy import Policy
-from magrpo.stages.update import NonFiniteLoss, Updater, learning_rate
+from magrpo.stages import update
+from magrpo.stages.update import NonFiniteLoss, Updater, is_out_of_memory, learning_rate
 from magrpo.types import Sample
+from magrpo_kernels import LossOptions, TokenInputs
+from magrpo_kernels.advantages import ESTIMATORS
 from tests.stages.updating import (
     assert_close,
     assert_equal,
@@ -93,6 +101,53 @@ def test_truncated_importance_weights_correct_for_the_engine(any_base: Path, dum
         terms.append(-(sample.advantage * weights * logps).sum() / len(samples))
     expected = naive_gradient(updater, "main", torch.stack(terms).sum())
     assert_close(gradients_used(updater, samples)[0], expected)
+
+
+def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
+    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    updater = make(base, dump, algo={"importance_cap": 1.5})
+    monkeypatch.setattr(updater, "_compute_logps", lambda *_: pytest.fail("a pass of its own"))
+    updater.update({"main": make_samples()})
+
+
+@pytest.mark.parametrize("options", [{}, {"normalize": "std"}, {"estimator": "marloo", "update_epochs": 2}])
+def test_the_update_forms_the_advantages_that_credit_stored(
+    base: Path, dump: Path, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From all returns of a group, also those of completions whose own advantage is 0; to the last bit."""
+    returns = [[0.1, 0.7, 0.4, 0.4], [0.3, 0.3, 0.3, 0.3], [1.0, 0.0, 2.0, 1.0]]
+    algo = AlgoConfig.model_validate(options)
+    advantages = group_advantages(returns, algo.estimator, algo.normalize)
+    flat = zip(make_samples(), chain(*returns), chain(*advantages), strict=True)
+    samples = [replace(sample, returns=value, advantage=advantage) for sample, value, advantage in flat]
+    updater = make(base, dump, algo=options)
+    expected = updater.gradient("main", [replace(sample, returns=0.0) for sample in samples])
+    estimators: list[int] = []
+    group_loss = update.group_policy_loss
+
+    def spy(hidden: Tensor, weight: Tensor, inputs: TokenInputs, options: LossOptions, **rest: Any) -> Any:
+        estimators.extend([] if inputs.groups is None else inputs.groups.estimators.tolist())
+        return group_loss(hidden, weight, inputs, options, **rest)
+
+    monkeypatch.setattr(update, "group_policy_loss", spy)
+    assert_equal(updater.gradient("main", samples), expected)
+    assert set(estimators) == {ESTIMATORS.index(algo.estimator)}, "none is given"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", True),
+        ("Triton Error [CUDA]: out of memory", True),
+        ("CUDA error: out of memory", True),
+        ("CUDA error: an illegal memory access was encountered", False),
+        ("mat1 and mat2 shapes cannot be multiplied", False),
+    ],
+)
+def test_memory_that_runs_out_outside_of_torchs_allocator_is_recognised(message: str, expected: bool) -> None:
+    assert is_out_of_memory(RuntimeError(message)) is expected
+    assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
 
 
 def test_metrics_by_hand(base: Path, dump: Path) -> None:

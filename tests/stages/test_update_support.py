@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from magrpo.algo.loss import SampledTokens, importance_weights, policy_loss
+from magrpo.algo.loss import SampledTokens, policy_loss
 from magrpo.config import LoraConfig
 from magrpo.engines.sampling import kept_tokens
 from magrpo.engines.transformers import LocalEngine
@@ -83,8 +83,8 @@ class Table:
 
         options, every = LossOptions(TEMPERATURE), TokenInputs(ids, torch.ones(len(ids)), support=chosen)
         sampling_logps = policy_loss_from_logits(logits, every, options).logps  # as the engine reports them
-        weights = None if cap is None else importance_weights(sampling_logps, sampling_logps, cap)
-        tokens = SampledTokens(ids, advantages, sampling_logps, importance_weights=weights, support=chosen)
+        options = replace(options, importance_cap=cap)
+        tokens = SampledTokens(ids, advantages, sampling_logps, support=chosen)
         loss, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0)
         return torch.autograd.grad(-loss, (self.first, self.second))
 

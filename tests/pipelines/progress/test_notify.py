@@ -67,6 +67,7 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
     assert recovery["reason"] == "earlier: ValueError: update is made to fail"
     assert recovery["stage"] == "update, iteration 1 of 1"
     assert re.fullmatch(r"training [\d.]+%, held-out [\d.]+% before", recovery["returns"])
+    assert recovery["verdict"].startswith("measured once: the joint return on ")
     assert recovery["mlflow"].startswith(
         f"DO_NOT_TRACK=true mlflow ui --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db, then http"
     )
