@@ -5,11 +5,10 @@ import json
 import tomllib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any
 
 from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
-from pydantic.fields import FieldInfo
 
 from magrpo.plugins import ConfigError
 
@@ -40,23 +39,6 @@ def locate_config(name: Path | str) -> Path:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise ConfigError(f"{path}: no such file; {hint}shipped configurations: {', '.join(shipped)}")
     return path
-
-
-def list_field_values(field: FieldInfo) -> list[str]:
-    """The values of a field as TOML: its choices, or else its default value; none if it has neither."""
-    for annotation in (field.annotation, *get_args(field.annotation)):
-        if get_origin(annotation) is Literal:
-            return [str(choice) for choice in get_args(annotation)]
-        if annotation is bool:
-            return ["true", "false"]
-    default = field.get_default(call_default_factory=True, validated_data={})
-    return [str(default) if isinstance(default, Path) else json.dumps(default)] if _is_plain(default) else []
-
-
-def _is_plain(value: object) -> bool:
-    if isinstance(value, tuple):
-        return all(map(_is_plain, value))
-    return isinstance(value, str | int | float | Path)
 
 
 # ----------------------------------------------------------------------------------------------------------- completion
@@ -94,23 +76,30 @@ def complete_keys(context: CompletionContext) -> Iterator[tuple[str, str]]:
     config, tree = context.get("config"), dict[str, Any]()
     if config is not None and config.raw:
         tree = tomllib.loads(locate_config(config.raw).read_text(encoding="utf-8"))
-    schema = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    schema = read_schema()
     words = [*(token.value for token in context.argument.tokens), context.incomplete]
     is_split = "=" in words[-2:]
     key = words[-2 - (words[-1] != "=")] if is_split else context.incomplete.partition("=")[0]
     for section, described in schema["properties"].items():
-        is_list = described.get("type") == "array"
-        for name, field in _find_properties(described.get("items", described), schema, tree.get(section)).items():
-            dotted = f"{section}.{'0.' * is_list}{name}" if name else section
+        for name, field in find_properties(schema, section, tree.get(section)).items():
+            dotted = f"{section}.{'0.' * ('items' in described)}{name}" if name else section
             if not dotted.startswith(key) or section == "baselines":
                 continue
-            for value in _list_values(field):
+            for value in list_choices_or_default(field):
                 if not is_split or dotted == key:
                     yield value if is_split else f"{dotted}={value}", field.get("description", "")
 
 
-def _find_properties(described: dict[str, Any], schema: dict[str, Any], chosen: Any) -> dict[str, dict[str, Any]]:
+def read_schema() -> dict[str, Any]:
+    """The JSON schema that ships."""
+    schema: dict[str, Any] = json.loads(SCHEMA_FILE.read_text(encoding="utf-8"))
+    return schema
+
+
+def find_properties(schema: dict[str, Any], name: str, chosen: Any) -> dict[str, dict[str, Any]]:
     """The schemas of a section's keys, of the kind that ``chosen`` names; by no name, of a value outside sections."""
+    described = schema["properties"][name]
+    described = described.get("items", described)
     reference = described.get("$ref") or described.get("allOf", [{}])[0].get("$ref")
     section = schema["$defs"][reference.rpartition("/")[2]] if reference else described
     for variant in section.get("anyOf", []):
@@ -121,7 +110,7 @@ def _find_properties(described: dict[str, Any], schema: dict[str, Any], chosen: 
     return properties
 
 
-def _list_values(field: dict[str, Any]) -> list[str]:
+def list_choices_or_default(field: dict[str, Any]) -> list[str]:
     """The choices of a key, or else its default value; an empty text if it has neither."""
     for form in (field, *field.get("anyOf", [])):
         if "enum" in form:

@@ -254,6 +254,15 @@ def test_overrides_are_ones(path: Path) -> None:
         load_config(ROOT / config, [word for word in words if re.match(r"[a-z_]+\.[\w.]+=[^,]*$", word)])
 
 
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
+def test_servers_are_started_without_reports_of_usage(path: Path) -> None:
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if "prefect server start" in line:
+            assert "PREFECT_SERVER_ANALYTICS_ENABLED=false" in line, line
+        if "mlflow ui" in line or "mlflow server" in line:
+            assert "DO_NOT_TRACK=true" in line, line
+
+
 def test_cli_page_has_every_environment_variable() -> None:
     read = {ALLOW_NONE, *QUIET}
     for path in [*ROOT.glob("magrpo/**/*.py"), *ROOT.glob("pipelines/**/*.py")]:

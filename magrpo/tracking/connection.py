@@ -11,13 +11,17 @@ from urllib.parse import urlsplit, urlunsplit
 from magrpo.config import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
+TRAINING_MODE = "workflowType=machine_learning"
+"""The query of MLflow's pages that chooses their mode for training."""
+
 
 def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, str]:
     """The command that serves an MLflow run's page (empty for a server), and the page's address."""
-    page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}" if mlflow_run_id else ""
+    # Without the mode a browser that has never seen the page shows MLflow's pages for GenAI.
+    page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_MODE}" if mlflow_run_id else ""
     if uri.startswith(("http://", "https://")):
         return "", hide_password(uri).rstrip("/") + page
-    return f"mlflow ui --backend-store-uri {hide_password(uri)}", "http://127.0.0.1:5000" + page
+    return f"DO_NOT_TRACK=true mlflow ui --backend-store-uri {hide_password(uri)}", "http://127.0.0.1:5000" + page
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from magrpo.config import TrackingConfig
 from magrpo.tracking.connection import make_database, mlflow_page, quieten_mlflow, tracking_uri, translate_errors
+from magrpo.tracking.experiment_view import missing_tags
 from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker
 from magrpo.tracking.system import PREFIX, sample_system
 from magrpo.tracking.traces import deliver_traces, trace_record
@@ -78,12 +79,17 @@ class MlflowSink:
         found = self._client.get_experiment_by_name(self.experiment)
         if found is None:
             try:
-                return str(self._client.create_experiment(self.experiment, artifact_location=location))
+                found = self._client.get_experiment(
+                    self._client.create_experiment(self.experiment, artifact_location=location)
+                )
             except MlflowException as error:
                 found = self._client.get_experiment_by_name(self.experiment)
                 if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
-        return str(found.experiment_id)
+        experiment_id = str(found.experiment_id)
+        for key, value in missing_tags(experiment_id, found.tags).items():
+            self._client.set_experiment_tag(experiment_id, key, value)
+        return experiment_id
 
     def _find_run(self, tag: str, value: str) -> str:
         """The id of the run with this tag, created if there is none."""

@@ -11,8 +11,15 @@ from rich.console import Console
 from rich.prompt import IntPrompt, Prompt
 
 from magrpo.config import RunConfig, load_config
-from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, walk_fields
-from pipelines.arguments import CONFIGS, SCHEMA_FILE, list_field_values, list_shipped
+from magrpo.plugins import TABLES, ConfigError, list_choices
+from pipelines.arguments import (
+    CONFIGS,
+    SCHEMA_FILE,
+    find_properties,
+    list_choices_or_default,
+    list_shipped,
+    read_schema,
+)
 from pipelines.commands.config_help import format_value
 from pipelines.environment import find_command, shorten_path
 
@@ -85,7 +92,7 @@ def read_title(name: str) -> str:
 
 def format_commented(tree: Mapping[str, Any], title: str) -> Iterator[str]:
     """Lines of TOML with the values of ``tree``, each below its meaning and its choices; a list is explained once."""
-    fields = dict(walk_fields(RunConfig, tree))
+    schema = read_schema()
     yield f"#:schema {SCHEMA_FILE.as_uri()}"
     yield f"# {title}"
     yield "# Every key that is not here has its default: magrpo config show"
@@ -93,13 +100,10 @@ def format_commented(tree: Mapping[str, Any], title: str) -> Iterator[str]:
         for index, table in enumerate(value if isinstance(value, list) else [value]):
             yield ""
             yield f"[[{section}]]" if isinstance(value, list) else f"[{section}]"
+            fields = find_properties(schema, section, table) if index == 0 else {}
             for key, entry in table.items():
-                field = fields.get(f"{section}.{'0.' if isinstance(value, list) else ''}{key}")
-                if field is not None and index == 0:
-                    choices, meaning = list_field_values(field), field.description or ""
-                    if key == "kind":
-                        choices, meaning = list(TABLES[section]), import_plugin(TABLES[section], entry).__doc__ or ""
+                if (field := fields.get(key)) is not None:
+                    choices = list(TABLES[section]) if key == "kind" else list_choices_or_default(field)
                     also = f" Choices: {', '.join(choices)}." if len(choices) > 1 else ""
-                    comment = " ".join(meaning.replace("``", "`").split()) + also
-                    yield from (f"# {line}" for line in wrap(comment, 110, break_long_words=False))
+                    yield from (f"# {line}" for line in wrap(field.get("description", "") + also, 110))
                 yield f"{key} = {format_value(entry)}"

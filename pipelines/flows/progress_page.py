@@ -1,4 +1,4 @@
-"""Prefect's page of a run: its progress and its closing tables, as artifacts of the flow run.
+"""Prefect's page of a run: a line of log for each stage, its progress and its results as artifacts of the flow run.
 
 A thread updates the Prefect server every ``PERIOD_S`` seconds: a slow or absent server costs the run nothing, and a
 run that ends waits for it ``PATIENCE_S`` seconds at most.
@@ -8,11 +8,12 @@ import hashlib
 import logging
 import re
 import threading
+from datetime import UTC, datetime
 from uuid import UUID
 
 from httpx import HTTPError
 from prefect.client.orchestration import SyncPrefectClient, get_client
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step
@@ -37,6 +38,8 @@ class ProgressPage(Observer):
         self._shown: tuple[float, str] | None = None
         self._progress: UUID | None = None
         self._ending = self._promotion = ""
+        self._lines: list[LogCreate] = []
+        """Lines of log that wait for the thread."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -45,11 +48,18 @@ class ProgressPage(Observer):
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
 
+    def step_finished(self) -> None:
+        if self._attempt.state.last_finished:
+            self._say(self._attempt.state.last_finished)
+
     def team_promoted(self, text: str) -> None:
         self._promotion = text
+        self._say(text)
 
     def attempt_ended(self, error: BaseException | None) -> None:
         self._ending = "finished" if error is None else f"ended by {type(error).__name__}"
+        returns = self._attempt.state.describe_returns()
+        self._say(f"{self._ending}: {returns}" if returns else self._ending, logging.ERROR if error else logging.INFO)
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
@@ -63,13 +73,21 @@ class ProgressPage(Observer):
                 over = self._over.wait(pause)
                 pause = PERIOD_S
                 try:
+                    if lines := self._lines[:]:
+                        client.create_logs(lines)
+                        del self._lines[: len(lines)]
                     self._update_progress(client)
                     if over and self._ending == "finished":
-                        self._create(client, "markdown", self._key, "Closing table", self._closing_tables())
+                        self._create(client, "markdown", f"{self._key}-results", "Results", self._closing_tables())
                 except (HTTPError, PrefectException) as error:
                     if not warned:
                         log.warning("Prefect's page of the run is not up to date: %s", type(error).__name__)
                     warned = True
+
+    def _say(self, text: str, level: int = logging.INFO) -> None:
+        """Log a line on the flow run's page."""
+        now, flow_run_id = datetime.now(UTC), self._flow_run_id
+        self._lines.append(LogCreate(name="magrpo", level=level, message=text, timestamp=now, flow_run_id=flow_run_id))
 
     def _update_progress(self, client: SyncPrefectClient) -> None:
         """Create the progress artifact, or update it if the state changed."""

@@ -9,11 +9,13 @@ import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
-from prefect import flow
+from prefect import Flow, flow
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentUpdate
 from prefect.client.schemas.filters import DeploymentFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.client.schemas.sorting import FlowRunSort
@@ -23,19 +25,27 @@ from prefect.runtime import deployment, flow_run
 from prefect.schedules import Schedule
 from prefect.server.schemas.schedules import CronSchedule, IntervalSchedule, RRuleSchedule
 from prefect.states import Cancelled, Scheduled
+from prefect.utilities.callables import parameter_schema
 from pydantic import ValidationError
 from rich.console import Console
 
 from magrpo.config import load_config
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.arguments import locate_config
+from pipelines.arguments import list_shipped, locate_config
 from pipelines.flows.timetable import Timetable, parse_interval
 from pipelines.flows.train import execute_in_flow
 from pipelines.training.closing import print_closing
 
 ServerSchedule = CronSchedule | IntervalSchedule | RRuleSchedule
 FLOW = "magrpo-scheduled"
+TITLES = {
+    "config": "Configuration",
+    "overrides": "Overrides of the configuration",
+    "root": "Folder of runs",
+    "name": "Name of the runs",
+}
+"""Titles of the parameters on Prefect's form."""
 _CATCH_UP = timedelta(days=366)
 """Older missed runs are ignored."""
 
@@ -63,7 +73,14 @@ def build_deployed_schedule(timetable: Timetable) -> Schedule:
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)
 def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
-    """One scheduled training run, instead of all that are due. A retry resumes it at its first uncommitted stage."""
+    """One scheduled training run, instead of all that are due. A retry resumes it at its first uncommitted stage.
+
+    Args:
+        config: TOML file on the machine that trains, or the name of a configuration that ships. Read for every run.
+        overrides: Changes of the configuration, each written section.key=value, such as train.seed=1.
+        root: Folder of run directories on the machine that trains.
+        name: Prefix of the run's name; the date and time at which it was due follow.
+    """
     due = flow_run.scheduled_start_time.astimezone(UTC)
     with get_client(sync_client=True) as client:
         for waiting in _read_due_runs(client, deployment.id, after=due - _CATCH_UP, waiting=True):
@@ -88,6 +105,8 @@ def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, nam
         deployed = build_deployed_schedule(timetable)
         deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
+        form = describe_form(scheduled, [str(config.absolute()), *list_shipped()])
+        client.update_deployment(deployment_id, DeploymentUpdate(parameter_openapi_schema=form))
         if missed is not None:
             client.create_flow_run_from_deployment(
                 deployment_id, state=Scheduled(scheduled_time=missed), idempotency_key=f"missed-{missed.isoformat()}"
@@ -103,6 +122,18 @@ def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, nam
     console.print(f"page:    {api.removesuffix('/api')}")
     console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")
     asyncio.run(_run_until_interrupted(runner))
+
+
+def describe_form(of: Flow[..., Any], configs: Sequence[str]) -> dict[str, Any]:
+    """The schema of a flow's parameters for Prefect's form, with titles and with ``configs`` as choices.
+
+    Prefect takes descriptions from the docstring, and names for titles.
+    """
+    schema: dict[str, Any] = parameter_schema(of).model_dump()
+    for name, described in schema["properties"].items():
+        described["title"] = TITLES[name]
+    schema["properties"]["config"]["enum"] = list(dict.fromkeys(configs))
+    return schema
 
 
 async def _run_until_interrupted(runner: Runner) -> None:

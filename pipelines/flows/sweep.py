@@ -2,11 +2,14 @@
 
 from datetime import UTC
 from pathlib import Path
+from typing import Annotated
 
 from prefect import flow
 from prefect.runtime import flow_run
+from pydantic import Field
 from rich.console import Console
 
+from pipelines.arguments import locate_config
 from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.train import train
@@ -17,16 +20,26 @@ class SweepFailed(RuntimeError):
 
 
 @flow(name="magrpo-sweep", flow_run_name="{name}", validate_parameters=False)
-def swept(config: str, settings: list[str], seeds: int, overrides: list[str], root: str, name: str) -> None:
-    """Train every combination of ``settings`` (``section.key=value,value``) with ``seeds`` seeds each.
+def swept(
+    config: str, settings: list[str], seeds: Annotated[int, Field(ge=1)], overrides: list[str], root: str, name: str
+) -> None:
+    """Train every combination of ``settings`` with ``seeds`` seeds each.
 
     A retry resumes the unfinished runs. Raises SweepFailed if runs failed; the message names all of them.
+
+    Args:
+        config: TOML file on the machine that trains, or the name of a configuration that ships.
+        settings: Values to try, each key written section.key=value,value, such as optim.lr=1e-3,2e-3.
+        seeds: Number of runs of each combination, seeded train.seed, train.seed + 1 and so on.
+        overrides: Changes of the configuration for all runs, each written section.key=value.
+        root: Folder of run directories on the machine that trains.
+        name: Prefix of the names of the sweep and its runs; the date and time of its start follow.
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
     if (Path(root) / "sweeps" / sweep_id).exists():
         sweep = load_sweep(Path(root), sweep_id)
     else:
-        sweep = plan_sweep(Path(config), overrides, settings, seeds, sweep_id, Path(root))
+        sweep = plan_sweep(locate_config(config), overrides, settings, seeds, sweep_id, Path(root))
         save_sweep(sweep)
     console = Console(highlight=False, soft_wrap=True)
     failures = run_sweep(sweep, lambda store: train(str(store.path.parent), store.run_id), console)

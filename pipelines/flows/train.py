@@ -41,7 +41,12 @@ TRANSIENT = (EngineError, SandboxDied, OSError)
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
 def train(root: str, run_id: str) -> Result:
-    """Resume the run ``run_id`` in ``root`` at its first uncommitted step and run it to its end."""
+    """Resume the run ``run_id`` in ``root`` at its first uncommitted step and run it to its end.
+
+    Args:
+        root: Folder of run directories.
+        run_id: Name of the run's directory.
+    """
     return execute_in_flow(Path(root), run_id)
 
 

@@ -193,7 +193,8 @@ class RunConsole:
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
         self._state.finish_step(step, metrics, reused=reused)
-        log.info(self._state.last_finished)
+        if self._state.last_finished:
+            log.info(self._state.last_finished)
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
             self._metrics |= metrics

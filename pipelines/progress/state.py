@@ -29,7 +29,7 @@ class RunState:
     held_out_returns: dict[int, float] = field(default_factory=dict)
     """By iteration."""
     last_finished: str = ""
-    """The newest finished step in words: ``00007/update: 1.8 s``; empty before the first."""
+    """The newest step in words: ``00007/update: 1.8 s``; empty before the first, and for one found committed."""
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
@@ -58,7 +58,7 @@ class RunState:
             self.held_out_returns[step.iteration] = metrics["eval/return"]
             figures.append(f"held-out return {metrics['eval/return']:.1%}")
         name = step.title if step.happens_once or step.stage == "baseline" else step.folder
-        self.last_finished = f"{name}: {'committed before' if reused else ', '.join(figures)}"
+        self.last_finished = "" if reused else f"{name}: {', '.join(figures)}"
 
     def describe_step(self) -> str:
         """The step under way, in words: ``rollout.0, iteration 7 of 160``."""

@@ -178,6 +178,6 @@ def _print_services(result: Result, console: Console) -> None:
         print_command("", f"{magrpo} sync {store.run_id}", console)
     command, page = result.mlflow_page
     if command:
-        print_command("MLflow:", f"{find_command('mlflow')}{command.removeprefix('mlflow')}", console)
+        print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
     link = Style(link=page) if console.is_terminal else Style()
     console.print(Text(f"{'' if command else 'MLflow:':<{_LABEL}}").append(page, link), soft_wrap=True)

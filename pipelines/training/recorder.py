@@ -1,15 +1,15 @@
 """What a run records with the tracker: a description, and of each step metrics, artifacts, datasets and traces."""
 
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from magrpo import layout
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import Step
-from magrpo.reports.figures import format_wall_time
-from magrpo.reports.verdict import judge_evaluations
+from magrpo.reports.figures import format_difference, format_wall_time
+from magrpo.reports.verdict import Verdict, judge_evaluations
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
@@ -24,7 +24,7 @@ ItemT = TypeVar("ItemT")
 
 def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) -> dict[str, str]:
     """The tags that describe a run as its directory has it now; ``status`` is MLflow's."""
-    config, tags = store.config(), {}
+    config, tags = store.config(), dict[str, str]()
     agents = ", ".join(
         f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
     )
@@ -32,8 +32,15 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {config.train.num_iterations} iterations, "
         f"seed {config.train.seed}. {_STATES[status]}."
     )
-    verdict = [] if layout.makes_tables(config) else [f"- {line}" for line in _describe_verdict(store, config)]
-    lines = [summary, "", *verdict, f"- on `{socket.gethostname()}` in `{store.path}`"]
+    lines = [summary, ""]
+    verdict = None if layout.makes_tables(config) else _judge_evaluations(store, config)
+    if verdict is not None:
+        tags["verdict"] = verdict.word
+        if verdict.gain is not None:
+            tags["gain"] = format_difference(verdict.gain)
+        lines.append(f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}")
+        lines += [f"- advice: {verdict.advice}"] if verdict.advice else []
+    lines += [f"- on `{socket.gethostname()}` in `{store.path}`"]
     if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
         lines.append(f"- took {format_wall_time(wall_time)}")
     if status != "FINISHED":
@@ -50,16 +57,12 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     return tags | {NOTE: "\n".join(lines)}
 
 
-def _describe_verdict(store: RunStore, config: RunConfig) -> Iterator[str]:
-    """The verdict on the evaluations so far, in Markdown; nothing if there is none, or one is damaged."""
+def _judge_evaluations(store: RunStore, config: RunConfig) -> Verdict | None:
+    """The verdict on the evaluations so far; None if there is none, or one is damaged."""
     iterations = layout.committed_iterations(store, "evaluate")
     ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[1:][-1:])]
     reports = [layout.read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
-    if reports and len(reports) == len(ends):
-        verdict = judge_evaluations(reports, config)
-        yield f"**{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}"
-        if verdict.advice:
-            yield f"advice: {verdict.advice}"
+    return judge_evaluations(reports, config) if reports and len(reports) == len(ends) else None
 
 
 class RunRecorder:

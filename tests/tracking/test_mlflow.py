@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import socket
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from magrpo.config import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
+from magrpo.tracking.experiment_view import experiment_tags, missing_tags
 from magrpo.tracking.mlflow_runs import MlflowTracker, newest_by_step
 from magrpo.tracking.model_registry import ModelRegistry
 from magrpo.tracking.provenance import collect_provenance
@@ -70,8 +72,27 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
         "iterations/0001/adapter/weights"
     ]
     command, page = tracker.mlflow_page()
-    assert command == f"mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
-    assert page.endswith(f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}")
+    assert command == f"DO_NOT_TRACK=true mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
+    assert page.endswith(
+        f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
+    )
+    assert experiment.tags == experiment_tags(experiment.experiment_id)
+
+
+def test_an_experiment_is_shown_as_training_with_the_return_first() -> None:
+    tags = experiment_tags("7")
+    assert all(len(value) <= 5000 for value in tags.values()), "longer than MLflow stores"
+    assert tags["mlflow.experimentKind"] == "custom_model_development"
+    assert "#/experiments/7/runs?viewStateShareKey=magrpo&workflowType=machine_learning" in tags["mlflow.note.content"]
+    view = json.loads(tags["mlflow.sharedViewState.magrpo"])
+    shown = ["metrics.`eval/return`", "metrics.`eval/pass_at_1`", "tags.`gain`", "tags.`verdict`"]
+    assert view["selectedColumns"][:4] == view["columnOrder"][:4] == shown
+    assert view["compareRunCharts"][0]["metricKey"] == "eval/return"
+    sections = [section["uuid"] for section in view["compareRunSections"]]
+    assert list(dict.fromkeys(chart["metricSectionId"] for chart in view["compareRunCharts"])) == sections
+    own = {"mlflow.experimentKind": "genai_development", "mlflow.note.content": "mine"}
+    assert missing_tags("7", tags) == {}
+    assert missing_tags("7", own).keys() == tags.keys() - own.keys()
 
 
 def test_runs_that_begin_at_once_share_an_experiment(

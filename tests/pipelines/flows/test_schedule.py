@@ -15,10 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.utilities.callables import parameter_schema
 
 from magrpo.plugins import ConfigError
-from pipelines.flows.schedule import build_deployed_schedule, build_schedule
+from pipelines.arguments import list_shipped
+from pipelines.flows.schedule import TITLES, build_deployed_schedule, build_schedule, describe_form, scheduled
+from pipelines.flows.sweep import swept
 from pipelines.flows.timetable import Timetable
+from pipelines.flows.train import train
 from tests.pipelines.micro import start, write_config
 
 
@@ -55,6 +59,16 @@ def test_the_deployment_keeps_the_time_zone_that_is_announced(when: dict[str, st
     timetable = Timetable(**when, timezone="Europe/Berlin")
     deployed = DeploymentScheduleCreate.from_schedule(build_deployed_schedule(timetable)).schedule
     assert deployed.timezone == build_schedule(timetable).timezone == "Europe/Berlin"
+
+
+def test_the_form_of_a_deployment_has_titles_descriptions_and_choices() -> None:
+    form = describe_form(scheduled, ["/etc/own.toml", *list_shipped()])
+    assert {name: field["title"] for name, field in form["properties"].items()} == TITLES
+    assert form["properties"]["config"]["enum"][:2] == ["/etc/own.toml", "arxiv"]
+    for flow in (scheduled, swept, train):
+        fields = parameter_schema(flow).model_dump()["properties"]
+        assert [name for name, field in fields.items() if not field.get("description")] == []
+    assert parameter_schema(swept).properties["seeds"]["minimum"] == 1
 
 
 def completed(root: Path) -> list[tuple[str, str]]:

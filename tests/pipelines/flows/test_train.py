@@ -16,8 +16,9 @@ import pytest
 from mlflow import MlflowClient
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterName, LogFilter
 from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from magrpo.layout import Step
@@ -96,6 +97,12 @@ class Flows:
         assert len({artifact.key for artifact in found}) == len(found)
         return {str(artifact.key): artifact for artifact in found}
 
+    def lines(self, run: FlowRun) -> list[str]:
+        """The log of a flow run, as its page shows it."""
+        only = LogFilter.model_validate({"flow_run_id": {"any_": [run.id]}})
+        with temporary_settings({PREFECT_API_URL: self.url}), get_client(sync_client=True) as client:
+            return [log.message for log in client.read_logs(only, sort=LogSort.TIMESTAMP_ASC)]
+
     def retry(self, name: str, before: Callable[[], None] | None = None) -> int:
         """``prefect flow-run retry`` for the newest flow run of a run."""
         arguments = ["flow-run", "retry", str(self.seen(name)[-1].id), "--entrypoint", "pipelines/flows/train.py:train"]
@@ -169,12 +176,15 @@ def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert (status, tags["prefect.flow_run_id"]) == ("FINISHED", str(run.id))
     assert tags["prefect.flow_run_url"] == flows.page(run)
     artifacts = flows.artifacts(run)
-    assert artifacts.keys() == {"magrpo-once", "magrpo-once-progress"}
-    progress, closing = artifacts["magrpo-once-progress"], artifacts["magrpo-once"]
+    assert artifacts.keys() == {"magrpo-once-results", "magrpo-once-progress"}
+    progress, closing = artifacts["magrpo-once-progress"], artifacts["magrpo-once-results"]
     assert (progress.type, progress.data) == ("progress", 100.0)
     assert str(progress.description).startswith("finished\n\ntraining ")
     assert closing.type == "markdown"
     assert "/#/experiments/1/runs/" in str(closing.data)
+    lines = flows.lines(run)
+    assert [line.partition(": ")[0] for line in lines] == [*STAGES, "finished"]
+    assert "held-out" in lines[-1]
     assert (flows.root / "once/stages/00001/report/report.md").read_text() in str(closing.data)
 
 

@@ -69,7 +69,7 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
     assert re.fullmatch(r"training [\d.]+%, held-out [\d.]+% before", recovery["returns"])
     assert recovery["verdict"].startswith("measured once: the joint return on ")
     assert recovery["mlflow"].startswith(
-        f"mlflow ui --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db, then http"
+        f"DO_NOT_TRACK=true mlflow ui --backend-store-uri sqlite:///{tmp_path}/runs/mlflow.db, then http"
     )
     assert not (tmp_path / "runs" / "run" / "attempt.json").exists()
 

@@ -202,6 +202,7 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert tags["mlflow.note.content"].startswith("**MAGRPO** on `tests.plugins:ListedProblems`, agents `helper` (base")
     verdict = judge_run(load_evaluated_run("whole", store))
     assert "Finished.\n" in tags["mlflow.note.content"]
+    assert (tags["verdict"], tags["gain"]) == (verdict.word, verdict.summary.split(": ")[1].split(" percentage")[0])
     assert f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}\n" in tags["mlflow.note.content"]
     wall_time = read_wall_time(store.path)
     assert wall_time is not None
