@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.layout import (
+    AGENTS,
     checkpoint_weights,
     committed_iterations,
     find_evaluations,
@@ -107,8 +108,8 @@ def print_files(store: RunStore, console: Console) -> None:
 
 def find_agents(store: RunStore) -> Path | None:
     """The folder of the run's agents for others, or else of its last weights; None if it has none."""
-    if (store.path / "agents").is_dir():
-        return store.path / "agents"
+    if (store.path / AGENTS).is_dir():
+        return store.path / AGENTS
     iterations = committed_iterations(store, "update")
     return checkpoint_weights(store, iterations[-1]) if iterations else None
 
