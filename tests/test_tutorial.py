@@ -64,12 +64,12 @@ def test_every_command_runs(tmp_path: Path) -> None:
             tool, words = "magrpo", expand_make(line)
         assert tool == "magrpo", line
         ran.append(words[0])
-        if words[0] == "serve":
+        if words[0] == "schedule":
             continue
         log = tmp_path / f"{len(ran)}.log"
         code = command([*words, *ADDED.get(words[0], [])], log, before=partial(os.chdir, tmp_path))
         assert code == 0, f"{line}\n{log.read_text()}"
-    assert ran == ["train", "train", "train", "train", "compare", "evaluate", "sweep", "serve"]
+    assert ran == ["train", "train", "train", "train", "compare", "evaluate", "sweep", "schedule"]
     assert len((tmp_path / "problems.jsonl").read_text().splitlines()) == 56
     assert (tmp_path / "runs" / "comparisons" / "plain-vs-own" / "compare.html").exists()
 
@@ -78,7 +78,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
 def test_the_schedule_is_served(tmp_path: Path) -> None:
     write_files(tmp_path)
     subprocess.run([sys.executable, "make_problems.py"], cwd=tmp_path, check=True)
-    [line] = [line for line in COMMANDS if line.startswith("magrpo serve")]
+    [line] = [line for line in COMMANDS if line.startswith("magrpo schedule")]
     log = tmp_path / "log"
     process = start(shlex.split(line)[1:], log, before=partial(os.chdir, tmp_path))
     deadline = time.monotonic() + 240

@@ -58,11 +58,12 @@ def print_closing(result: Result, console: Console) -> None:
 
 def print_entry(console: Console, label: str, text: str, style: str = "") -> None:
     """Print a label and its text; a terminal wraps the text between words, beside its label."""
+    width = max(_LABEL, len(label) + 1)
     if not console.is_terminal:
-        console.print(f"{label:<{_LABEL}}{text}", markup=False, soft_wrap=True)
+        console.print(f"{label:<{width}}{text}", markup=False, soft_wrap=True)
         return
     grid = Table.grid(padding=0)
-    grid.add_column(width=_LABEL, no_wrap=True)
+    grid.add_column(width=width, no_wrap=True)
     grid.add_column(overflow="fold")
     grid.add_row(label, Text(text, style))
     console.print(grid, soft_wrap=False)

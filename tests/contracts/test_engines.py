@@ -27,6 +27,7 @@ from tests.tiny import EOS, VOCAB_SIZE, perturb, tiny_base, tiny_config
 
 MAX_LENGTH = 128
 AGENTS = ("helper", "main", "solo")
+DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 GREEDY = SamplingParams(temperature=0.0, max_new_tokens=8)
 
 
@@ -48,7 +49,7 @@ class World:
         self.engine.load(version, self.folders[version])
 
 
-@pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(scope="module", params=DEVICES)
 def policy_and_folders(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Policy, dict[int, dict[str, Path]]]:
