@@ -38,10 +38,12 @@ def write_files(folder: Path) -> None:
 
 
 def expand_make(line: str) -> list[str]:
-    """The ``magrpo`` command that a ``make`` command ends in, without running it."""
+    """The ``magrpo`` command that a ``make`` command ends in, without running it or heeding a make around the tests."""
+    around = ("MAKEFLAGS", "MFLAGS", "MAKELEVEL", "ARGS", "CONFIG", "WORKERS")
     recipe = subprocess.run(
         ["make", "-n", "--no-print-directory", *shlex.split(line)[1:]],
         cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if name not in around},
         capture_output=True,
         text=True,
         check=True,
