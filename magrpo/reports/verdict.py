@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.config import RunConfig
-from magrpo.layout import find_evaluations, read_evaluation
+from magrpo.layout import Step, committed_iterations, read_evaluation
 from magrpo.reports.evaluations import EvaluatedRun, mean_returns, paired_gain, subtract_means
 from magrpo.reports.figures import format_difference
 from magrpo.store import RunStore
@@ -48,10 +48,11 @@ def judge_run(run: EvaluatedRun) -> Verdict:
 
 
 def read_verdict(store: RunStore) -> Verdict | None:
-    """The verdict on the evaluations that a run has committed so far; None if it has none."""
-    pointers = [*find_evaluations(store).values()]
-    reports = [read_evaluation(store.folder(pointer)) for pointer in (*pointers[:1], *pointers[1:][-1:])]
-    return judge_evaluations(reports, store.config()) if reports else None
+    """The verdict on the first and the last evaluation of a run so far; None if it has none, or one is damaged."""
+    iterations = committed_iterations(store, "evaluate")
+    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[1:][-1:])]
+    reports = [read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
+    return judge_evaluations(reports, store.config()) if reports and len(reports) == len(ends) else None
 
 
 def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdict:

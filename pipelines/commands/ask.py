@@ -3,12 +3,11 @@
 import json
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from magrpo.asking.answers import Answer, AskedAgents, open_asked_agents
@@ -19,9 +18,9 @@ from magrpo.plugins import ConfigError, list_choices
 from magrpo.stages.backend import Team
 from magrpo.types import Problem
 from pipelines.commands.answer_view import AnswerView, answer_as_json
+from pipelines.environment import INTERRUPTED
+from pipelines.progress.activity import LOADING, show_activity
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 _PROGRAMS = """A problem is a sentence, or a function's signature and docstring, ended by an empty line.
 Lines that begin with "assert" are its tests."""
 _TEXTS = "A problem is a text, ended by an empty line."
@@ -92,22 +91,15 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem | None:
 def _open_agents(asked: AskedTeam, with_untrained: bool) -> Iterator[AskedAgents]:
     """The loaded agents; meanwhile standard error says what is being loaded."""
     console = Console(stderr=True, highlight=False)
-    columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-    bar = progress.add_task("loading libraries")
-    bases = ", ".join(dict.fromkeys(agent.model for agent in asked.config.agents))
-    with progress:
-        if not console.is_terminal:
-            console.print("loading libraries, agents and sandbox", soft_wrap=True)
+    if not console.is_terminal:
+        console.print("loading libraries, agents and sandbox", soft_wrap=True)
+    with show_activity(LOADING["libraries"], console):
         import magrpo.policy  # torch and transformers, under the spinner  # noqa: F401
-
-        progress.update(bar, description=f"loading agents on {bases}, starting the sandbox")
-        opened = open_asked_agents(asked, with_untrained=with_untrained)
-        agents = opened.__enter__()
-    try:
+    bases = ", ".join(dict.fromkeys(agent.model for agent in asked.config.agents))
+    with ExitStack() as opened:
+        with show_activity(f"loading agents on {bases}, starting the sandbox", console):
+            agents = opened.enter_context(open_asked_agents(asked, with_untrained=with_untrained))
         yield agents
-    finally:
-        opened.__exit__(None, None, None)
 
 
 class Questioner:

@@ -11,7 +11,7 @@ from magrpo.config import load_config
 from magrpo.layout import hold_run, steps_to_repeat
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.environment import find_command, shorten_path
+from pipelines.environment import INTERRUPTED, find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
@@ -19,9 +19,6 @@ from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 from pipelines.progress.activity import LOADING, open_console, show_activity
 from pipelines.training.closing import print_closing
-
-INTERRUPTED = 130
-"""Exit code after Ctrl-C."""
 
 
 def train_run(store: RunStore, *, local: bool) -> int:

@@ -9,7 +9,7 @@ from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import Step
 from magrpo.reports.figures import format_difference, format_wall_time
-from magrpo.reports.verdict import Verdict, judge_evaluations
+from magrpo.reports.verdict import read_verdict
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import RolloutGroup, ScoredTurn, Trajectory, TrajectoryStep, TurnTimes
@@ -33,7 +33,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         f"seed {config.train.seed}. {_STATES[status]}."
     )
     lines = [summary, ""]
-    verdict = None if layout.makes_tables(config) else _judge_evaluations(store, config)
+    verdict = None if layout.makes_tables(config) else read_verdict(store)
     if verdict is not None:
         tags["verdict"] = verdict.word
         if verdict.gain is not None:
@@ -55,14 +55,6 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
             f"- computed again from iteration {first_repeated} on: of two values for a step the later one counts"
         )
     return tags | {NOTE: "\n".join(lines)}
-
-
-def _judge_evaluations(store: RunStore, config: RunConfig) -> Verdict | None:
-    """The verdict on the evaluations so far; None if there is none, or one is damaged."""
-    iterations = layout.committed_iterations(store, "evaluate")
-    ends = [store.find(Step("evaluate", iteration).folder) for iteration in (*iterations[:1], *iterations[1:][-1:])]
-    reports = [layout.read_evaluation(store.folder(pointer)) for pointer in ends if pointer is not None]
-    return judge_evaluations(reports, config) if reports and len(reports) == len(ends) else None
 
 
 class RunRecorder:

@@ -58,6 +58,19 @@ class FaultySandbox(Sandbox):
         return super().open()
 
 
+STAGES = [
+    "prepare",
+    "start",
+    "00000/evaluate",
+    "00001/rollout.0",
+    "00001/score.0",
+    "00001/credit",
+    "00001/update",
+    "00001/evaluate",
+    "report",
+]
+"""The steps of a run of the configuration below, in their order."""
+
 CONFIG = """
 root = "{root}"
 

@@ -25,21 +25,9 @@ from magrpo.layout import Step
 from magrpo.plugins import ConfigError
 from magrpo.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
-from tests.pipelines.micro import command, magrpo, prefect, start, write_config
+from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
 from tests.pipelines.training.test_resume import die_at_work, wait_at_work
-
-STAGES = [
-    "prepare",
-    "start",
-    "00000/evaluate",
-    "00001/rollout.0",
-    "00001/score.0",
-    "00001/credit",
-    "00001/update",
-    "00001/evaluate",
-    "report",
-]
 
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
