@@ -34,6 +34,10 @@ from pipelines.training.resources import Resources
 Metrics = Mapping[str, float]
 
 
+class StepAborted(BaseException):
+    """The run ends before a step that another thread computes. No error of the step: nothing tries it again."""
+
+
 class StageRunner(AbstractContextManager["StageRunner"]):
     """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
@@ -45,10 +49,16 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._resources = Resources(config, store, self._announce_isolation, progress.show_loading)
         self._reports: Cache = {}
         self._problems: dict[Split, list[Problem]] = {}
-        self._advance: Progress | None = None
-        """Reports progress within the step under way."""
+        self._advances: dict[Step, Progress] = {}
+        """Reports progress within each step under way."""
+        self._aborted = False
 
     def __exit__(self, *_: object) -> None:
+        self.abort_steps()
+
+    def abort_steps(self) -> None:
+        """Close engine and sandbox, end the steps in progress in other threads with StepAborted, and let none begin."""
+        self._aborted = True
         self._resources.close()
 
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
@@ -68,12 +78,23 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Digest of everything the output depends on: sections of the configuration, and inputs."""
         _, names = _STAGES[step.stage]
         sections = json.loads(self._config.model_dump_json(include=set(names)))
+        for section, defaults in _NOT_IN_KEYS.items():
+            for name, default in defaults.items():
+                if section in sections and sections[section][name] == default:
+                    del sections[section][name]
         if "train" in sections and self._config.optim.schedule == "constant":
             del sections["train"]["num_iterations"]  # else the learning rate depends on it
         return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
-        self._advance = self._progress.start_step(step)
+        self._check_aborted()
+        advance = self._progress.start_step(step)
+
+        def advance_or_abort(finished: int) -> None:
+            self._check_aborted()
+            advance(finished)
+
+        self._advances[step] = advance_or_abort
         writer, _ = _STAGES[step.stage]
 
         def write(folder: Path) -> Metrics:
@@ -84,8 +105,15 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         try:
             return self._store.commit(step.folder, key, write)
         except (EngineError, SandboxDied):
+            self._check_aborted()
             self._resources.discard_workers()
             raise
+        finally:
+            del self._advances[step]
+
+    def _check_aborted(self) -> None:
+        if self._aborted:
+            raise StepAborted("the run ends")
 
     # ------------------------------------------------------------------------------------------------------- stages
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -113,13 +141,14 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         groups: list[RolloutGroup[Turn]] = []
         self._progress.expect_items(sum(node.group_size * self._num_acting(len(node.history)) for node in nodes))
         if nodes:
-            backend = self._backend(self._resources.serve_checkpoint(checkpoint))
+            backend = self._backend(step, self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / layout.GROUPS, groups)
         actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
         tokens = sum(len(action.token_ids) for action in actions)
         cut_off = sum(action.finish_reason == "length" for action in actions)
-        return {
+        lag = {"rollout/lag": float(iteration - 1 - layout.iteration_of(checkpoint))} if config.train.lag else {}
+        return lag | {
             "rollout/groups": float(len(groups)),
             "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
             "rollout/tokens": float(tokens),
@@ -131,7 +160,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Run the programs in the sandbox and price every joint action."""
         groups = read_records(self._store.folder(inputs[0]) / layout.GROUPS, RolloutGroup[Turn])
         team, sandbox = Team.of(self._config), self._resources.sandbox
-        scored, stats = score(groups, team, sandbox, self._reports, self._advance)
+        scored, stats = score(groups, team, sandbox, self._reports, self._advances[step])
         write_records(folder / layout.GROUPS, scored)
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
@@ -163,7 +192,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         }
         self._progress.expect_items(sum(map(len, batch.values())))
         updater = self._resources.prepare_update(checkpoint)
-        metrics = updater.update(batch, self._advance)
+        metrics = updater.update(batch, self._advances[step])
         updater.save(folder)
         return metrics
 
@@ -171,7 +200,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Evaluate a checkpoint on problems never trained on."""
         config = self._config
         problems, checkpoint = inputs
-        backend = self._backend(self._resources.serve_checkpoint(checkpoint))
+        backend = self._backend(step, self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         self._progress.expect_items(self._count_evaluated(splits, eval_config))
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
@@ -192,7 +221,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
                 {p["dir"].partition("baseline.")[2]: layout.read_evaluation(self._store.folder(p)) for p in earlier},
                 voter="single",
             )
-        backend = self._backend(self._resources.serve_row(row, untrained))
+        backend = self._backend(step, self._resources.serve_row(row, untrained))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report = baseline(row, backend, splits, eval_config, config.rollout, votes)
         evaluated = spread_problems(splits["test"], eval_config.max_problems)
@@ -223,9 +252,11 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})
 
-    def _backend(self, engine: Engine) -> Backend:
+    def _backend(self, step: Step, engine: Engine) -> Backend:
         sandbox, render = self._resources.sandbox, self._resources.policy.render
-        return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advance)
+        return Backend(
+            engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advances[step]
+        )
 
     def _num_acting(self, turn: int) -> int:
         """Number of agents that answer at ``turn``, from 0."""
@@ -248,6 +279,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
 
 _Writer = Callable[[StageRunner, Step, Sequence[Pointer], Path], Metrics]
+_NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {"train": {"lag": 0}, "algo": {"max_sampling_gap": None}}
+"""Options of each section that change nothing at these values, and are left out of keys then: older runs lack them."""
 _POLICY = ("agents", "model", "lora", "train")
 _STAGES: Mapping[StageName, tuple[_Writer, Sequence[str]]] = {
     "prepare": (StageRunner._prepare, ("problems", "rollout")),
