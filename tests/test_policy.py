@@ -11,9 +11,8 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magrpo.collate import collate
-from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states
-from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.types import Message, Observation, Sample
 from tests.tiny import BOS, EOS, tiny_base, tiny_config
