@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
-from magrpo.plugins import ConfigError, Section, plugin_field, read_toml, validate_config  # noqa: F401 - raised by load_config
+from magrpo.plugins import Section, plugin_field, read_toml, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.types import Estimator, LossNorm, Normalize
 
