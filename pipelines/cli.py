@@ -239,7 +239,7 @@ def train(
     check_given_place(resolved, place)
     if store is None:
         if resolved.model.device == "cuda":
-            from magrpo.policy import device_of
+            from magrpo.lineup import device_of
 
             device_of(resolved.model)  # raises before a folder is created
         store = RunStore.create(resolved, name)
