@@ -253,14 +253,14 @@ def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
-def iteration_of(pointer: Pointer) -> int:
-    """The iteration of a committed step: for a checkpoint, the number of updates of its weights."""
-    return int(Path(pointer["dir"]).parent.name)
-
-
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     """The folder with a subfolder of weights for each agent, after ``iteration``."""
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
+
+
+def checkpoint_iteration(checkpoint: Pointer) -> int:
+    """The number of updates that the weights of a committed checkpoint have seen."""
+    return int(Path(checkpoint["dir"]).parent.name)
 
 
 def run_of_weights(weights: Path) -> str:
@@ -293,8 +293,12 @@ def read_place(store: RunStore) -> Place:
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:
-    """Let the run's next attempts run at ``place``; None leaves its place as it is."""
-    if place is not None:
+    """Let the next attempts at the run run at ``place``; None leaves its place as it is."""
+    if place is None:
+        return
+    if place.is_default:
+        (store.path / PLACE).unlink(missing_ok=True)
+    else:
         atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
 
 

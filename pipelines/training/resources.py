@@ -1,24 +1,30 @@
-"""The heavy parts of a run, each opened when first needed, and the checkpoint that each of them holds."""
+"""The heavy parts of a run, each opened when first needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
+from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING
 
-from magrpo.config import BaselineRow, RunConfig
-from magrpo.layout import WEIGHTS
+from magrpo.config import AgentConfig, BaselineRow, RunConfig, start_weights
+from magrpo.engines import EngineError
+from magrpo.engines.host import EngineHost
+from magrpo.layout import WEIGHTS, checkpoint_iteration
+from magrpo.sandboxes import SandboxDied
 from magrpo.store import Pointer, RunStore
 
 if TYPE_CHECKING:
-    from magrpo.interfaces import Engine, Sandbox
+    from magrpo.interfaces import Engine, Sandbox, Served, Updates
+    from magrpo.lineup import Lineup
     from magrpo.policy import Policy
-    from magrpo.stages.update import Updater
 
 
 class Resources:
-    """Policy, updater, engine and sandbox of one run.
+    """Lineup, updates, engine and sandbox of one run.
 
     ``on_sandbox`` takes the isolation level of an opened sandbox; ``show_loading`` shows what its block loads.
     """
@@ -32,83 +38,142 @@ class Resources:
     ) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._show_loading = show_loading
-        self._open = ExitStack()
-        self.live: Pointer | None = None
-        """The checkpoint whose weights the updater holds."""
-        self._served: Pointer | None = None  # the checkpoint the engine holds
-        self._rows_served = 0  # rows of baselines served so far
+        self._lag = 0 if config.baselines.rows else config.train.lag
+        self._close_part: dict[str, Callable[[], None]] = {}
+        """Closes each open part, by name."""
+        self._closed = False
+        self.num_discarded: Counter[str] = Counter()
+        """How often each part was closed because it had died."""
+        self._opening = RLock()
+        self._serving = RLock()
+        self._served: dict[str, tuple[int, Served]] = {}
+        """What the engine holds, and its version, by name."""
+        self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
+
+    @property
+    def lineup(self) -> Lineup:
+        with self._opening:
+            return self._lineup
+
+    @property
+    def updates(self) -> Updates:
+        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        if self._lag and "_engine" not in self.__dict__:
+            with self._serving:  # its policy must not be loaded while an update computes: loading sets torch's defaults
+                assert self._engine
+        with self._opening:
+            return self._updates
+
+    @property
+    def sandbox(self) -> Sandbox:
+        with self._opening:
+            return self._sandbox
 
     @cached_property
-    def policy(self) -> Policy:
+    def _lineup(self) -> Lineup:
         with self._show_loading("libraries"):
-            from magrpo.policy import Policy  # torch, transformers
+            from magrpo.lineup import Lineup  # torch, transformers
 
         config = self._config
+        return Lineup.open(config.agents, config.model, config.lora)
+
+    @cached_property
+    def _policy(self) -> Policy:
+        return self._load_policy()
+
+    def _load_policy(self) -> Policy:
+        lineup = self.lineup
+        from magrpo.policy import Policy  # peft
+
         with self._show_loading("base model"):
-            return Policy.open(config.agents, config.model, config.lora, config.train.seed)
+            return Policy.of(lineup, self._config.train.seed)
 
     @cached_property
-    def updater(self) -> Updater:
-        from magrpo.stages.update import Updater  # torch
+    def _updates(self) -> Updates:
+        policy = self._policy
+        from magrpo.updates.inline import InlineUpdates  # torch
 
-        return Updater.of(self.policy, self._config, self._store.path / "failed-batch")
+        updates = InlineUpdates(policy, self._config, self._store.path / "failed-batch")
+        self._note_open("_updates", updates.close)
+        return updates
 
     @cached_property
-    def sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Sandbox:
         with self._show_loading("sandbox"):
             sandbox = self._config.sandbox.open()
-        self._open.callback(sandbox.close)
+        self._note_open("_sandbox", sandbox.close)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
         return sandbox
 
     @cached_property
     def _engine(self) -> Engine:
-        policy = self.policy
+        host = EngineHost(self.lineup, self._engine_policy, num_served=self._lag + 1, shares_gpus=not self._lag)
         with self._show_loading("engine"):
-            return self._open.enter_context(closing(self._config.engine.open(policy)))
+            engine = self._config.engine.open(host)
+        self._note_open("_engine", engine.close)
+        return engine
 
-    def serve_checkpoint(self, checkpoint: Pointer) -> Engine:
-        """The engine, awake, with the weights of ``checkpoint``."""
-        self._resume(checkpoint)
-        if self._served is not None:
-            self._engine.wake()
-        if self._served != checkpoint:
-            folder = self._store.folder(checkpoint) / WEIGHTS
-            self._engine.load(self.policy.version, {agent.name: folder / agent.name for agent in self._config.agents})
-            self._served = checkpoint
-        return self._engine
+    def _engine_policy(self) -> Policy:
+        """The policy of an engine in this process: that of the updates, unless these run while it samples."""
+        with self._opening:
+            return self._load_policy() if self._lag else self._policy
 
-    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Engine:
-        """The engine with the weights named by ``row``, which match no checkpoint."""
-        folder = self._store.folder(untrained) / WEIGHTS
-        weights = {agent.name: agent.start_from or folder / agent.name for agent in row.agents}
-        self.live = self._served = None
-        self._rows_served += 1  # a version of its own for each row, so that every engine loads the weights
-        self._engine.load(self._rows_served, weights)
-        return self._engine
+    def serve_checkpoint(self, checkpoint: Pointer) -> Served:
+        """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
+        weights = _weights_in(self._store.folder(checkpoint) / WEIGHTS, self._config.agents)
+        return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
-    def prepare_update(self, checkpoint: Pointer) -> Updater:
-        """The updater with the weights of ``checkpoint``; the engine sleeps. Set ``live`` to the new checkpoint."""
-        self._resume(checkpoint)
-        if self._served is not None:
+    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
+        """The weights named by ``row``, which match no checkpoint, on the engine."""
+        weights = _weights_in(self._store.folder(untrained) / WEIGHTS, row.agents) | start_weights(row.agents)
+        version = self._rows.setdefault(row.name, len(self._rows) + 1)
+        return self._serve(f"row {row.name}", version, weights)
+
+    def free_gpus(self) -> None:
+        """Let the engine release its GPU memory for an update, unless it samples meanwhile."""
+        if self._served and not self._lag:
             self._engine.sleep()
-        self.live = None
-        return self.updater
 
-    def discard_workers(self) -> None:
-        """Close engine and sandbox after one of them died; the next use opens them again."""
-        self.close()
-        self.__dict__.pop("_engine", None)
-        self.__dict__.pop("sandbox", None)
-        self._served = None
+    def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
+        """Close the part whose death ``error`` tells; the next use opens it again.
+
+        No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
+        """
+        name, lock = ("_engine", self._serving) if isinstance(error, EngineError) else ("_sandbox", self._opening)
+        with lock:
+            if self.num_discarded[name] != discarded_before[name]:
+                return
+            self.num_discarded[name] += 1
+            self._close_part.pop(name, lambda: None)()
+            self.__dict__.pop(name, None)
+            if name == "_engine":
+                self._served.clear()
 
     def close(self) -> None:
-        """Close engine and sandbox."""
-        self._open.close()
+        """Close everything. Steps in progress in other threads fail."""
+        self._closed = True
+        with ExitStack() as parts:
+            for close_part in list(self._close_part.values()):
+                parts.callback(close_part)
 
-    def _resume(self, checkpoint: Pointer) -> None:
-        """Make the live weights and optimizers those of ``checkpoint``."""
-        if self.live != checkpoint:
-            self.updater.load(self._store.folder(checkpoint))
-            self.live = checkpoint
+    def _note_open(self, name: str, close_part: Callable[[], None]) -> None:
+        self._close_part[name] = close_part
+        if self._closed:  # while it was being opened
+            close_part()
+
+    def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
+        """The weights called ``name``, which replace the oldest version if there are too many."""
+        with self._serving:
+            if self._served:
+                self._engine.wake()
+            if name not in self._served:
+                if len(self._served) > self._lag:
+                    oldest = min(self._served, key=lambda served: self._served[served][0])
+                    self._served.pop(oldest)[1].close()
+                self._served[name] = version, self._engine.serve(version, weights)
+            return self._served[name][1]
+
+
+def _weights_in(folder: Path, agents: Sequence[AgentConfig]) -> dict[str, Path]:
+    return {agent.name: folder / agent.name for agent in agents}

@@ -198,7 +198,6 @@ def test_an_error_in_a_thread_ends_the_run_after_the_steps_in_progress(
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("magrpo-iteration")]
     committed = [str(step) for step in steps(config) if store.is_committed(step.folder)]
     assert {*in_progress, "rollout.0:3"} <= set(committed)
-    assert begun.steps.index("score.0:3") >= len(begun.steps) - 3, "nothing begins after it but what it waits for"
     assert not {"score.0:2", "score.0:3", "rollout.0:4"} & set(committed)
     assert str(steps(config)[first_missing(config, store)]) == "score.0:2"
 
