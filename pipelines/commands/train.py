@@ -10,6 +10,7 @@ from rich.console import Console
 from magrpo.config import load_config
 from magrpo.layout import hold_run, steps_to_repeat
 from magrpo.plugins import ConfigError
+from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
 from pipelines.environment import INTERRUPTED, find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep
@@ -47,14 +48,14 @@ def rewind_run(store: RunStore, name: str) -> None:
     with hold_run(store):
         if repeated := steps_to_repeat(store, store.config(), name):
             folder = shorten_path(store.set_aside([step.folder for step in repeated]))
-            print(f"{len(repeated)} committed stages from {repeated[0]} on are set aside in {folder}")
+            print(f"{format_count(len(repeated), 'committed stages')}, from {repeated[0]} on, set aside in {folder}")
 
 
 def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     """Execute the unfinished runs of ``sweep``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
     console = open_console()
     folder = shorten_path(sweep.folder)
-    console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
+    console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
