@@ -293,6 +293,9 @@ _STAGES: Mapping[StageName, tuple[_Writer, Sequence[str]]] = {
 """What writes the output of each stage into a folder and returns its metrics, and the sections of the configuration
 that the output depends on, besides its inputs."""
 
+_NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {"optim": {"lanes": 1}}
+"""Values that change nothing, of options newer than runs that must still be found, by section."""
+
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
     """Write the report and the notable executions; returns the metrics that every evaluation has."""
