@@ -5,9 +5,7 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 
 from __future__ import annotations
 
-import difflib
 import json
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -15,7 +13,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
-from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
+from magrpo.plugins import Section, plugin_field, read_toml, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.types import Estimator, LossNorm, Normalize
 
@@ -411,16 +409,7 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     Raises:
         ConfigError: the file, a key or a value is unusable; the message names it and the remedy.
     """
-    path = Path(path)
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
-        hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
-        raise ConfigError(f"{path}: no such file{hint}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
-    return validate_config(RunConfig, tree, overrides, str(path))
+    return validate_config(RunConfig, read_toml(Path(path)), overrides, str(path))
 
 
 def load_resolved(text: str) -> RunConfig:

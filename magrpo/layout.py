@@ -10,6 +10,7 @@ A run directory, ``<root>/<run_id>``::
     report.html                       the page for people; :mod:`magrpo.reports.publish` writes it when the run ends
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
+    place.json                        where the run runs, if not in one process; may change at every resume
     start.json                        the registered version the run started from, if it asked for the champion
 """
 
@@ -26,8 +27,9 @@ from typing import Literal, get_args
 import msgspec
 
 from magrpo.config import RunConfig
-from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import MANIFEST, Pointer, RunStore, read_records
+from magrpo.place import Place
+from magrpo.plugins import ConfigError, list_choices, validate_config
+from magrpo.store import MANIFEST, Pointer, RunStore, atomic_write, read_records
 from magrpo.types import EvalReport, Problem, RolloutGroup, ScoredTurn, Split
 
 StageName = Literal[
@@ -45,6 +47,7 @@ NOTABLE_EXECUTIONS = "remarkable.json"
 WEIGHTS = "weights"
 AGENTS = "agents"
 START = "start.json"
+PLACE = "place.json"
 LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
@@ -261,6 +264,19 @@ def describe_start(store: RunStore) -> str:
 def is_finished(store: RunStore) -> bool:
     """Whether the run's report is committed."""
     return store.exists() and store.is_committed(steps(store.config())[-1].folder)
+
+
+# --------------------------------------------------------------------------------------------------------------- place
+def read_place(store: RunStore) -> Place:
+    """Where the run runs: the place given last, or one process on this machine if none was given."""
+    path = store.path / PLACE
+    return validate_config(Place, json.loads(path.read_bytes()), (), str(path)) if path.exists() else Place()
+
+
+def keep_place(store: RunStore, place: Place | None) -> None:
+    """Let the run's next attempts run at ``place``; None leaves its place as it is."""
+    if place is not None:
+        atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
 
 
 # ---------------------------------------------------------------------------------------------------------------- lock

@@ -1,8 +1,7 @@
-"""The place: where a run runs. It is in no stage key and may change at every resume; what is trained never depends on it."""
+"""The place: where a run runs. It is in no stage key, may change at every resume, and changes nothing that is trained."""
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -10,7 +9,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import ConfigError, Section, validate_config
+from magrpo.plugins import ConfigError, Section, read_toml, validate_config
 
 
 class FleetPlace(Section):
@@ -26,7 +25,8 @@ class FleetPlace(Section):
     def _is_no_client(cls, value: str) -> str:
         if value.startswith("ray://"):
             raise ValueError(
-                'the driver must be a node of the cluster: run `ray start --address=HEAD:6379 --num-cpus=0` here and set "auto"'
+                "the driver must be a node of the cluster: run `ray start --address=HEAD:6379 --num-cpus=0` on this "
+                'machine, and set fleet.address = "auto"'
             )
         return value
 
@@ -45,20 +45,23 @@ class EnginePlace(Section):
     batch_invariant: bool = False
     """Whether vLLM computes each completion in the same way whatever else is in its batch. Slower; GPUs only."""
 
-    @field_validator("servers")
+    @field_validator("servers", mode="before")
     @classmethod
-    def _check_servers(cls, value: int | tuple[str, ...]) -> int | tuple[str, ...]:
-        if isinstance(value, int):
-            if value < 0:
-                raise ValueError("must be 0 or more, or a list of addresses")
+    def _check_servers(cls, value: object) -> object:
+        if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
             return value
+        if not isinstance(value, (list, tuple)) or not value or not all(isinstance(url, str) for url in value):
+            raise ValueError(
+                f'must be the number of servers to start, or addresses such as ["http://10.0.0.5:8000"]; got {value!r}'
+            )
         for url in value:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
                 raise ValueError(f"{url!r} is no address of a server; write it as http://10.0.0.5:8000")
-        if not value or len(set(value)) != len(value):
-            raise ValueError("must name at least one server, and each once")
-        return tuple(url.rstrip("/") for url in value)
+        urls = tuple(url.rstrip("/") for url in value)
+        if twice := next((url for url in urls if urls.count(url) > 1), None):
+            raise ValueError(f"{twice} is named twice")
+        return urls
 
     @property
     def is_remote(self) -> bool:
@@ -111,11 +114,32 @@ class Place(Section):
         """Whether everything runs in one process on this machine."""
         return self == Place()
 
+    def describe(self) -> str:
+        """The place in words: ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
+        engine, update = self.engine, self.update
+        parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
+        if isinstance(engine.servers, tuple):
+            parts.append(f"{_count(len(engine.servers), 'server')} of others")
+        elif engine.servers:
+            size = f"of {_count(engine.gpus, 'GPU')}" if engine.gpus else "on processors"
+            parts.append(f"{_count(engine.servers, 'server')} {size}")
+        if update.ranks:
+            shared = " that share the base" if update.shard == "base" else ""
+            parts.append(f"{_count(update.ranks, 'rank')}{shared}")
+        if update.colocate:
+            parts.append("by turns on the same GPUs")
+        if self.sandbox.nodes:
+            parts.append(f"jails on {_count(self.sandbox.nodes, 'node')}")
+        return ", ".join(parts) or "one process"
+
 
 def load_place(path: Path, overrides: Sequence[str] = ()) -> Place:
     """Read a place from a TOML file. Raises ConfigError, which names the file, the key and the remedy."""
-    try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
+    tree = read_toml(path)
+    if {"agents", "problems"} & set(tree):
+        raise ConfigError(f"{path}: is the configuration of a run, not a place; `magrpo place --help` shows the keys")
     return validate_config(Place, tree, overrides, str(path))
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' * (number != 1)}"

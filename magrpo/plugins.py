@@ -11,6 +11,7 @@ import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
@@ -113,6 +114,18 @@ def plugin_field(section: str) -> Any:
     return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build_plugin, TABLES[section]))]
 
 
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tables of a TOML file. Raises ConfigError if it is unusable; names a file beside it of almost its name."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
+        hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
+        raise ConfigError(f"{path}: no such file{hint}") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
+
+
 def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
     """Apply overrides to ``tree`` in place and validate it; messages of ConfigErrors start with ``source``."""
     for override in overrides:
@@ -197,7 +210,7 @@ def _section_class(name: str, field: FieldInfo, tree: Mapping[str, Any]) -> tupl
 
     A plug-in's class is that of the kind in ``tree``, or :class:`Plugin` if that kind cannot be loaded.
     """
-    if name in TABLES:
+    if field.annotation is Plugin and name in TABLES:
         try:
             return import_plugin(TABLES[name], str(tree[name]["kind"])), False
         except (KeyError, TypeError, ValueError):
