@@ -1,109 +1,20 @@
-"""A supervised child process: it cannot outlive this process, and it is killed at its deadline."""
-
-import os
-import re
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from multiprocessing import Pipe
-from pathlib import Path
+"""The supervised child process of an engine: its death is an EngineError."""
 
 from magrpo.engines import EngineError
-
-_KEEPER = Path(__file__).with_name("keeper.py")
-_HANG_UP_S = 10.0
-"""Seconds a child may take to end after it closed its end of the socket."""
+from magrpo.fleets import ProcessDied, process
 
 
-class Child:
-    """A command in a process group of its own, at the other end of a socket that carries whole messages.
-
-    The group is killed by :meth:`kill`, at a deadline, and when this process ends in whatever way (see ``keeper.py``).
-    The number of the socket's file descriptor is appended to the command, which opens it as a
-    ``multiprocessing.connection.Connection``.
-    """
-
-    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
-        self.name = "the child"  # in errors
-        self.log = log
-        """What the command writes to its standard output and error."""
-        self.died = False
-        """Whether it ended otherwise than by :meth:`kill`."""
-        self.missed_deadline_s: float | None = None
-        """The deadline at which it was killed, in seconds; None: it was not."""
-        self._channel, theirs = Pipe()
-        fd = str(theirs.fileno())
-        with log.open("wb") as output:
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), fd, *command, fd],
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-                env=dict(environment),
-            )
-        theirs.close()
-
-    @contextmanager
-    def enforce_deadline(self, seconds: float) -> Iterator[None]:
-        """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
-
-        def expire() -> None:
-            self.missed_deadline_s = seconds
-            self._process.terminate()
-
-        timer = threading.Timer(seconds, expire)
-        timer.daemon = True
-        timer.start()
-        try:
-            yield
-        finally:
-            timer.cancel()
+class Child(process.Child):
+    """See :class:`magrpo.fleets.process.Child`."""
 
     def send(self, message: bytes) -> None:
-        """Send one message. Raises EngineError if nobody is left to read it."""
         try:
-            self._channel.send_bytes(message)
-        except OSError:
-            raise self._died() from None
+            super().send(message)
+        except ProcessDied as error:
+            raise EngineError(str(error)) from None
 
     def receive(self) -> bytes:
-        """Wait for the next message. Raises EngineError if there will be none."""
         try:
-            return self._channel.recv_bytes()
-        except (EOFError, OSError):
-            raise self._died() from None
-
-    def kill(self) -> None:
-        """Kill the process group and wait for its end. May be called twice."""
-        self._process.terminate()
-        self._process.wait()
-        self._channel.close()
-
-    def _died(self) -> EngineError:
-        """Kill the group; the error says why the child ended, with the end of its log."""
-        self.died = True
-        try:
-            why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
-        except subprocess.TimeoutExpired:
-            why = "hung up"
-        if self.missed_deadline_s is not None:
-            why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
-        self.kill()
-        last = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
-        return EngineError(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
-
-
-def last_words(log: str) -> str:
-    """The last error a log ends with, message and all on one line; without an error, its last line.
-
-    vLLM on CUDA begins lines with ``[rank0]: ``, and PyTorch may append warnings after the error: both are left out.
-    """
-    ranked = (re.sub(r"^\[rank\d+\]:(?: |(?=\[))", "", line.rstrip()) for line in log.split("\n") if line.strip())
-    lines = [line for line in ranked if not re.match(r"\[W\d{4} ", line)]
-    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b(.*:|$)", line)]
-    start = errors[-1] if errors else -1
-    return " ".join(line.strip() for line in lines[start:])[:400]
+            return super().receive()
+        except ProcessDied as error:
+            raise EngineError(str(error)) from None

@@ -17,7 +17,7 @@ class Job:
     """Copies of one command, which a fleet starts and watches as one.
 
     In the command and the environment ``{number}`` stands for the number of the copy, from 0, ``{port}`` for a free TCP
-    port of its node and ``{host}`` for its node's address.
+    port of its node and ``{host}`` for its node's address; ``{first_host}`` and ``{first_port}`` are those of copy 0.
     """
 
     name: str
@@ -25,7 +25,10 @@ class Job:
     command: tuple[str, ...]
     count: int = 1
     gpus: int = 0
-    """GPUs of each copy; the fleet sets CUDA_VISIBLE_DEVICES."""
+    """GPUs of each copy; the fleet sets CUDA_VISIBLE_DEVICES, to nothing with 0."""
+    shares_gpus: bool = False
+    """Whether its GPUs may also be those of other jobs that share: processes that use them by turns. Only a local
+    fleet shares."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of this process."""
     logs: Path = Path("logs")
@@ -54,6 +57,9 @@ class Running(Protocol):
 
 class Fleet(Protocol):
     """Starts commands and watches them. Whatever it started ends with this process, ``kill -9`` included."""
+
+    host: str
+    """Address under which its processes reach this one."""
 
     def start(self, job: Job) -> Sequence[Running]:
         """Start all copies of ``job``; returns at once. Raises ProcessDied if a copy cannot be placed."""

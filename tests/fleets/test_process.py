@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from magrpo.engines import EngineError
-from magrpo.engines.child_process import Child, last_words
+from magrpo.fleets import ProcessDied
+from magrpo.fleets.process import Child, last_words
 
 ECHO = """
 import sys
@@ -25,20 +25,22 @@ while True:
         raise ValueError("asked to fail")
     channel.send_bytes(message[::-1])
 """
-# Starts a grandchild, tells its process id, then hangs.
+# Starts three grandchildren, one in a session of its own and one whose parent has ended, tells their process ids, then
+# hangs.
 FAMILY = """
 import subprocess, sys, time
 from multiprocessing.connection import Connection
-grandchild = subprocess.Popen(["sleep", "600"])
+same, session = subprocess.Popen(["sleep", "600"]), subprocess.Popen(["sleep", "600"], start_new_session=True)
+orphan = subprocess.check_output(["sh", "-c", "setsid sleep 600 >/dev/null & echo $!"], text=True)
 channel = Connection(int(sys.argv[1]))
-channel.send_bytes(str(grandchild.pid).encode())
+channel.send_bytes(f"{same.pid} {session.pid} {orphan}".encode())
 time.sleep(600)
 """
 # A trainer that starts a family from a thread that ends, prints the process ids, then hangs.
 TRAINER = """
 import os, sys, threading, time
 from pathlib import Path
-from magrpo.engines.child_process import Child
+from magrpo.fleets.process import Child
 def start():
     global child
     child = Child([sys.executable, "-c", sys.argv[1]], Path(sys.argv[2]), os.environ)
@@ -54,8 +56,9 @@ def start(script: str, folder: Path) -> Child:
     return Child([sys.executable, "-c", script], folder / "child.log", os.environ)
 
 
-def descendants(pid: int) -> list[psutil.Process]:
-    return psutil.Process(pid).children(recursive=True)
+def read_processes(line: str | bytes) -> list[psutil.Process]:
+    """The grandchildren that a family tells of."""
+    return [psutil.Process(int(pid)) for pid in line.split()]
 
 
 def ended(process: psutil.Process) -> bool:
@@ -86,20 +89,20 @@ def test_messages_go_both_ways(tmp_path: Path) -> None:
 def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
     child = start(ECHO, tmp_path)
     child.send(b"fail")
-    with pytest.raises(EngineError, match=r"ended with status 1 \(ValueError: asked to fail\); log: .*child.log"):
+    with pytest.raises(ProcessDied, match=r"ended with status 1 \(ValueError: asked to fail\); log: .*child.log"):
         child.receive()
     assert child.died
-    with pytest.raises(EngineError):
+    with pytest.raises(ProcessDied):
         child.send(b"abc")
     child.kill()
 
 
 def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchild = psutil.Process(int(child.receive()))
-    with pytest.raises(EngineError, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
+    grandchildren = read_processes(child.receive())
+    with pytest.raises(ProcessDied, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
         child.receive()
-    assert_all_end([grandchild])
+    assert_all_end(grandchildren)
     child.kill()
 
 
@@ -112,51 +115,43 @@ def test_a_deadline_that_is_kept_changes_nothing(tmp_path: Path) -> None:
     assert not child.died
 
 
-def test_kill_ends_the_group(tmp_path: Path) -> None:
+def test_all_are_gone_when_kill_returns(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchild = psutil.Process(int(child.receive()))
-    family = grandchild.parents()[:2]  # the command and its keeper
+    grandchildren = read_processes(child.receive())
+    family = [*grandchildren, *grandchildren[0].parents()[:3]]  # the command and its two keepers
     child.kill()
-    assert_all_end([grandchild, *family])
+    assert not any(process.is_running() for process in family)
 
 
-def test_the_group_of_a_child_that_ended_is_killed(tmp_path: Path) -> None:
-    child = start(FAMILY.replace("time.sleep(600)", ""), tmp_path)
-    grandchild = int(child.receive())
-    with pytest.raises(EngineError, match="ended with status 0"):
+def test_what_a_child_leaves_behind_is_killed(tmp_path: Path) -> None:
+    child = start(FAMILY.replace("time.sleep(600)", "channel.recv_bytes()"), tmp_path)
+    grandchildren = read_processes(child.receive())
+    child.send(b"end")
+    with pytest.raises(ProcessDied, match="ended with status 0"):
         child.receive()
-    deadline = time.monotonic() + 60
-    while psutil.pid_exists(grandchild) and not ended(psutil.Process(grandchild)):
-        assert time.monotonic() < deadline
+    assert not any(process.is_running() for process in grandchildren)
 
 
-@pytest.mark.parametrize("victim", ["trainer", "keeper"])
-def test_nothing_survives_kill_9(tmp_path: Path, victim: str) -> None:
-    trainer = subprocess.Popen(
+@pytest.mark.parametrize("victim", ["trainer", "front", "back"])
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_survives_a_death(tmp_path: Path, victim: str, sent: signal.Signals) -> None:
+    with subprocess.Popen(
         [sys.executable, "-c", TRAINER, FAMILY, str(tmp_path / "child.log")], stdout=subprocess.PIPE, text=True
-    )
-    assert trainer.stdout is not None
-    grandchild = psutil.Process(int(trainer.stdout.readline()))
-    family = descendants(trainer.pid)
-    keeper = next(process for process in family if process.ppid() == trainer.pid)
-    assert len(family) == 3  # the thread that started the child has ended, and the child lives
-    assert grandchild in family
-    if victim == "trainer":
+    ) as trainer:
+        assert trainer.stdout is not None
+        grandchildren = read_processes(trainer.stdout.readline())
+        command, back, front, asker = grandchildren[0].parents()[:4]
+        assert asker.pid == trainer.pid  # the thread that started the child has ended, and the child lives
+        assert grandchildren[2].parent() == back
+        {"trainer": trainer, "front": front, "back": back}[victim].send_signal(sent)
+        assert_all_end([*grandchildren, command, back, front])
         trainer.kill()
-        assert_all_end(family)
-    else:
-        keeper.send_signal(signal.SIGKILL)
-        assert_all_end([process for process in family if process != grandchild])
-        grandchild.kill()
-    trainer.kill()
-    trainer.wait()
-    trainer.stdout.close()
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
-    grandchild = psutil.Process(int(child.receive()))
-    assert all(os.getsid(p.pid) != os.getsid(0) for p in [grandchild, *grandchild.parents()[:2]])
+    grandchildren = read_processes(child.receive())
+    assert all(os.getsid(p.pid) != os.getsid(0) for p in [*grandchildren, *grandchildren[0].parents()[:3]])
     child.kill()
 
 

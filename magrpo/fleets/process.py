@@ -1,0 +1,133 @@
+"""Supervised processes, which cannot outlive this one; ``Child`` is one that answers messages within a deadline."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing import Pipe
+from pathlib import Path
+
+from magrpo.fleets import ProcessDied
+
+_KEEPER = Path(__file__).with_name("keeper.py")
+Kept = subprocess.Popen[bytes]
+_HANG_UP_S = 10.0
+"""Seconds a child may take to end after it closed its end of the socket."""
+_TAIL_BYTES = 65_536
+"""Size of the end of a log in which last words are looked for."""
+
+
+def start_kept(command: Sequence[str], log: Path, environment: Mapping[str, str], fd: int = -1) -> Kept:
+    """Start a command whose whole family ends with this process, with the command, or by ``terminate()``.
+
+    The process returned is the command's keeper (``keeper.py``): it ends when the family is gone, with the command's
+    status as a shell counts it. Output and errors replace ``log``. The file descriptor ``fd`` is handed on.
+    """
+    with log.open("wb") as output:
+        return subprocess.Popen(
+            [sys.executable, "-I", "-S", str(_KEEPER), str(os.getpid()), str(fd), *command],
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            pass_fds=(fd,) if fd >= 0 else (),
+            env=dict(environment),
+        )
+
+
+class Child:
+    """A command at the other end of a socket that carries whole messages.
+
+    It is killed with all that it started by :meth:`kill`, at a deadline, and when this process ends in whatever way.
+    The number of the socket's file descriptor is appended to the command, which opens it as a
+    ``multiprocessing.connection.Connection``.
+    """
+
+    def __init__(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> None:
+        self.name = "the child"  # in errors
+        self.log = log
+        """What the command writes to its standard output and error."""
+        self.died = False
+        """Whether it ended otherwise than by :meth:`kill`."""
+        self.missed_deadline_s: float | None = None
+        """The deadline at which it was killed, in seconds; None: it was not."""
+        self._channel, theirs = Pipe()
+        fd = str(theirs.fileno())
+        self._process = start_kept([*command, fd], log, environment, theirs.fileno())
+        theirs.close()
+
+    @contextmanager
+    def enforce_deadline(self, seconds: float) -> Iterator[None]:
+        """Kill the child if the block takes longer: a send or receive that waits for it then raises."""
+
+        def expire() -> None:
+            self.missed_deadline_s = seconds
+            self._process.terminate()
+
+        timer = threading.Timer(seconds, expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def send(self, message: bytes) -> None:
+        """Send one message. Raises ProcessDied if nobody is left to read it."""
+        try:
+            self._channel.send_bytes(message)
+        except OSError:
+            raise self._died() from None
+
+    def receive(self) -> bytes:
+        """Wait for the next message. Raises ProcessDied if there will be none."""
+        try:
+            return self._channel.recv_bytes()
+        except (EOFError, OSError):
+            raise self._died() from None
+
+    def kill(self) -> None:
+        """Kill the command with all that it started and wait for its end. May be called twice."""
+        self._process.terminate()
+        self._process.wait()
+        self._channel.close()
+
+    def _died(self) -> ProcessDied:
+        """Kill the family; the error says why the child ended, with the end of its log."""
+        self.died = True
+        try:
+            why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
+        except subprocess.TimeoutExpired:
+            why = "hung up"
+        if self.missed_deadline_s is not None:
+            why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
+        self.kill()
+        last = read_last_words(self.log)
+        return ProcessDied(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")
+
+
+def read_last_words(log: Path) -> str:
+    """The :func:`last_words` of a log file; empty if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            return last_words(file.read().decode(errors="replace"))
+    except FileNotFoundError:
+        return ""
+
+
+def last_words(log: str) -> str:
+    """The last error a log ends with, message and all on one line; without an error, its last line.
+
+    vLLM on CUDA begins lines with ``[rank0]: ``, and PyTorch may append warnings after the error: both are left out.
+    """
+    ranked = (re.sub(r"^\[rank\d+\]:(?: |(?=\[))", "", line.rstrip()) for line in log.split("\n") if line.strip())
+    lines = [line for line in ranked if not re.match(r"\[W\d{4} ", line)]
+    errors = [i for i, line in enumerate(lines) if re.match(r"[\w.]*(Error|Exception)\b(.*:|$)", line)]
+    start = errors[-1] if errors else -1
+    return " ".join(line.strip() for line in lines[start:])[:400]
