@@ -25,7 +25,7 @@ def compute_probes(policy: Policy) -> dict[str, Probe]:
 
     Where the base is sharded, every rank must call it.
     """
-    return {agent: _compute_probe(policy, agent) for agent in policy.agents}
+    return {agent: _compute_probe(policy, agent) for agent in policy.lineup.agents}
 
 
 def write_probes(folder: Path, probes: dict[str, Probe]) -> None:
@@ -34,8 +34,8 @@ def write_probes(folder: Path, probes: dict[str, Probe]) -> None:
 
 
 def _compute_probe(policy: Policy, agent: str) -> Probe:
-    prompt_ids = list(policy.render(agent, Observation((Message("user", _QUESTION),)))[-_PROMPT_TOKENS:])
-    answer_ids = policy.tokenizer(agent).encode(_ANSWER, add_special_tokens=False)
+    prompt_ids = list(policy.lineup.render(agent, Observation((Message("user", _QUESTION),)))[-_PROMPT_TOKENS:])
+    answer_ids = policy.lineup.tokenizer(agent).encode(_ANSWER, add_special_tokens=False)
     token_ids = list(islice(cycle(answer_ids), NUM_TOKENS))
     with policy.active(agent) as model, torch.no_grad():
         input_ids = torch.tensor([prompt_ids + token_ids], device=policy.device)
