@@ -244,6 +244,11 @@ def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
+def checkpoint_iteration(checkpoint: Pointer) -> int:
+    """The number of updates that the weights of a committed checkpoint have seen."""
+    return int(Path(checkpoint["dir"]).parent.name)
+
+
 def run_of_weights(weights: Path) -> str:
     """The id of the run whose checkpoint holds ``weights``, the folder of one agent."""
     return weights.parents[4].name
@@ -274,8 +279,12 @@ def read_place(store: RunStore) -> Place:
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:
-    """Let the run's next attempts run at ``place``; None leaves its place as it is."""
-    if place is not None:
+    """Let the next attempts at the run run at ``place``; None leaves its place as it is."""
+    if place is None:
+        return
+    if place.is_default:
+        (store.path / PLACE).unlink(missing_ok=True)
+    else:
         atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
 
 

@@ -12,7 +12,7 @@ from magrpo.config import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
 from magrpo.layout import Step
-from magrpo.policy import Policy
+from magrpo.lineup import Lineup
 from magrpo.store import RunStore
 from magrpo.types import Action, Request
 from pipelines.cli import main
@@ -32,10 +32,10 @@ class MortalEngine(ScriptedEngine):
         self.closed = False
         OPENED.append(self)
 
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None, version: int = 0) -> list[Action]:
         if self is OPENED[0]:
             raise EngineError("the server died")
-        return super().generate(requests, progress)
+        return super().generate(requests, progress, version)
 
     def close(self) -> None:
         self.closed = True
@@ -44,7 +44,7 @@ class MortalEngine(ScriptedEngine):
 class Engine(plugins.Engine):
     """Opens a :class:`MortalEngine`."""
 
-    def open(self, policy: object) -> MortalEngine:
+    def open(self, host: object) -> MortalEngine:
         return MortalEngine()
 
 
@@ -71,9 +71,9 @@ class WatchedEngine(ScriptedEngine):
     def __init__(self) -> None:
         super().__init__(lambda _: "good")
 
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None, version: int = 0) -> list[Action]:
         EVENTS.append("generate")
-        return super().generate(requests, progress)
+        return super().generate(requests, progress, version)
 
     def sleep(self) -> None:
         EVENTS.append("sleep")
@@ -85,7 +85,7 @@ class WatchedEngine(ScriptedEngine):
 class Watched(plugins.Engine):
     """Opens a :class:`WatchedEngine`."""
 
-    def open(self, policy: object) -> WatchedEngine:
+    def open(self, host: object) -> WatchedEngine:
         return WatchedEngine()
 
 
@@ -93,7 +93,7 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     EVENTS.clear()
-    monkeypatch.setattr(Policy, "release_cached_memory", lambda _: EVENTS.append("release"))
+    monkeypatch.setattr(Lineup, "release_cached_memory", lambda _: EVENTS.append("release"))
     path = write_config(tmp_path, iterations=2)
     overrides = ["engine.kind=tests.pipelines.training.test_stages:Watched", "eval.every=5"]
     assert main(["train", str(path), *overrides, "--local"]) == 0
