@@ -59,6 +59,11 @@ def weight_holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
     }
 
 
+def start_weights(agents: Sequence[AgentConfig]) -> dict[str, Path]:
+    """The folders of trained weights that agents start from, of those that do."""
+    return {agent.name: agent.start_from for agent in agents if agent.start_from is not None}
+
+
 class ModelConfig(Section):
     """How base models are loaded."""
 

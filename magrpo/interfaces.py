@@ -26,7 +26,7 @@ from magrpo.types import (
 )
 
 if TYPE_CHECKING:
-    from magrpo.policy import Policy
+    from magrpo.engines.host import EngineHost
     from magrpo.sandboxes.ladder import Rung
 
 Progress = Callable[[int], None]
@@ -99,24 +99,54 @@ class Sandbox(Protocol):
         """Kill everything still running and free every resource. May be called twice."""
 
 
-class Engine(Protocol):
-    """Generates completions for all agents. Opened by :meth:`EnginePlugin.open`."""
+class Served(Protocol):
+    """One set of weights on an engine, from which completions are sampled. Opened by :meth:`Engine.serve`."""
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         """One completion for each request, in order, with its ``support`` where the sampling records it.
 
         Raises PromptTooLong, before anything is sampled, if a prompt leaves no room for its completion, and EngineError
-        if the engine died or exceeded its deadline.
+        if the engine died or exceeded its deadline. May be called from several threads at once.
         """
 
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Load the weights written by the update: one folder for each agent, in peft's or transformers' format."""
+    def close(self) -> None:
+        """These weights are no longer needed; their folder may go. May be called twice."""
+
+
+class Engine(Protocol):
+    """Holds the weights of all agents. Opened by :meth:`EnginePlugin.open`."""
+
+    def serve(self, version: int, weights: Mapping[str, Path]) -> Served:
+        """Serve weights written by the update: folders by agent, in peft's or transformers' format.
+
+        An agent without one acts with its base model. As many sets may be open at once as the engine was opened for.
+        Raises EngineError if the engine died.
+        """
 
     def sleep(self) -> None:
-        """Release GPU memory for the update. No-op on CPU."""
+        """Release GPU memory for the update; served weights stay open. No-op on CPU."""
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
+
+    def close(self) -> None:
+        """Stop every process and free every resource. May be called twice."""
+
+
+class Updates(Protocol):
+    """Computes updates: from folders of samples and of a checkpoint to the folder of the next checkpoint."""
+
+    def begin(self, out: Path) -> None:
+        """Write checkpoint 0 into ``out``: the untrained weights, or those the agents start from."""
+
+    def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
+        """Update the agents of ``checkpoint`` on ``samples``, write the result into ``out``; returns its metrics.
+
+        Raises NonFiniteLoss, whose message names the saved batch.
+        """
+
+    def adopt(self, checkpoint: Path) -> None:
+        """What was last written is now called ``checkpoint``, so that an update from there need not load it."""
 
     def close(self) -> None:
         """Stop every process and free every resource. May be called twice."""
@@ -159,8 +189,8 @@ class SandboxPlugin(PluginConfig, Protocol):
 class EnginePlugin(PluginConfig, Protocol):
     """The configuration of an engine."""
 
-    def open(self, policy: Policy) -> Engine:
-        """Start the engine on the current weights of ``policy``.
+    def open(self, host: EngineHost) -> Engine:
+        """Start the engine for the agents of ``host``.
 
         Raises ConfigError if a library is not installed, and EngineError, with its log, if the engine did not start.
         """
@@ -190,8 +220,8 @@ class HasMaxBatch(Protocol):
 
 @runtime_checkable
 class StreamsTokens(Protocol):
-    def with_listener(self, listen: Listener) -> Engine:
-        """The same engine, whose ``generate`` calls ``listen`` after each token."""
+    def with_listener(self, listen: Listener) -> Served:
+        """The same weights, whose ``generate`` calls ``listen`` after each token."""
 
 
 @runtime_checkable

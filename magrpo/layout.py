@@ -267,6 +267,11 @@ def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
+def checkpoint_iteration(checkpoint: Pointer) -> int:
+    """The number of updates that the weights of a committed checkpoint have seen."""
+    return int(Path(checkpoint["dir"]).parent.name)
+
+
 def run_of_weights(weights: Path) -> str:
     """The id of the run whose checkpoint holds ``weights``, the folder of one agent."""
     return weights.parents[4].name

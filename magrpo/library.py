@@ -12,13 +12,13 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from magrpo.asking.answers import Answer, open_asked_agents
 from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
-from magrpo.config import RunConfig, load_config  # noqa: F401  # also a name of the package
+from magrpo.config import RunConfig, load_config, start_weights  # noqa: F401  # load_config: a name of the package
+from magrpo.engines.host import EngineHost
 from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.sandboxes.none import NoSandbox
@@ -31,8 +31,8 @@ from magrpo.types import Problem
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-    from magrpo.interfaces import Engine
-    from magrpo.policy import Policy
+    from magrpo.interfaces import Served
+    from magrpo.lineup import Lineup
     from pipelines.examples.one_iteration import Iteration
 
 
@@ -198,13 +198,13 @@ class Sampler:
     """An engine that holds the weights of a team."""
 
     config: RunConfig
-    policy: Policy
-    engine: Engine
+    lineup: Lineup
+    engine: Served
 
     def sample_joint_actions(self, problem: Problem, number: int = 1, seed: int = 0) -> list[dict[str, str]]:
         """Joint actions of the first turn: texts by role."""
         config = self.config.rollout.model_copy(update={"group_size": number, "joint_mode": "aligned"})
-        backend = Backend(engine=self.engine, sandbox=NoSandbox().open(), render=self.policy.render)
+        backend = Backend(engine=self.engine, sandbox=NoSandbox().open(), render=self.lineup.render)
         team = Team.of(self.config)
         [group] = rollout(root_nodes([problem], config), team, backend, config, seed)
         return [{team.roles[name]: text for name, text in group.texts(turn).items()} for turn in group.turns]
@@ -220,6 +220,5 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
     from magrpo.policy import Policy  # torch and transformers
 
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
-    with TemporaryDirectory() as folder, closing(config.engine.open(policy)) as engine:
-        engine.load(1, weights or policy.save(Path(folder)))
-        yield Sampler(config, policy, engine)
+    with closing(config.engine.open(EngineHost.of(policy))) as engine:
+        yield Sampler(config, policy.lineup, engine.serve(1, weights or start_weights(config.agents)))

@@ -1,4 +1,4 @@
-"""The place: where a run runs. It is in no stage key, may change at each resume, and changes nothing that is trained."""
+"""The place: where a run runs. It is in no stage key, may change at each resume, and changes nothing that trains."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def train(
         return show_plan(resolved, store, from_stage)
     if store is None:
         if resolved.model.device == "cuda":
-            from magrpo.policy import device_of
+            from magrpo.lineup import device_of
 
             device_of(resolved.model)  # raises before a folder is created
         store = RunStore.create(resolved, name)

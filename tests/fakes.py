@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from magrpo.interfaces import Progress
@@ -26,25 +27,37 @@ class ScriptedEngine:
     def __init__(self, script: Callable[[Request], str]) -> None:
         self.script = script
         self.batches: list[list[Request]] = []
-        self.version = 0
 
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None, version: int = 0) -> list[Action]:
         self.batches.append(list(requests))
         if progress:
             progress(len(requests))
-        return [self._answer(request) for request in requests]
+        return [self._answer(request, version) for request in requests]
 
-    def _answer(self, request: Request) -> Action:
+    def _answer(self, request: Request, version: int) -> Action:
         text = self.script(request)
         ids = tuple(text.encode())
-        return Action(request.agent, text, ids, (-1.0,) * len(ids), "stop", self.version)
+        return Action(request.agent, text, ids, (-1.0,) * len(ids), "stop", version)
 
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        self.version = policy_version
+    def serve(self, version: int, weights: Mapping[str, Path]) -> ScriptedWeights:
+        return ScriptedWeights(self, version)
 
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class ScriptedWeights:
+    """Any weights on a scripted engine."""
+
+    engine: ScriptedEngine
+    version: int
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        return self.engine.generate(requests, progress, self.version)
 
     def close(self) -> None: ...
 

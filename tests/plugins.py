@@ -49,7 +49,7 @@ class Engine(Plugin):
 
     text: str = "good"
 
-    def open(self, policy: object) -> ScriptedEngine:
+    def open(self, host: object) -> ScriptedEngine:
         return ScriptedEngine(lambda _: self.text)
 
 

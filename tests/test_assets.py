@@ -38,5 +38,5 @@ def test_everything_shipped_is_at_most_7_mb() -> None:
     ],
 )
 def test_the_shipped_tokenizer_gives_back_any_text(policy: Policy, text: str) -> None:
-    tokenizer = policy.tokenizer("helper")
+    tokenizer = policy.lineup.tokenizer("helper")
     assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import ConfigError, load_config, load_resolved
-from magrpo.plugins import build_plugin, import_plugin
+from magrpo.config import load_config, load_resolved
+from magrpo.plugins import ConfigError, build_plugin, import_plugin
 from tests import plugins
 
 CONFIGS = sorted((Path(__file__).parents[1] / "pipelines" / "configs").glob("*.toml"))

@@ -11,8 +11,9 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from magrpo.collate import collate
-from magrpo.config import AgentConfig, ConfigError, LoraConfig, ModelConfig
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states
+from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.types import Message, Observation, Sample
 from tests.tiny import BOS, EOS, tiny_base, tiny_config
@@ -75,7 +76,7 @@ def test_full_copies_are_separate_and_keep_an_untrained_reference(base: Path) ->
 
 def test_agents_may_share_one_adapter(base: Path, tmp_path: Path) -> None:
     policy = open_policy(base, apart="lora", helper="shared", main="shared")
-    assert [policy.holder(agent) for agent in policy.agents] == ["apart", "helper", "helper"]
+    assert [policy.lineup.holder(agent) for agent in policy.agents] == ["apart", "helper", "helper"]
     untrained = logits(policy, "main")
     shake(policy, "main")
     assert not torch.equal(untrained, logits(policy, "helper"))
@@ -165,15 +166,15 @@ def test_weights_of_another_model_are_refused(base: Path, tmp_path: Path) -> Non
 def test_prompts_are_plain_text_or_go_through_the_chat_template(base: Path, tmp_path: Path) -> None:
     observation = Observation((Message("system", "one"), Message("user", "two")))
     policy = open_policy(base, main="lora")
-    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "one\ntwo\n"
+    assert policy.lineup.tokenizer("main").decode(policy.lineup.render("main", observation)) == "one\ntwo\n"
     template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
     chat = tiny_base(tmp_path / "chat", chat_template=template)
     policy = open_policy(chat, main="lora")
-    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "[system]one[user]two>"
+    assert policy.lineup.tokenizer("main").decode(policy.lineup.render("main", observation)) == "[system]one[user]two>"
     policy = open_policy(chat, model=ModelConfig(device="cpu", chat_template="none"), main="lora")
-    assert policy.tokenizer("main").decode(policy.render("main", observation)) == "one\ntwo\n"
+    assert policy.lineup.tokenizer("main").decode(policy.lineup.render("main", observation)) == "one\ntwo\n"
 
 
 def test_plain_text_begins_with_the_tokenizers_own_bos(base: Path, tmp_path: Path) -> None:
@@ -186,8 +187,8 @@ def test_plain_text_begins_with_the_tokenizers_own_bos(base: Path, tmp_path: Pat
     )
     tokenizer.save_pretrained(folder)
     observation = Observation((Message("user", "x"),))
-    ids = open_policy(folder, main="lora").render("main", observation)
-    assert ids == (BOS, *open_policy(base, main="lora").render("main", observation))
+    ids = open_policy(folder, main="lora").lineup.render("main", observation)
+    assert ids == (BOS, *open_policy(base, main="lora").lineup.render("main", observation))
 
 
 def test_stop_tokens_and_window(tmp_path: Path) -> None:
@@ -195,8 +196,8 @@ def test_stop_tokens_and_window(tmp_path: Path) -> None:
     config = json.loads((folder / "generation_config.json").read_text())
     (folder / "generation_config.json").write_text(json.dumps({**config, "eos_token_id": [EOS, 77]}))
     policy = open_policy(folder, main="lora")
-    assert policy.stop_token_ids("main") == (EOS, 77)
-    assert policy.max_length("main") == 256
+    assert policy.lineup.stop_token_ids("main") == (EOS, 77)
+    assert policy.lineup.max_length("main") == 256
 
 
 def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from magrpo.asking.teams import UNTRAINED, AskedTeam
-from magrpo.config import RolloutConfig
-from magrpo.interfaces import Engine, Listener, Sandbox, StreamsTokens
+from magrpo.config import RolloutConfig, start_weights
+from magrpo.engines.host import EngineHost
+from magrpo.interfaces import Listener, Sandbox, Served, StreamsTokens
 from magrpo.plugins import ConfigError
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, rollout, sampling_params
@@ -28,7 +29,9 @@ from magrpo.types import (
 )
 
 if TYPE_CHECKING:
-    from magrpo.policy import Policy
+    from magrpo.lineup import Lineup
+
+    pass
 
 NO_TESTS = "no tests: reward not measured"
 INCOMPLETE = "other agents write next: reward not measured yet"
@@ -76,9 +79,9 @@ class AskedAgents:
     trained: Team
     untrained: Team | None
     """The same agents before training; None if they are not loaded."""
-    engine: Engine
+    engine: Served
     sandbox: Sandbox
-    policy: Policy
+    lineup: Lineup
     rollout: RolloutConfig
 
     def answer_problem(
@@ -98,7 +101,7 @@ class AskedAgents:
         engine = self.engine
         if listen is not None and isinstance(engine, StreamsTokens):
             engine = engine.with_listener(lambda agent, text: listen(agent.removeprefix(prefix), text))
-        backend = Backend(engine=engine, sandbox=self.sandbox, render=self.policy.render)
+        backend = Backend(engine=engine, sandbox=self.sandbox, render=self.lineup.render)
         node = Node(problem, (), (), sampling, 1)
         steps: tuple[TrajectoryStep, ...] = ()
         for _ in range(team.env.num_turns):
@@ -139,14 +142,14 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         untrained = asked.untrained_agents()
         agents = (*agents, *untrained.agents)
     policy = Policy.open(agents, config.model, config.lora, config.train.seed)
-    policy.version = int(bool(asked.weights))  # an engine in another process loads weights of a version above 0
-    with closing(config.sandbox.open()) as sandbox, closing(config.engine.open(policy)) as engine:
+    host = EngineHost.of(policy)
+    with closing(config.sandbox.open()) as sandbox, closing(config.engine.open(host)) as engine:
         yield AskedAgents(
             trained=Team.of(config),
             untrained=None if untrained is None else Team.of(untrained),
-            engine=engine,
+            engine=engine.serve(0, start_weights(agents)),
             sandbox=sandbox,
-            policy=policy,
+            lineup=policy.lineup,
             rollout=config.rollout,
         )
 

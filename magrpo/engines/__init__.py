@@ -10,7 +10,7 @@ from magrpo.plugins import ConfigError
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.policy import Policy
+    from magrpo.lineup import Lineup
 
 
 class EngineError(RuntimeError):
@@ -29,9 +29,9 @@ class Completion(NamedTuple):
     support: Sequence[Sequence[int]] = ()
 
 
-def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
+def check_prompts(lineup: Lineup, requests: Sequence[Request]) -> None:
     """Raise ConfigError for an empty prompt, PromptTooLong for one that leaves no room for its completion."""
-    limits = {agent: policy.max_length(agent) for agent in {request.agent for request in requests}}
+    limits = {agent: lineup.max_length(agent) for agent in {request.agent for request in requests}}
     for request in requests:
         length, new, limit = len(request.prompt_ids), request.sampling.max_new_tokens, limits[request.agent]
         if length == 0:
@@ -39,22 +39,22 @@ def check_prompts(policy: Policy, requests: Sequence[Request]) -> None:
         if length + new > limit:
             raise PromptTooLong(
                 f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "
-                f"the context window of {limit} tokens of {policy.base(request.agent)!r}; lower "
+                f"the context window of {limit} tokens of {lineup.base(request.agent)!r}; lower "
                 f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context"
             )
 
 
-def make_action(policy: Policy, request: Request, completion: Completion, version: int) -> Action:
+def make_action(lineup: Lineup, request: Request, completion: Completion, version: int) -> Action:
     """Make the action of a completion. Raises EngineError if a log-probability is not finite."""
-    if not all(map(math.isfinite, completion.logps)):
+    if not math.isfinite(sum(completion.logps)):  # as soon as one of them is not
         raise EngineError(
             f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "
             "lower optim.lr or optim.max_grad_norm"
         )
-    stopped = completion.token_ids[-1] in policy.stop_token_ids(request.agent)
+    stopped = completion.token_ids[-1] in lineup.stop_token_ids(request.agent)
     return Action(
         agent=request.agent,
-        text=str(policy.tokenizer(request.agent).decode(list(completion.token_ids), skip_special_tokens=True)),
+        text=str(lineup.tokenizer(request.agent).decode(list(completion.token_ids), skip_special_tokens=True)),
         token_ids=tuple(completion.token_ids),
         sampling_logps=tuple(completion.logps),
         finish_reason="stop" if stopped else "length",

@@ -7,22 +7,26 @@ from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
+from magrpo.place import EnginePlace
 from magrpo.plugins import Plugin
 
 if TYPE_CHECKING:
+    import torch
+
+    from magrpo.engines.host import EngineHost
     from magrpo.interfaces import Engine
-    from magrpo.policy import Policy
 
 
 class AutoEngine(Plugin):
-    """``vllm`` if the policies are on CUDA and vLLM is installed, else ``transformers``; each with its defaults."""
+    """``vllm`` for servers of a place, or on CUDA if it is installed, else ``transformers``; each with its defaults."""
 
     kind: str = "auto"
 
-    def choose_engine(self, policy: Policy) -> TransformersEngine | VllmEngine:
-        """The engine plug-in for ``policy``."""
+    def choose_engine(self, device: torch.device, place: EnginePlace) -> TransformersEngine | VllmEngine:
+        """The engine plug-in for ``device`` and ``place``."""
         installed = importlib.util.find_spec("vllm") is not None
-        return VllmEngine() if installed and policy.device.type == "cuda" else TransformersEngine()
+        is_vllm = place.is_remote or (installed and device.type == "cuda")
+        return VllmEngine() if is_vllm else TransformersEngine()
 
-    def open(self, policy: Policy) -> Engine:
-        return self.choose_engine(policy).open(policy)
+    def open(self, host: EngineHost) -> Engine:
+        return self.choose_engine(host.lineup.device, host.place).open(host)

@@ -35,7 +35,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
     """
     with policy.active(agent) as model:
         assert not model.training
-        if policy.weights(agent) == "full" or model.dtype != torch.float32:
+        if policy.lineup.weights(agent) == "full" or model.dtype != torch.float32:
             yield model
             return
         memo: dict[int, object] = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
@@ -44,7 +44,7 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
                 base = layer.get_base_layer()
                 assert isinstance(base, nn.Linear)
                 with torch.no_grad():
-                    weight = base.weight + layer.get_delta_weight(policy.holder(agent))
+                    weight = base.weight + layer.get_delta_weight(policy.lineup.holder(agent))
                 plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
                 plain.weight = nn.Parameter(weight, requires_grad=False)
                 plain.bias = base.bias

@@ -11,7 +11,9 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
+from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,13 +22,25 @@ from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
 from magrpo.engines.child_process import Child
-from magrpo.engines.vllm_server import Call, Done, Finished, Generate, LoadAdapters, LoadModel, Sleep, Start, Wake
+from magrpo.engines.vllm_server import (
+    Call,
+    Done,
+    Finished,
+    Generate,
+    LoadAdapters,
+    LoadModel,
+    Sleep,
+    Start,
+    UnloadAdapters,
+    Wake,
+)
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
-    from magrpo.policy import Policy
+    from magrpo.engines.host import EngineHost
+    from magrpo.lineup import Lineup
 
 log = logging.getLogger(__name__)
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -58,84 +72,95 @@ class VllmEngine(Plugin):
     deadline_s: float = Field(3600.0, gt=0)
     """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
-    def open(self, policy: Policy) -> VllmClient:
-        """Start the servers with the current weights of ``policy``; returns when all of them are ready."""
+    def open(self, host: EngineHost) -> VllmClient:
+        """Start the servers with the agents' base models; returns when all of them are ready."""
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
             )
-        has_adapters = any(policy.weights(agent) == "lora" for agent in policy.agents)
-        if has_adapters and policy.device.type == "cuda" and policy.dtype == torch.float32:
+        lineup = host.lineup
+        has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
+        if has_adapters and lineup.device.type == "cuda" and lineup.dtype == torch.float32:
             raise ConfigError(
                 "engine.kind = 'vllm': its adapters take no float32 on CUDA; set model.dtype = 'bfloat16', or use "
                 "engine.kind = 'transformers'"
             )
-        return VllmClient(policy, self)
+        return VllmClient(lineup, self, host.num_served)
 
 
 class VllmClient:
-    """An :class:`magrpo.interfaces.Engine` over vLLM servers: one for each shared base, one for each full copy."""
+    """An :class:`magrpo.interfaces.Engine` over vLLM's processes: one for each shared base, one for each full copy."""
 
-    def __init__(self, policy: Policy, config: VllmEngine) -> None:
-        self._policy, self._config = policy, config
-        self._version = policy.version
+    def __init__(self, lineup: Lineup, config: VllmEngine, num_served: int) -> None:
+        self._lineup, self._config, self._num_served = lineup, config, num_served
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = False
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
-        for agent in policy.agents:
-            groups[("base", policy.base(agent)) if policy.weights(agent) == "lora" else ("agent", agent)].append(agent)
+        for agent in lineup.agents:
+            has_adapter = lineup.weights(agent) == "lora"
+            groups[("base", lineup.base(agent)) if has_adapter else ("agent", agent)].append(agent)
         self._agents = list(groups.values())
         self._servers: dict[int, Child] = {}
-        self._loaded: dict[int, Call] = {}
+        self._lock = Lock()  # one call at a time
+        self._count = 0
+        self._adapters: dict[int, dict[int, Call]] = {}  # the calls that loaded them, by weights and server
+        self._models: dict[int, Call] = {}  # the last call that loaded a full copy, by server
         with ExitStack() as undo:
             undo.callback(self.close)
             self._start(range(len(self._agents)))
-            if policy.version:
-                self.load(policy.version, policy.save(self._folder / "weights"))
             undo.pop_all()
 
-    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+    def serve(self, version: int, weights: Mapping[str, Path]) -> VllmWeights:
+        """Load adapters under new ids; full copies load when they generate. Raises EngineError if a server dies."""
+        self._count += 1
+        adapters: dict[int, Call] = {}
+        models: dict[int, Call] = {}
+        for server, agents in enumerate(self._agents):
+            given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
+            if given and self._lineup.weights(agents[0]) == "lora":
+                adapters[server] = LoadAdapters(self._count, given)
+            elif given:
+                models[server] = LoadModel(given[agents[0]])
+        with self._lock:
+            self._call(adapters)
+            self._adapters[self._count] = adapters
+        return VllmWeights(self, self._count, version, models)
+
+    def generate(self, served: VllmWeights, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
         """One completion for each request, in order, as one batch for each server.
 
         A server that dies is restarted and generates the missing completions; a third death is an EngineError, and so
         are a missed deadline and logits that are not finite.
         """
-        check_prompts(self._policy, requests)
+        check_prompts(self._lineup, requests)
         shares = [{i: r for i, r in enumerate(requests) if r.agent in agents} for agents in self._agents]
         actions: dict[int, Action] = {}
-        with ExitStack() as deadlines:
+        with self._lock, ExitStack() as deadlines:
+            self._load_models(served.models)
             for server, share in enumerate(shares):
-                self._send_requests(server, share, deadlines)
+                self._send_requests(served.number, server, share, deadlines)
             for server, share in enumerate(shares):
-                for i, completion in self._read_completions(server, share, deadlines):
-                    actions[i] = make_action(self._policy, requests[i], completion, self._version)
+                for i, completion in self._read_completions(served.number, server, share, deadlines):
+                    actions[i] = make_action(self._lineup, requests[i], completion, served.version)
                     if progress is not None:
                         progress(1)
         return [actions[i] for i in range(len(requests))]
 
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        """Load adapters under new ids, and reload full copies. Raises EngineError if a server dies."""
-        calls: dict[int, Call] = {}
-        for server, agents in enumerate(self._agents):
-            given = {agent: str(Path(weights[agent]).resolve()) for agent in agents if agent in weights}
-            if given and self._policy.weights(agents[0]) == "lora":
-                calls[server] = LoadAdapters(policy_version, given)
-            elif given:
-                calls[server] = LoadModel(given[agents[0]])
-        self._call(calls)
-        self._loaded |= calls
-        self._version = policy_version
+    def unload(self, served: VllmWeights) -> None:
+        """Forget the adapters of weights that are no longer needed; a dead server has forgotten them already."""
+        with self._lock, suppress(EngineError):
+            self._call(dict.fromkeys(self._adapters.pop(served.number, {}), UnloadAdapters(served.number)))
 
     def sleep(self) -> None:
         """Release GPU memory for the update. No-op on CPU."""
-        if self._policy.device.type == "cuda" and not self._asleep:
+        if self._lineup.device.type == "cuda" and not self._asleep:
             self._call(dict.fromkeys(self._servers, Sleep()))
             self._asleep = True
 
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
-            self._policy.release_cached_memory()
+            self._lineup.release_cached_memory()
             self._call(dict.fromkeys(self._servers, Wake()))
             self._asleep = False
 
@@ -149,10 +174,10 @@ class VllmClient:
 
     def _start(self, numbers: Sequence[int]) -> None:
         """Start these servers; returns when they are ready."""
-        self._policy.release_cached_memory()
+        self._lineup.release_cached_memory()
         command = [sys.executable, "-m", "magrpo.engines.vllm_server"]
         # On a GPU one after another: a starting vLLM counts all memory taken from the card meanwhile as its own.
-        for together in [[i] for i in numbers] if self._policy.device.type == "cuda" else [numbers]:
+        for together in [[i] for i in numbers] if self._lineup.device.type == "cuda" else [numbers]:
             for i in together:
                 log = self._folder / f"server-{i}.{len(list(self._folder.glob(f'server-{i}.*')))}.log"
                 self._servers[i] = Child(command, log, {**os.environ, **_SETTINGS})
@@ -161,11 +186,11 @@ class VllmClient:
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
-        policy, config = self._policy, self._config
+        lineup, config = self._lineup, self._config
         arguments: dict[str, object] = {
-            "model": policy.base(agents[0]),
-            "dtype": str(policy.dtype).removeprefix("torch."),
-            "max_model_len": policy.max_length(agents[0]),
+            "model": lineup.base(agents[0]),
+            "dtype": str(lineup.dtype).removeprefix("torch."),
+            "max_model_len": lineup.max_length(agents[0]),
             "max_num_seqs": config.max_batch,
             "skip_tokenizer_init": True,
             "generation_config": "vllm",
@@ -175,15 +200,14 @@ class VllmClient:
             "disable_log_stats": True,
             "seed": 0,
         }
-        if policy.weights(agents[0]) == "lora":
-            rank = max(len(p) for agent in agents for name, p in policy.parameters(agent).items() if ".lora_A." in name)
+        if lineup.weights(agents[0]) == "lora":
             arguments |= {
                 "enable_lora": True,
-                "max_loras": len(agents),
-                "max_cpu_loras": len(agents),
-                "max_lora_rank": next(size for size in MAX_RANKS if size >= rank),
+                "max_loras": len(agents) * self._num_served,
+                "max_cpu_loras": len(agents) * self._num_served,
+                "max_lora_rank": next(size for size in MAX_RANKS if size >= lineup.lora.rank),
             }
-        if policy.device.type == "cuda":
+        if lineup.device.type == "cuda":
             share = config.memory_frac / len(self._agents)
             return arguments | {"gpu_memory_utilization": share, "enable_sleep_mode": True}
         return arguments | {
@@ -192,18 +216,24 @@ class VllmClient:
             "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
             # With seeds, vLLM 0.32 on CPU cannot split a prompt: "CPU Generator does not use offset".
             "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, policy.max_length(agents[0])),
+            "max_num_batched_tokens": max(8192, lineup.max_length(agents[0])),
         }
 
-    def _send_requests(self, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
+    def _load_models(self, models: Mapping[int, Call]) -> None:
+        """Load the full copies that a server does not hold already."""
+        missing = {server: call for server, call in models.items() if self._models.get(server) != call}
+        self._call(missing)
+        self._models |= missing
+
+    def _send_requests(self, served: int, server: int, share: Mapping[int, Request], deadlines: ExitStack) -> None:
         """Send requests to a server; if it is dead, reading its answer will raise."""
-        stop_token_ids = {agent: self._policy.stop_token_ids(agent) for agent in self._agents[server]}
+        stop_token_ids = {agent: self._lineup.stop_token_ids(agent) for agent in self._agents[server]}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
         with suppress(EngineError):
-            self._servers[server].send(msgspec.msgpack.encode(Generate(dict(share), stop_token_ids)))
+            self._servers[server].send(msgspec.msgpack.encode(Generate(served, dict(share), stop_token_ids)))
 
     def _read_completions(
-        self, server: int, share: Mapping[int, Request], deadlines: ExitStack
+        self, served: int, server: int, share: Mapping[int, Request], deadlines: ExitStack
     ) -> Iterator[tuple[int, Completion]]:
         """A server's completions by number of the request. If it dies, a new one generates the rest."""
         missing = dict(share)
@@ -220,8 +250,9 @@ class VllmClient:
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting it for the rest", error, done)
                 self._start([server])
-                self._call({i: call for i, call in self._loaded.items() if i == server})
-                self._send_requests(server, missing, deadlines)
+                for calls in (*self._adapters.values(), self._models):
+                    self._call({i: call for i, call in calls.items() if i == server})
+                self._send_requests(served, server, missing, deadlines)
 
     def _call(self, calls: Mapping[int, Call], deadline_s: float | None = None) -> None:
         """Make one call to each server at the same time. The deadline is by default that of a batch."""
@@ -235,3 +266,21 @@ class VllmClient:
 
     def _receive(self, server: int) -> Done | Finished:
         return _REPLIES.decode(self._servers[server].receive())
+
+
+@dataclass(frozen=True)
+class VllmWeights:
+    """A :class:`magrpo.interfaces.Served`: adapters that the servers hold, full copies that they load when needed."""
+
+    _client: VllmClient
+    number: int
+    version: int
+    models: Mapping[int, Call]
+    """The calls that load full copies, by server."""
+
+    def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        """See :meth:`VllmClient.generate`."""
+        return self._client.generate(self, requests, progress)
+
+    def close(self) -> None:
+        self._client.unload(self)

@@ -8,6 +8,7 @@ this process.
 from __future__ import annotations
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -32,6 +33,9 @@ class Start(msgspec.Struct, tag=True):
 class Generate(msgspec.Struct, tag=True):
     """Generate completions, by the adapters of agents that have one; answered by some :class:`Finished` first."""
 
+    served: int
+    """Number of the weights, as in :class:`LoadAdapters`."""
+
     items: dict[int, Request]
     """By number; each in one answer."""
     stop_token_ids: dict[str, tuple[int, ...]]
@@ -39,10 +43,16 @@ class Generate(msgspec.Struct, tag=True):
 
 
 class LoadAdapters(msgspec.Struct, tag=True):
-    """Serve these adapter folders, by agent, under ``version`` from now on."""
+    """Serve these adapter folders, by agent, as the weights with the number ``served``."""
 
-    version: int
+    served: int
     folders: dict[str, str]
+
+
+class UnloadAdapters(msgspec.Struct, tag=True):
+    """Forget the adapters with the number ``served``."""
+
+    served: int
 
 
 class LoadModel(msgspec.Struct, tag=True):
@@ -69,7 +79,7 @@ class Finished(msgspec.Struct, tag=True):
     completions: dict[int, Completion]
 
 
-Call = Start | Generate | LoadAdapters | LoadModel | Sleep | Wake
+Call = Start | Generate | LoadAdapters | UnloadAdapters | LoadModel | Sleep | Wake
 
 
 class Server:
@@ -80,7 +90,7 @@ class Server:
 
         self._llm: vllm.LLM = LLM(**start.engine)
         self._llm.collective_rpc("watch_truncation")
-        self._adapters: dict[str, LoRARequest] = {}
+        self._adapters: dict[int, dict[str, LoRARequest]] = defaultdict(dict)
         self._count = 0
 
     def handle_call(self, call: Call, channel: Connection) -> None:
@@ -90,6 +100,9 @@ class Server:
                 self._generate(call, channel)
             case LoadAdapters():
                 self._load_adapters(call)
+            case UnloadAdapters(served):
+                for adapter in self._adapters.pop(served, {}).values():
+                    self._llm.llm_engine.remove_lora(adapter.lora_int_id)
             case LoadModel(folder):
                 self._llm.collective_rpc("reload_from", args=(folder,))
                 assert self._llm.reset_prefix_cache()
@@ -102,24 +115,24 @@ class Server:
         from vllm.lora.request import LoRARequest  # defers vllm
 
         for agent, folder in call.folders.items():
-            if agent in self._adapters:
-                self._llm.llm_engine.remove_lora(self._adapters[agent].lora_int_id)
             self._count += 1
-            self._adapters[agent] = LoRARequest(f"{agent}.{call.version}.{self._count}", self._count, folder)
-            if not self._llm.llm_engine.add_lora(self._adapters[agent]):
+            adapter = LoRARequest(f"{agent}.{call.served}.{self._count}", self._count, folder)
+            if not self._llm.llm_engine.add_lora(adapter):
                 raise RuntimeError(f"vLLM refused the adapter {folder}")
+            self._adapters[call.served][agent] = adapter
 
     def _generate(self, call: Generate, channel: Connection) -> None:
         from vllm import RequestOutput, TokensPrompt  # defers vllm
         from vllm.logprobs import FlatLogprobs
 
         engine, items = self._llm.llm_engine, call.items
+        adapters = self._adapters.get(call.served, {})
         records_support = any(request.sampling.records_support for request in items.values())
         self._llm.collective_rpc("record_truncation", args=(records_support,))
         for i, request in items.items():
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
             params = _sampling_params(request, call.stop_token_ids[request.agent])
-            engine.add_request(str(i), prompt, params, lora_request=self._adapters.get(request.agent))
+            engine.add_request(str(i), prompt, params, lora_request=adapters.get(request.agent))
         while engine.has_unfinished_requests():
             finished = Finished({})
             for output in engine.step():

@@ -22,8 +22,9 @@ from magrpo.export.merging import merge_adapter
 from magrpo.export.model_card import CARD, render_agent_card, render_model_card
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.layout import AGENTS
+from magrpo.lineup import open_prompt_tokenizer
 from magrpo.plugins import ConfigError
-from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS, open_prompt_tokenizer
+from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.store import CONFIG, RunStore, share_files
 
 ORIGIN = "origin.json"

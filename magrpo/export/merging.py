@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig
-from magrpo.policy import load_pretrained
+from magrpo.lineup import load_pretrained
 
 
 def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig
-from magrpo.interfaces import Engine, Env, Progress, Reward, Sandbox
+from magrpo.interfaces import Env, Progress, Reward, Sandbox, Served
 from magrpo.sandboxes import STRENGTH
 from magrpo.types import Execution, ExecutionReport, Observation, Problem, Split
 
@@ -74,9 +74,9 @@ class SamplingStats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backend:
-    """What stages run on. ``engine`` holds the weights; ``stats`` and ``sampling`` accumulate costs."""
+    """What stages run on. ``engine`` samples from one set of weights; ``stats`` and ``sampling`` accumulate costs."""
 
-    engine: Engine
+    engine: Served
     sandbox: Sandbox
     render: Callable[[str, Observation], tuple[int, ...]]
     """Turns the observation of a named agent into token ids."""

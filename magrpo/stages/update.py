@@ -76,8 +76,8 @@ class Updater:
         self._shares_prompts: dict[str, bool] = {}
         self._has_linear_head: dict[str, bool] = {}
         for agent in self.policy.agents:
-            config = self.policy.config(agent)
-            if not config.trained or self.policy.holder(agent) != agent:
+            config = self.policy.lineup.config(agent)
+            if not config.trained or self.policy.lineup.holder(agent) != agent:
                 continue
             optim = self.optim if config.lr is None else self.optim.model_copy(update={"lr": config.lr})
             parameters = self.policy.parameters(agent).values()
@@ -104,14 +104,15 @@ class Updater:
 
         Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit: the step was not taken.
         """
+        self.policy.sources = None  # until somebody says what the new weights are called
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
         gaps = []
         samples_by_holder: dict[str, dict[str, Sequence[Sample]]] = defaultdict(dict)
         for name, agent_samples in samples.items():
-            samples_by_holder[self.policy.holder(name)][name] = agent_samples
+            samples_by_holder[self.policy.lineup.holder(name)][name] = agent_samples
         for agent, holder_samples in samples_by_holder.items():
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
-            if self.policy.config(agent).lr is not None:
+            if self.policy.lineup.config(agent).lr is not None:
                 metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
@@ -121,13 +122,13 @@ class Updater:
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
         metrics["update/sampling_gap"] = fmean(gaps)
-        self.policy.release_cached_memory()  # for an engine in a process of its own
+        self.policy.lineup.release_cached_memory()  # for an engine in a process of its own
         return metrics
 
     def gradient(self, agent: str, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """The gradient of the loss by parameter, before clipping; changes nothing. Raises as :meth:`update` does."""
         samples_by_agent = {agent: samples}
-        agent = self.policy.holder(agent)
+        agent = self.policy.lineup.holder(agent)
         work = self._plan_work(agent, samples_by_agent)
         if work.samples:
             work, constants = self._fit_memory(work, self._compute_constants)
@@ -174,7 +175,9 @@ class Updater:
         The groups hold the returns of all samples, kept or not.
         """
         samples = list(chain.from_iterable(samples_by_agent.values()))
-        estimators = {name: self.policy.config(name).estimator or self.algo.estimator for name in samples_by_agent}
+        estimators = {
+            name: self.policy.lineup.config(name).estimator or self.algo.estimator for name in samples_by_agent
+        }
         groups = tabulate_returns(samples_by_agent, estimators, self.algo.normalize)
         chosen = [i for i, sample in enumerate(samples) if sample.weight and (sample.advantage or self.algo.beta)]
         kept = [samples[i] for i in chosen]

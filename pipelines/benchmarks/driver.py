@@ -11,8 +11,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from time import process_time
-from typing import Literal
+from typing import Literal, Self
 
 import msgspec
 from rich.console import Console
@@ -21,12 +22,14 @@ from rich.table import Table
 from magrpo import layout
 from magrpo.config import RunConfig, load_config
 from magrpo.engines import Completion, make_action
+from magrpo.engines.host import EngineHost
 from magrpo.interfaces import Progress
 from magrpo.layout import Step
+from magrpo.lineup import Lineup
 from magrpo.plugins import Plugin
-from magrpo.policy import Policy
-from magrpo.store import RunStore, read_records
-from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, Request, Sample
+from magrpo.rewards.coding import CodingReward
+from magrpo.store import Pointer, RunStore, read_records
+from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, JointReward, Problem, Request, Sample
 from pipelines.arguments import Positive, locate_config
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunState
@@ -35,6 +38,8 @@ from pipelines.training.stages import StageRunner
 AIM_MS = 0.5
 """CPU time of a completion of 512 tokens that the process of a run may spend, in milliseconds."""
 GROUP_SIZE = 16
+_ITERATIONS = 3
+_PREPARATION, _REWARD = "preparation of the answers", "reward"
 _STAGES: tuple[Literal["rollout", "score", "credit"], ...] = ("rollout", "score", "credit")
 
 
@@ -45,48 +50,57 @@ def bench_driver(*, completions: Positive = 2048, tokens: Positive = 512) -> int
         completions: Completions of an iteration.
         tokens: Tokens of each completion.
     """
-    ms_by_part = measure_driver(completions, tokens)
+    measured = measure_driver(completions, tokens)
+    reward = measured.pop(_REWARD)
+    total = sum(measured.values())
     table = Table("", "ms a completion", box=None, title=f"{completions:,} completions of {tokens:,} tokens")
     table.columns[1].justify = "right"
-    for part, ms in ms_by_part.items():
+    for part, ms in {**measured, "all": total, "besides: the reward's own work": reward}.items():
         table.add_row(part, f"{ms:.3f}")
-    total = sum(ms_by_part.values())
-    table.add_row("all", f"{total:.3f}", style="bold")
     console = Console(highlight=False, soft_wrap=True)
     console.print(table)
-    console.print(f"one core suffices for {1e3 * tokens / total:,.0f} tokens/s; the aim is {AIM_MS} ms for 512 tokens")
+    rate = 1e3 * tokens / total
+    console.print(f"one core lasts for {rate:,.0f} tokens/s without the reward; the aim is {AIM_MS} ms for 512 tokens")
     return 0
 
 
 def measure_driver(completions: int, tokens: int) -> dict[str, float]:
-    """CPU time of each part, in milliseconds a completion, all threads together; the second of two iterations."""
+    """CPU time of each part in milliseconds a completion, all threads together: the median of some iterations."""
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         config = _make_config(Path(folder), max(1, completions // (2 * GROUP_SIZE)), tokens)
         store = RunStore.create(config, "bench")
+        measured: list[dict[str, float]] = []
         with (
-            RunConsole(RunState(2, config.reward.fraction)) as console,
+            RunConsole(RunState(_ITERATIONS, config.reward.fraction)) as console,
             StageRunner(config, store, console, lambda _: None) as stages,
         ):
             untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
-            for iteration in (1, 2):  # the first one also fills caches and loads libraries
+            for iteration in range(_ITERATIONS + 1):
                 _SECONDS.clear()
-                pointers = untrained
-                for stage in _STAGES:
-                    with _measure(f"{stage}, the rest"):
-                        step = Step(stage, iteration, "" if stage == "credit" else "0")
-                        pointers = [stages.run_step(step, pointers)]
-                with _measure("samples read by the update"):
-                    of_agents = [layout.samples_file(agent.name) for agent in config.agents]
-                    read = [read_records(store.folder(pointers[0]) / file, Sample) for file in of_agents]
-    number = sum(map(len, read))
-    del _SECONDS[_PREPARATION]
-    return {part: 1e3 * seconds / number for part, seconds in _SECONDS.items()}
+                number = _run_iteration(config, store, stages, untrained, iteration)
+                measured.append({part: 1e3 * seconds / number for part, seconds in _SECONDS.items()})
+    parts = [part for part in measured[0] if part != _PREPARATION]
+    return {part: median(of_iteration[part] for of_iteration in measured[1:]) for part in parts}  # the first warms up
+
+
+def _run_iteration(
+    config: RunConfig, store: RunStore, stages: StageRunner, untrained: Sequence[Pointer], iteration: int
+) -> int:
+    """Rollout, score and credit of an iteration; returns the number of completions."""
+    pointers = untrained
+    for stage in _STAGES:
+        with _measure(f"{stage}, the rest" if stage == "rollout" else stage):
+            pointers = [stages.run_step(Step(stage, iteration, "" if stage == "credit" else "0"), pointers)]
+    with _measure("samples read by the update"):
+        files = [layout.samples_file(agent.name) for agent in config.agents]
+        return sum(len(read_records(store.folder(pointers[0]) / file, Sample)) for file in files)
 
 
 def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:
     settings = [
         f"root={root}",
         f"engine.kind={__name__}:MemoryEngine",
+        f"reward.kind={__name__}:MeasuredReward",
         f"sandbox={{kind='{__name__}:MemorySandbox'}}",
         f"rollout.problems_per_iteration={num_problems}",
         f"rollout.group_size={GROUP_SIZE}",
@@ -96,34 +110,23 @@ def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:
 
 
 # ------------------------------------------------------------------------------------------------------- answers
-class GivenLogprob(msgspec.Struct, gc=False):
-    """A sampled token, as a vLLM server describes it."""
-
-    token_id: int
+class _Token(msgspec.Struct, gc=False):
     logprob: float
-    rank: int | None = None
-    top_logprobs: list["GivenLogprob"] = []
 
 
-class Logprobs(msgspec.Struct):
-    """The sampled tokens of a choice."""
-
-    content: list[GivenLogprob]
+class _Logprobs(msgspec.Struct):
+    content: list[_Token]
 
 
-class Choice(msgspec.Struct):
-    """The completion in an answer."""
-
-    index: int
+class _Choice(msgspec.Struct):
     token_ids: list[int]
-    logprobs: Logprobs
+    logprobs: _Logprobs
 
 
-class Answer(msgspec.Struct):
-    """The body of an answer of ``/inference/v1/generate``."""
+class _Answer(msgspec.Struct):
+    """What is read of an answer of ``/inference/v1/generate``."""
 
-    choices: list[Choice]
-    request_id: str = "bench"
+    choices: list[_Choice]
 
 
 class MemoryEngine(Plugin):
@@ -131,21 +134,24 @@ class MemoryEngine(Plugin):
 
     kind: str = f"{__name__}:MemoryEngine"
 
-    def open(self, policy: Policy) -> "AnsweringEngine":
-        return AnsweringEngine(policy)
+    def open(self, host: EngineHost) -> "AnsweringEngine":
+        return AnsweringEngine(host.lineup)
 
 
 class AnsweringEngine:
-    """An :class:`magrpo.interfaces.Engine` that decodes answers made beforehand."""
+    """An :class:`magrpo.interfaces.Engine`, and what it serves: decodes answers made beforehand."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._version = policy, 0
+    def __init__(self, lineup: Lineup) -> None:
+        self._lineup = lineup
+
+    def serve(self, version: int, weights: Mapping[str, Path]) -> Self:
+        return self
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
         with _measure(_PREPARATION):
             answers = [self._write_answer(request) for request in requests]
         with _measure("answers decoded"):
-            decode = msgspec.json.Decoder(Answer).decode
+            decode = msgspec.json.Decoder(_Answer).decode
             completions = []
             for answer in answers:
                 [choice] = decode(answer).choices
@@ -153,13 +159,10 @@ class AnsweringEngine:
         with _measure("actions made"):
             actions = []
             for request, completion in zip(requests, completions, strict=True):
-                actions.append(make_action(self._policy, request, completion, self._version))
+                actions.append(make_action(self._lineup, request, completion, 0))
                 if progress is not None:
                     progress(1)
         return actions
-
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None:
-        self._version = policy_version
 
     def sleep(self) -> None: ...
 
@@ -169,26 +172,44 @@ class AnsweringEngine:
 
     def _write_answer(self, request: Request) -> bytes:
         """A program for the prompt, distinct for each seed, that ends with empty lines."""
-        tokenizer, rng = self._policy.tokenizer(request.agent), random.Random(request.seed)
+        tokenizer, rng = self._lineup.tokenizer(request.agent), random.Random(request.seed)
         prompt = str(tokenizer.decode(list(request.prompt_ids), skip_special_tokens=True))
         head = next(line for line in prompt.splitlines() if line.startswith("def "))
         lines = [head.replace(head[4 : head.index("(")], "aux", 1) if request.agent == "helper" else head]
-        lines += [f"    step_{i} = max({rng.randrange(10**6)}, {i}) % 7" for i in range(request.sampling.max_new_tokens)]
+        room = request.sampling.max_new_tokens
+        lines += [f"    step_{i} = max({rng.randrange(10**6)}, {i}) % 7" for i in range(room)]
         token_ids = list[int]()
         for line in lines:
             of_line = tokenizer.encode(f"{line}\n", add_special_tokens=False)
-            if len(token_ids) + len(of_line) > request.sampling.max_new_tokens - 8:
+            if len(token_ids) + len(of_line) > room - 8:
                 break
             token_ids += of_line
         token_ids += tokenizer.encode("    return 1\n", add_special_tokens=False)
         newline = tokenizer.encode("\n", add_special_tokens=False)
-        token_ids += newline * (request.sampling.max_new_tokens - len(token_ids))
-        logps = msgspec.convert([-rng.expovariate(2) * (rng.random() < 0.6) - 1e-5 for _ in token_ids], list[float])
-        given = [
-            GivenLogprob(token, logp, 1, [GivenLogprob(token, logp, 1)])
-            for token, logp in zip(token_ids, logps, strict=True)
-        ]
-        return msgspec.json.encode(Answer([Choice(0, token_ids, Logprobs(given))]))
+        token_ids += newline * (room - len(token_ids))
+        given = []
+        for token_id in token_ids:
+            logp = -rng.expovariate(2) if rng.random() < 0.6 else -1e-5
+            sampled = {"token_id": token_id, "logprob": logp, "rank": 1}
+            given.append({**sampled, "top_logprobs": [sampled]})
+        choice = {"index": 0, "finish_reason": "length", "token_ids": token_ids, "logprobs": {"content": given}}
+        return msgspec.json.encode({"request_id": "bench", "model": request.agent, "choices": [choice]})
+
+
+class MeasuredReward(CodingReward):
+    """The coding reward; its own work is a part of its own."""
+
+    kind: str = f"{__name__}:MeasuredReward"
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        with _measure(_REWARD):
+            return super().executions(problem, texts, reports)
+
+    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
+        with _measure(_REWARD):
+            return super().price(problem, texts, reports)
 
 
 class MemorySandbox(Plugin):
@@ -216,12 +237,11 @@ class ReportingSandbox:
 def _judge_program(execution: Execution) -> ExecutionReport:
     checksum = zlib.crc32(execution.source.encode())
     statuses: list[CaseStatus] = ["pass" if checksum >> bit & 1 else "wrong" for bit in range(5)]
-    first = next((status for status in statuses if status != "pass"), "pass")
+    first = min(statuses, key=lambda status: status == "pass")
     return ExecutionReport(first, tuple(Case(status) for status in statuses), "none", 0.01, 0.01, 2**24)
 
 
 # --------------------------------------------------------------------------------------------------------- clock
-_PREPARATION = "preparation of the answers"
 _SECONDS: dict[str, float] = defaultdict(float)
 _RUNNING: list[str] = []
 

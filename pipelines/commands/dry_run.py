@@ -20,8 +20,9 @@ from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import HasHiddenTests, HasMaxBatch, HasMaxExecutions, ProbesIsolation
 from magrpo.layout import Step, steps, steps_to_repeat
+from magrpo.lineup import device_of, dtype_of
+from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
-from magrpo.policy import Policy, device_of, dtype_of
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
 
@@ -95,7 +96,7 @@ def _describe_machine(config: RunConfig) -> Iterator[str]:
     dtype = dtype_of(config.model, device)
     engine = config.engine
     if isinstance(engine, AutoEngine):
-        engine = engine.choose_engine(Policy(device, dtype, "auto"))
+        engine = engine.choose_engine(device, EnginePlace())
     chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"

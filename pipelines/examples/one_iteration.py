@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from magrpo.config import RunConfig, load_config
+from magrpo.engines.host import EngineHost
 from magrpo.policy import Policy
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
@@ -74,12 +75,12 @@ def run_once(config: RunConfig) -> Iteration:
     before = {name: flat_weights(policy, name) for name in policy.agents}
     with (
         TemporaryDirectory() as folder,
-        closing(config.engine.open(policy)) as engine,
+        closing(config.engine.open(EngineHost.of(policy))) as engine,
         closing(config.sandbox.open()) as sandbox,
     ):
-        engine.load(0, policy.save(Path(folder)))
+        served = engine.serve(0, policy.save(Path(folder)))
         updater = Updater.of(policy, config, dump=Path(folder))
-        backend = Backend(engine=engine, sandbox=sandbox, render=policy.render)
+        backend = Backend(engine=served, sandbox=sandbox, render=policy.lineup.render)
         result = train_iteration(config, updater, backend, iteration=1)
     print(f"mean joint reward {result.metrics['reward/joint']:.3f}")
     for name in policy.agents:

@@ -1,24 +1,27 @@
-"""The heavy parts of a run, each opened when first needed, and the checkpoint that each of them holds."""
+"""The heavy parts of a run, each opened when first needed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from functools import cached_property
+from pathlib import Path
+from threading import RLock
 from typing import TYPE_CHECKING
 
-from magrpo.config import BaselineRow, RunConfig
-from magrpo.layout import WEIGHTS
+from magrpo.config import AgentConfig, BaselineRow, RunConfig, start_weights
+from magrpo.engines.host import EngineHost
+from magrpo.layout import WEIGHTS, checkpoint_iteration
 from magrpo.store import Pointer, RunStore
 
 if TYPE_CHECKING:
-    from magrpo.interfaces import Engine, Sandbox
+    from magrpo.interfaces import Engine, Sandbox, Served, Updates
+    from magrpo.lineup import Lineup
     from magrpo.policy import Policy
-    from magrpo.stages.update import Updater
 
 
 class Resources:
-    """Policy, updater, engine and sandbox of one run.
+    """Lineup, updates, engine and sandbox of one run.
 
     ``on_sandbox`` takes the isolation level of an opened sandbox; ``show_loading`` shows what its block loads.
     """
@@ -33,25 +36,35 @@ class Resources:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._show_loading = show_loading
         self._open = ExitStack()
-        self.live: Pointer | None = None
-        """The checkpoint whose weights the updater holds."""
-        self._served: Pointer | None = None  # the checkpoint the engine holds
-        self._rows_served = 0  # rows of baselines served so far
+        self._lock = RLock()
+        self._num_served = 1
+        self._served: dict[str, Served] = {}  # by name, the one served longest first
+        self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
 
     @cached_property
-    def policy(self) -> Policy:
+    def lineup(self) -> Lineup:
         with self._show_loading("libraries"):
-            from magrpo.policy import Policy  # torch, transformers
+            from magrpo.lineup import Lineup  # torch, transformers
 
         config = self._config
-        with self._show_loading("base model"):
-            return Policy.open(config.agents, config.model, config.lora, config.train.seed)
+        return Lineup.open(config.agents, config.model, config.lora)
 
     @cached_property
-    def updater(self) -> Updater:
-        from magrpo.stages.update import Updater  # torch
+    def _policy(self) -> Policy:
+        lineup = self.lineup
+        from magrpo.policy import Policy  # peft
 
-        return Updater.of(self.policy, self._config, self._store.path / "failed-batch")
+        with self._show_loading("base model"):
+            return Policy.of(lineup, self._config.train.seed)
+
+    @cached_property
+    def updates(self) -> Updates:
+        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        policy = self._policy
+        from magrpo.updates.inline import InlineUpdates  # torch
+
+        updates = InlineUpdates(policy, self._config, self._store.path / "failed-batch")
+        return self._open.enter_context(closing(updates))
 
     @cached_property
     def sandbox(self) -> Sandbox:
@@ -64,51 +77,49 @@ class Resources:
 
     @cached_property
     def _engine(self) -> Engine:
-        policy = self.policy
+        host = EngineHost(self.lineup, lambda: self._policy)
         with self._show_loading("engine"):
-            return self._open.enter_context(closing(self._config.engine.open(policy)))
+            return self._open.enter_context(closing(self._config.engine.open(host)))
 
-    def serve_checkpoint(self, checkpoint: Pointer) -> Engine:
-        """The engine, awake, with the weights of ``checkpoint``."""
-        self._resume(checkpoint)
-        if self._served is not None:
-            self._engine.wake()
-        if self._served != checkpoint:
-            folder = self._store.folder(checkpoint) / WEIGHTS
-            self._engine.load(self.policy.version, {agent.name: folder / agent.name for agent in self._config.agents})
-            self._served = checkpoint
-        return self._engine
+    def serve_checkpoint(self, checkpoint: Pointer) -> Served:
+        """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
+        weights = _weights_in(self._store.folder(checkpoint) / WEIGHTS, self._config.agents)
+        return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
-    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Engine:
-        """The engine with the weights named by ``row``, which match no checkpoint."""
-        folder = self._store.folder(untrained) / WEIGHTS
-        weights = {agent.name: agent.start_from or folder / agent.name for agent in row.agents}
-        self.live = self._served = None
-        self._rows_served += 1  # a version of its own for each row, so that every engine loads the weights
-        self._engine.load(self._rows_served, weights)
-        return self._engine
+    def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
+        """The weights named by ``row``, which match no checkpoint, on the engine."""
+        weights = _weights_in(self._store.folder(untrained) / WEIGHTS, row.agents) | start_weights(row.agents)
+        version = self._rows.setdefault(row.name, len(self._rows) + 1)
+        return self._serve(f"row {row.name}", version, weights)
 
-    def prepare_update(self, checkpoint: Pointer) -> Updater:
-        """The updater with the weights of ``checkpoint``; the engine sleeps. Set ``live`` to the new checkpoint."""
-        self._resume(checkpoint)
-        if self._served is not None:
+    def free_gpus(self) -> None:
+        """Let the engine release its GPU memory, for an update on the same GPUs."""
+        if self._served:
             self._engine.sleep()
-        self.live = None
-        return self.updater
 
     def discard_workers(self) -> None:
         """Close engine and sandbox after one of them died; the next use opens them again."""
-        self.close()
-        self.__dict__.pop("_engine", None)
-        self.__dict__.pop("sandbox", None)
-        self._served = None
+        with self._lock:
+            self.close()
+            for name in ("_engine", "updates", "sandbox"):
+                self.__dict__.pop(name, None)
+            self._served.clear()
 
     def close(self) -> None:
-        """Close engine and sandbox."""
+        """Close everything."""
         self._open.close()
 
-    def _resume(self, checkpoint: Pointer) -> None:
-        """Make the live weights and optimizers those of ``checkpoint``."""
-        if self.live != checkpoint:
-            self.updater.load(self._store.folder(checkpoint))
-            self.live = checkpoint
+    def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
+        """The weights called ``name``, which replace those served longest if there are too many."""
+        with self._lock:
+            if self._served:
+                self._engine.wake()
+            if name not in self._served:
+                if len(self._served) == self._num_served:
+                    self._served.pop(next(iter(self._served))).close()
+                self._served[name] = self._engine.serve(version, weights)
+            return self._served[name]
+
+
+def _weights_in(folder: Path, agents: Sequence[AgentConfig]) -> dict[str, Path]:
+    return {agent.name: folder / agent.name for agent in agents}

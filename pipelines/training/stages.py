@@ -16,7 +16,7 @@ import msgspec
 from magrpo import layout
 from magrpo.config import EvalConfig, RunConfig
 from magrpo.engines import EngineError
-from magrpo.interfaces import Engine, Progress
+from magrpo.interfaces import Progress, Served
 from magrpo.layout import StageName, Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
@@ -27,12 +27,13 @@ from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Sample, Split, T, Turn
+from magrpo.store import Pointer, RunStore, digest, write_records
+from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
 from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
 Metrics = Mapping[str, float]
+_NUM_SAMPLES = "credit/samples"
 
 
 class StageRunner(AbstractContextManager["StageRunner"]):
@@ -61,11 +62,10 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         key = self._key(step, inputs)
         found = self._store.find(step.folder, key)
         pointer = found or self._compute(step, inputs, key)
-        if step.stage == "update":
-            if not found:
-                self._resources.live = pointer
-            if not layout.evaluates_after(self._config, step.iteration - 1):
-                self._store.prune(inputs[1], layout.OPTIMIZER)
+        if step.stage in ("start", "update") and not found:
+            self._resources.updates.adopt(self._store.folder(pointer))
+        if step.stage == "update" and not layout.evaluates_after(self._config, step.iteration - 1):
+            self._store.prune(inputs[1], layout.OPTIMIZER)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer
 
@@ -107,8 +107,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _start(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Write checkpoint 0, the untrained weights."""
-        self._resources.updater.save(folder)
-        return {"start/gpus": float(self._resources.policy.device.type == "cuda")}
+        self._resources.updates.begin(folder)
+        return {"start/gpus": float(self._resources.lineup.device.type == "cuda")}
 
     def _rollout(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Sample one level of the trees, with the weights of a checkpoint."""
@@ -164,21 +164,16 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         )
         for name, samples_of_agent in samples.items():
             write_records(folder / layout.samples_file(name), samples_of_agent)
-        return metrics
+        num_trained = sum(len(samples[agent.name]) for agent in config.agents if agent.trained)
+        return {**metrics, _NUM_SAMPLES: float(num_trained)}
 
     def _update(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Update every trained agent; write its weights and the optimizer's state."""
         samples, checkpoint = inputs
-        batch = {
-            agent.name: read_records(self._store.folder(samples) / layout.samples_file(agent.name), Sample)
-            for agent in self._config.agents
-            if agent.trained
-        }
-        self._progress.expect_items(sum(map(len, batch.values())))
-        updater = self._resources.prepare_update(checkpoint)
-        metrics = updater.update(batch, self._advance)
-        updater.save(folder)
-        return metrics
+        self._progress.expect_items(int(self._store.metrics(samples).get(_NUM_SAMPLES, 0)))
+        self._resources.free_gpus()
+        of_samples, of_checkpoint = self._store.folder(samples), self._store.folder(checkpoint)
+        return self._resources.updates.update(of_samples, of_checkpoint, folder, self._advance)
 
     def _evaluate(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Evaluate a checkpoint on problems never trained on."""
@@ -246,8 +241,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})
 
-    def _backend(self, engine: Engine) -> Backend:
-        sandbox, render = self._resources.sandbox, self._resources.policy.render
+    def _backend(self, engine: Served) -> Backend:
+        sandbox, render = self._resources.sandbox, self._resources.lineup.render
         return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advance)
 
     def _num_acting(self, turn: int) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config import AgentConfig, AlgoConfig, LoraConfig, ModelConfig, OptimConfig, RolloutConfig
+from magrpo.engines.host import EngineHost
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.policy import Policy
 from magrpo.rewards.coding import SoloReward
@@ -60,7 +61,9 @@ class Side:
         self._policy = Policy.open(self._agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
         self._team = Team(self._agents, _Echo(), SoloReward())
         self._backend = Backend(
-            engine=TransformersEngine().open(self._policy), sandbox=NoSandbox().open(), render=self._policy.render
+            engine=TransformersEngine().open(EngineHost.of(self._policy)).serve(0, {}),
+            sandbox=NoSandbox().open(),
+            render=self._policy.lineup.render,
         )
         self._folder = folder
         vocab_size = json.loads((folder / "config.json").read_text())["vocab_size"]

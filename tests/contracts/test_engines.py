@@ -17,8 +17,9 @@ import torch
 from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import PromptTooLong
+from magrpo.engines.host import EngineHost
 from magrpo.forward import head_weights, hidden_states
-from magrpo.interfaces import Engine
+from magrpo.interfaces import Engine, Served
 from magrpo.plugins import TABLES, ConfigError, build_plugin
 from magrpo.policy import Policy
 from magrpo.types import Action, Request, Sample, SamplingParams
@@ -38,6 +39,7 @@ class World:
     engine: Engine
     policy: Policy
     folders: dict[int, dict[str, Path]]
+    served: Served
 
     @property
     def tolerance(self) -> float:
@@ -46,7 +48,8 @@ class World:
 
     def serve(self, version: int) -> None:
         self.policy.load(version, self.folders[version])
-        self.engine.load(version, self.folders[version])
+        self.served.close()
+        self.served = self.engine.serve(version, self.folders[version])
 
 
 @pytest.fixture(scope="module", params=DEVICES)
@@ -72,8 +75,8 @@ def world(
 ) -> Iterator[World]:
     policy, folders = policy_and_folders
     policy.load(1, folders[1])
-    engine = build_plugin(TABLES["engine"], {"kind": request.param}).open(policy)
-    yield World(engine, policy, folders)
+    engine = build_plugin(TABLES["engine"], {"kind": request.param}).open(EngineHost.of(policy))
+    yield World(engine, policy, folders, engine.serve(1, folders[1]))
     engine.close()
     engine.close()
 
@@ -126,12 +129,12 @@ def assert_logps_are_the_trainers(world: World, asked: list[Request], actions: l
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_sampling_logps_are_the_trainers(world: World, temperature: float) -> None:
     asked = requests(SamplingParams(temperature=temperature, max_new_tokens=16))
-    assert_logps_are_the_trainers(world, asked, world.engine.generate(asked))
+    assert_logps_are_the_trainers(world, asked, world.served.generate(asked))
 
 
 def test_greedy_completions_are_the_reference_of_every_agent(world: World) -> None:
     asked = requests(GREEDY, siblings=1)
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     for request, action in zip(asked, actions, strict=True):
         assert_greedy(world, request, action)
     by_agent = {agent: [a.token_ids for a in actions if a.agent == agent] for agent in AGENTS}
@@ -141,11 +144,11 @@ def test_greedy_completions_are_the_reference_of_every_agent(world: World) -> No
 
 def test_a_new_version_is_taken_up(world: World) -> None:
     asked = requests(GREEDY, siblings=1)
-    before = world.engine.generate(asked)
+    before = world.served.generate(asked)
     world.serve(2)
-    after = world.engine.generate(asked)
+    after = world.served.generate(asked)
     world.serve(1)
-    again = world.engine.generate(asked)
+    again = world.served.generate(asked)
     assert {action.policy_version for action in before} == {1}
     assert {action.policy_version for action in after} == {2}
     for agent in AGENTS:
@@ -163,8 +166,8 @@ def test_a_completion_depends_on_its_request_alone(world: World) -> None:
     if world.policy.device.type == "cuda":
         pytest.skip("on a GPU the other requests of a batch decide how sums are rounded")
     asked = requests(SamplingParams(max_new_tokens=16))
-    actions = world.engine.generate(asked)
-    alone = world.engine.generate(asked[::-3])
+    actions = world.served.generate(asked)
+    alone = world.served.generate(asked[::-3])
     assert [action.token_ids for action in alone] == [action.token_ids for action in actions[::-3]]
     for one, other in zip(alone, actions[::-3], strict=True):
         assert one.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-4)
@@ -177,7 +180,7 @@ def test_stop_tokens_and_length_limits(world: World) -> None:
         for limit in (1, 5, 80)
         for request in requests(GREEDY, siblings=12, count=3)
     ]
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     reasons = set()
     for request, action in zip(asked, actions, strict=True):
         assert 1 <= len(action.token_ids) <= request.sampling.max_new_tokens
@@ -186,7 +189,9 @@ def test_stop_tokens_and_length_limits(world: World) -> None:
         stopped = action.token_ids[-1] == EOS
         assert action.finish_reason == ("stop" if stopped else "length")
         assert stopped or len(action.token_ids) == request.sampling.max_new_tokens
-        assert action.text == world.policy.tokenizer(action.agent).decode(action.token_ids, skip_special_tokens=True)
+        assert action.text == world.policy.lineup.tokenizer(action.agent).decode(
+            action.token_ids, skip_special_tokens=True
+        )
         assert "<eos>" not in action.text
         reasons.add((action.agent, action.finish_reason))
     assert len(reasons) == 2 * len(AGENTS)
@@ -196,7 +201,7 @@ def test_sampled_tokens_follow_the_distribution(world: World) -> None:
     prompt = prompts(1)[0]
     count = 1500
     asked = [Request("main", prompt, SamplingParams(max_new_tokens=1), seed) for seed in range(count)]
-    drawn = torch.tensor([action.token_ids[0] for action in world.engine.generate(asked)])
+    drawn = torch.tensor([action.token_ids[0] for action in world.served.generate(asked)])
     expected = trainer_logits(world.policy, "main", prompt)[-1].softmax(-1) * count
     likely = expected >= 5
     observed = torch.bincount(drawn, minlength=VOCAB_SIZE)
@@ -224,8 +229,8 @@ def support_logits(policy: Policy, request: Request, action: Action) -> list[tor
 def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, top_p: float) -> None:
     """The likeliest tokens at the sampling temperature: at most top_k, and of those the fewest that reach top_p."""
     asked = requests(SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, max_new_tokens=6, keep_support=True))
-    unkept = world.engine.generate([replace(r, sampling=replace(r.sampling, keep_support=False)) for r in asked])
-    for request, action, plain in zip(asked, world.engine.generate(asked), unkept, strict=True):
+    unkept = world.served.generate([replace(r, sampling=replace(r.sampling, keep_support=False)) for r in asked])
+    for request, action, plain in zip(asked, world.served.generate(asked), unkept, strict=True):
         assert action.token_ids == plain.token_ids
         assert plain.support == ()
         assert len(action.support) == len(action.token_ids)
@@ -248,7 +253,7 @@ def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, to
 def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: int, top_p: float) -> None:
     """By definition, and through the trainer's own collator, forward pass and kernel."""
     asked = requests(SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, max_new_tokens=6, keep_support=True))
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     for request, action in zip(asked, actions, strict=True):
         rows = support_logits(world.policy, request, action)
         expected = [row.log_softmax(-1)[token] for row, token in zip(rows, action.token_ids, strict=True)]
@@ -275,7 +280,7 @@ def test_tokens_follow_the_distribution_over_their_support(world: World, top_k: 
     prompt, count = prompts(1)[0], 1500
     sampling = SamplingParams(temperature=1.5, top_k=top_k, top_p=top_p, max_new_tokens=1, keep_support=True)
     asked = [Request("main", prompt, sampling, seed) for seed in range(count)]
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     assert len({action.support for action in actions}) == 1
     (support,) = actions[0].support
     (logits,) = support_logits(world.policy, asked[0], actions[0])
@@ -296,7 +301,7 @@ def test_a_support_is_kept_for_each_request_that_asks_and_only_where_something_i
     all_of_it = replace(keeps, top_k=VOCAB_SIZE + 1)
     mix = (keeps, replace(keeps, keep_support=False), replace(keeps, top_k=0), replace(keeps, temperature=0), all_of_it)
     asked = [replace(r, sampling=mix[i % len(mix)]) for i, r in enumerate(requests(keeps))]
-    for request, action in zip(asked, world.engine.generate(asked), strict=True):
+    for request, action in zip(asked, world.served.generate(asked), strict=True):
         if request.sampling == keeps:
             assert [len(ids) for ids in action.support] == [4] * len(action.token_ids)
         elif request.sampling == all_of_it:
@@ -310,7 +315,7 @@ def test_a_support_is_kept_for_each_request_that_asks_and_only_where_something_i
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int, top_p: float) -> None:
     asked = requests(SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=6))
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     assert_logps_are_the_trainers(world, asked, actions)
     for request, action in zip(asked, actions, strict=True):
         logits = trainer_logits(world.policy, action.agent, request.prompt_ids + action.token_ids)
@@ -330,7 +335,7 @@ def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
         Request(request.agent, request.prompt_ids, mix[i % len(mix)], request.seed)
         for i, request in enumerate(requests(GREEDY))
     ]
-    actions = world.engine.generate(asked)
+    actions = world.served.generate(asked)
     assert_logps_are_the_trainers(world, asked, actions)
     for request, action in zip(asked, actions, strict=True):
         if request.sampling.temperature == 0:
@@ -339,11 +344,11 @@ def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
 
 def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -> None:
     fits = Request("main", (5,) * (MAX_LENGTH - 4), SamplingParams(max_new_tokens=4), 0)
-    assert world.engine.generate([fits])[0].agent == "main"
+    assert world.served.generate([fits])[0].agent == "main"
     too_long = Request("main", (5,) * (MAX_LENGTH - 3), SamplingParams(max_new_tokens=4), 0)
     seen: list[int] = []
     with pytest.raises(PromptTooLong, match=r"'main'.*125 tokens.*max_new_tokens = 4.*128") as caught:
-        world.engine.generate([fits, too_long], seen.append)
+        world.served.generate([fits, too_long], seen.append)
     assert isinstance(caught.value, ConfigError), "a user's mistake: one line, no traceback"
     assert seen == []
 
@@ -351,21 +356,21 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -
 def test_progress_counts_every_completion(world: World) -> None:
     asked = requests(SamplingParams(max_new_tokens=8))
     seen: list[int] = []
-    world.engine.generate(asked, seen.append)
+    world.served.generate(asked, seen.append)
     assert sum(seen) == len(asked)
     assert all(count > 0 for count in seen)
 
 
 def test_no_requests_no_actions(world: World) -> None:
-    assert world.engine.generate([]) == []
+    assert world.served.generate([]) == []
 
 
 def test_sleep_and_wake_change_nothing(world: World) -> None:
     asked = requests(GREEDY, siblings=1, count=2)
-    before = world.engine.generate(asked)
+    before = world.served.generate(asked)
     world.engine.sleep()
     world.engine.wake()
-    again = world.engine.generate(asked)
+    again = world.served.generate(asked)
     if world.policy.device.type == "cpu":
         assert again == before
     for request, action in zip(asked, again, strict=True):

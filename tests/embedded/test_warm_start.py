@@ -124,11 +124,11 @@ def test_what_is_saved_loads_as_a_policy_that_renders_the_same_prompts(
         assert torch.equal(a, b)
     agent = AgentConfig(name="helper", role="helper", model=str(tmp_path / "base"))
     policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
-    assert policy.stop_token_ids("helper") == (EOS,)
-    assert policy.max_length("helper") == recipe.CONTEXT
+    assert policy.lineup.stop_token_ids("helper") == (EOS,)
+    assert policy.lineup.max_length("helper") == recipe.CONTEXT
     for problem in problems[:4]:
         seen = RECIPE.env.observe(problem, "helper", [], "helper")
         assert (
-            list(policy.render("helper", seen))
+            list(policy.lineup.render("helper", seen))
             == recipe._tokenize(trained.tokenizer, Example(render_plain_text(seen), ""))[0]
         )

@@ -14,6 +14,7 @@ import torch
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.child_process import Child
+from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
@@ -80,8 +81,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
 
 
 def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machine: Machine) -> None:
-    machine.policy.device = torch.device("cuda")
-    engine = VllmEngine(memory_frac=0.5).open(machine.policy)
+    machine.policy.lineup.device = torch.device("cuda")
+    engine = VllmEngine(memory_frac=0.5).open(EngineHost.of(machine.policy))
     try:
         assert machine.events() == ["empty_cache", *["Spawn", "Start", "Ready"] * 2]
         engine.wake()
@@ -96,7 +97,7 @@ def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machin
 
 def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:
     machine.starting = 2
-    engine = VllmEngine().open(machine.policy)
+    engine = VllmEngine().open(EngineHost.of(machine.policy))
     try:
         assert machine.events() == ["Spawn", "Spawn", "Start", "Start", "Ready", "Ready"]
         engine.sleep()
@@ -108,10 +109,10 @@ def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:
 
 def test_cached_memory_goes_back_once_nothing_refers_to_it(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gc.collect", lambda: machine.tell("collect"))
-    machine.policy.release_cached_memory()
+    machine.policy.lineup.release_cached_memory()
     assert machine.events() == [], "nothing on a CPU"
-    machine.policy.device = torch.device("cuda")
-    machine.policy.release_cached_memory()
+    machine.policy.lineup.device = torch.device("cuda")
+    machine.policy.lineup.release_cached_memory()
     assert machine.events() == ["collect", "empty_cache"]
 
 
@@ -119,6 +120,6 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
     """vLLM's adapter kernels assert on anything but half precision, half a minute into the start."""
     agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
-    policy.device = torch.device("cuda")
+    policy.lineup.device = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"no float32 on CUDA; set model.dtype = 'bfloat16'"):
-        VllmEngine().open(policy)
+        VllmEngine().open(EngineHost.of(policy))

@@ -14,6 +14,7 @@ import pytest
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.child_process import Child
+from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
@@ -71,11 +72,10 @@ def test_only_what_is_missing_is_asked_for_again(
     tmp_path: Path, policy: Policy, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "die-after").write_text("3 0")
-    engine = VllmEngine().open(policy)
+    engine = VllmEngine().open(EngineHost.of(policy))
     counts: list[int] = []
     try:
-        engine.load(1, policy.save(tmp_path / "weights"))
-        actions = engine.generate(ASKED, counts.append)
+        actions = engine.serve(1, policy.save(tmp_path / "weights")).generate(ASKED, counts.append)
     finally:
         engine.close()
     assert [action.token_ids[0] for action in actions] == [request.seed for request in ASKED]
@@ -88,10 +88,10 @@ def test_only_what_is_missing_is_asked_for_again(
 
 def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:
     (tmp_path / "die-after").write_text("1 1 1")
-    engine = VllmEngine().open(policy)
+    engine = VllmEngine().open(EngineHost.of(policy))
     try:
         with pytest.raises(EngineError, match=r"the vLLM server of main ended with status 1 .*out of breath.*log: "):
-            engine.generate(ASKED)
+            engine.serve(0, {}).generate(ASKED)
     finally:
         engine.close()
     assert asked(tmp_path) == [list(range(done, 8)) for done in range(3)]

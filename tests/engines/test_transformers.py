@@ -13,7 +13,9 @@ from transformers import MistralConfig, PreTrainedConfig
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
+from magrpo.engines.host import EngineHost
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
+from magrpo.place import EnginePlace
 from magrpo.policy import Policy
 from magrpo.types import Action, Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
@@ -41,7 +43,7 @@ def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> Non
     agents = [AgentConfig(name=name, role=name, model=base, weights=weights) for name, weights in WEIGHTS.items()]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
     perturb(policy, seed=1, scale=0.05)
-    engine = LocalEngine(policy, 256)
+    engine = LocalEngine(policy, 256).serve(0, {})
     asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
     heard: list[tuple[str, str]] = []
     actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)
@@ -90,29 +92,31 @@ def sliding_window() -> PreTrainedConfig:
 def test_logps_are_those_of_an_unpadded_forward_pass(tmp_path: Path, config: PreTrainedConfig) -> None:
     policy = open_policy(tmp_path, config)
     asked = ask()
-    assert largest_gap(policy, asked, TransformersEngine().open(policy).generate(asked)) < 2e-5
+    served = TransformersEngine().open(EngineHost.of(policy)).serve(0, {})
+    assert largest_gap(policy, asked, served.generate(asked)) < 2e-5
 
 
 def test_batch_size_and_padding_change_nothing(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
     asked = ask()
-    whole = TransformersEngine().open(policy).generate(asked)
+    whole = TransformersEngine().open(EngineHost.of(policy)).serve(0, {}).generate(asked)
     for max_batch in (1, 5):
-        parts = TransformersEngine(max_batch=max_batch).open(policy).generate(asked)
+        parts = TransformersEngine(max_batch=max_batch).open(EngineHost.of(policy)).serve(0, {}).generate(asked)
         assert [action.token_ids for action in parts] == [action.token_ids for action in whole]
         for one, other in zip(parts, whole, strict=True):
             assert one.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-5)
 
 
 def test_the_same_call_gives_the_same_bits(tmp_path: Path) -> None:
-    engine = TransformersEngine().open(open_policy(tmp_path))
+    engine = TransformersEngine().open(EngineHost.of(open_policy(tmp_path))).serve(0, {})
     assert engine.generate(ask()) == engine.generate(ask())
 
 
 def test_a_bfloat16_base_keeps_its_float32_adapter(tmp_path: Path) -> None:
     policy = open_policy(tmp_path, dtype="bfloat16")
     asked = ask()
-    assert largest_gap(policy, asked, TransformersEngine().open(policy).generate(asked)) < 0.1
+    served = TransformersEngine().open(EngineHost.of(policy)).serve(0, {})
+    assert largest_gap(policy, asked, served.generate(asked)) < 0.1
 
 
 def test_the_policy_is_left_as_it_was(tmp_path: Path) -> None:
@@ -120,7 +124,7 @@ def test_the_policy_is_left_as_it_was(tmp_path: Path) -> None:
     with policy.active("main") as model:
         before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
         trains = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
-        TransformersEngine().open(policy).generate(ask())
+        TransformersEngine().open(EngineHost.of(policy)).serve(0, {}).generate(ask())
         after = model.state_dict()
         assert before.keys() == after.keys()
         assert all(torch.equal(before[name], after[name]) for name in before)
@@ -134,29 +138,42 @@ def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(float("nan"))
     with pytest.raises(EngineError, match=r"'main'.*not finite.*optim.lr"):
-        TransformersEngine().open(policy).generate(ask())
+        TransformersEngine().open(EngineHost.of(policy)).serve(0, {}).generate(ask())
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:
-    engine = TransformersEngine().open(open_policy(tmp_path))
+    engine = TransformersEngine().open(EngineHost.of(open_policy(tmp_path))).serve(0, {})
     with pytest.raises(ValueError, match="'main': empty prompt"):
         engine.generate([Request("main", (), SAMPLED, 0)])
 
 
-def test_load_reads_the_folders_only_if_the_version_differs(tmp_path: Path) -> None:
+def test_weights_load_only_if_the_policy_does_not_hold_them(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
-    engine = TransformersEngine().open(policy)
-    engine.load(0, {"main": tmp_path / "there is no such folder"})
     saved = policy.save(tmp_path / "weights")
-    expected = engine.generate(ask())
+    nowhere = {"main": tmp_path / "there is no such folder"}
+    policy.sources = nowhere
+    engine = LocalEngine(policy, 256)
+    expected = engine.serve(0, nowhere).generate(ask())
     perturb(policy, seed=2)
-    assert engine.generate(ask()) != expected
-    engine.load(3, saved)
+    assert engine.serve(0, nowhere).generate(ask()) != expected
+    actions = engine.serve(3, saved).generate(ask())
     assert policy.version == 3
-    assert [action.token_ids for action in engine.generate(ask())] == [action.token_ids for action in expected]
+    assert [action.token_ids for action in actions] == [action.token_ids for action in expected]
+
+
+def test_two_versions_may_be_open_at_once(tmp_path: Path) -> None:
+    policy = open_policy(tmp_path)
+    engine = LocalEngine(policy, 256)
+    first = engine.serve(1, policy.save(tmp_path / "first"))
+    perturb(policy, seed=2)
+    second = engine.serve(2, policy.save(tmp_path / "second"))
+    one, two, again = first.generate(ask()), second.generate(ask()), first.generate(ask())
+    assert one == again
+    assert [a.token_ids for a in one] != [a.token_ids for a in two]
+    assert {a.policy_version for a in one} | {a.policy_version for a in two} == {1, 2}
 
 
 def test_auto_takes_transformers_on_cpu(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
-    assert AutoEngine().choose_engine(policy) == TransformersEngine()
-    assert isinstance(AutoEngine().open(policy), LocalEngine)
+    assert AutoEngine().choose_engine(policy.device, EnginePlace()) == TransformersEngine()
+    assert isinstance(AutoEngine().open(EngineHost.of(policy)), LocalEngine)

@@ -16,7 +16,9 @@ import torch
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
+from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
+from magrpo.place import EnginePlace
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import perturb, tiny_base
@@ -27,8 +29,9 @@ TRAINER = """
 import sys
 from pathlib import Path
 from tests.engines.test_vllm import ASKED, open_policy
+from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
-engine = VllmEngine().open(open_policy(Path(sys.argv[1])))
+engine = VllmEngine().open(EngineHost.of(open_policy(Path(sys.argv[1])))).serve(0, {})
 engine.generate(ASKED[:1])
 print("generating", flush=True)
 while True:
@@ -71,12 +74,12 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
 
 @pytest.mark.vllm
 def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
-    engine = VllmEngine(deadline_s=0.05).open(open_policy(tmp_path))
+    engine = VllmEngine(deadline_s=0.05).open(EngineHost.of(open_policy(tmp_path)))
     with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.05 s.*log: ") as caught:
-        engine.generate(ASKED)
+        engine.serve(0, {}).generate(ASKED)
     log = Path(str(caught.value).rpartition("log: ")[2])
     with pytest.raises(EngineError, match="server of main"):
-        engine.generate(ASKED)
+        engine.serve(0, {}).generate(ASKED)
     engine.close()
     assert "vLLM" in log.read_text(encoding="utf-8")
 
@@ -87,8 +90,8 @@ def test_supports_reach_their_tokens_when_requests_are_preempted_and_resumed(tmp
     policy = open_policy(tmp_path)
     sampling = SamplingParams(0.8, top_p=0.9, max_new_tokens=120, keep_support=True)
     asked = [Request("main", (5, 6, 7), sampling, seed) for seed in range(32)]
-    engine = VllmEngine(cpu_cache_gib=0.001).open(policy)
-    actions = engine.generate(asked)
+    engine = VllmEngine(cpu_cache_gib=0.001).open(EngineHost.of(policy))
+    actions = engine.serve(0, {}).generate(asked)
     engine.close()
     assert sum(len(action.token_ids) for action in actions) > 2 * 1024
     assert len({action.token_ids for action in actions}) == len(actions)
@@ -107,7 +110,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
 ) -> None:
     """With trained adapters, which the new server has to take up as well."""
     policy = open_policy(tmp_path)
-    engine = VllmEngine(max_batch=8).open(policy)
+    engine = VllmEngine(max_batch=8).open(EngineHost.of(policy))
     perturb(policy, seed=1)
     finished: list[int] = []
 
@@ -119,9 +122,9 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
             server.kill()
 
     try:
-        engine.load(1, policy.save(tmp_path / "weights"))
-        whole = engine.generate(ASKED)
-        again = engine.generate(ASKED, count_and_kill)
+        served = engine.serve(1, policy.save(tmp_path / "weights"))
+        whole = served.generate(ASKED)
+        again = served.generate(ASKED, count_and_kill)
     finally:
         engine.close()
     assert [action.token_ids for action in again] == [action.token_ids for action in whole]
@@ -135,12 +138,12 @@ def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
     config = tmp_path / "base" / "config.json"
     config.write_text(config.read_text(encoding="utf-8").replace("LlamaForCausalLM", "NoSuchModel"), encoding="utf-8")
     with pytest.raises(EngineError, match=r"server of main ended with status 1 .*NoSuchModel.*log: "):
-        VllmEngine().open(policy)
+        VllmEngine().open(EngineHost.of(policy))
 
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = open_policy(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match=r"vLLM is not installed; pip install 'magrpo\[vllm\]'"):
-        VllmEngine().open(policy)
-    assert AutoEngine().choose_engine(policy).kind == "transformers"
+        VllmEngine().open(EngineHost.of(policy))
+    assert AutoEngine().choose_engine(policy.device, EnginePlace()).kind == "transformers"

@@ -20,7 +20,7 @@ import pytest
 
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.layout import TRAJECTORIES
-from magrpo.policy import open_prompt_tokenizer
+from magrpo.lineup import open_prompt_tokenizer
 from magrpo.store import RunStore, read_records
 from magrpo.types import Trajectory
 from pipelines.cli import main

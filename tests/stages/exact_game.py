@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -123,12 +122,6 @@ class TableEngine:
             token = 0 if uniform < first else 1 if uniform < second else 2
             actions.append(Action(request.agent, str(token), (token,), (0.0,), "stop", 0))
         return actions
-
-    def load(self, policy_version: int, weights: Mapping[str, Path]) -> None: ...
-
-    def sleep(self) -> None: ...
-
-    def wake(self) -> None: ...
 
     def close(self) -> None: ...
 

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.config import ConfigError
+from magrpo.plugins import ConfigError
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.types import Problem
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
-from magrpo.policy import Policy
+from magrpo.lineup import Lineup
 from magrpo.stages import update
 from magrpo.stages.update import NonFiniteLoss, Updater, is_out_of_memory, learning_rate
 from magrpo.types import Sample
@@ -81,12 +81,13 @@ def test_cached_memory_is_released_after_the_last_step(base: Path, dump: Path, m
     before = weights_of(updater)
     released: list[int] = []
 
-    def release(policy: Policy) -> None:
+    def release(_: Lineup) -> None:
+        policy = updater.policy
         released.append(policy.version)
         assert all(p.grad is None for agent in policy.agents for p in policy.parameters(agent).values())
         assert any(not torch.equal(value, before[name]) for name, value in weights_of(updater).items())
 
-    monkeypatch.setattr(Policy, "release_cached_memory", release)
+    monkeypatch.setattr(Lineup, "release_cached_memory", release)
     updater.update({"helper": make_samples(1), "main": make_samples()})
     assert released == [1], "once, when all agents have taken their steps"
 

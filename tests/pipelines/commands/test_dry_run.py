@@ -113,7 +113,7 @@ def test_sizes_are_those_of_loaded_models(runs: Runs, weights: str) -> None:
     sizes = estimate_memory(resolved, 4, None)
     assert sizes["optimizer"] == 8 * sum(trained.values())
     assert sizes["gradients of one agent"] == 4 * max(trained.values())
-    assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.weights(name) == "lora")
+    assert sizes["adapters"] == 4 * sum(n for name, n in trained.items() if policy.lineup.weights(name) == "lora")
     assert sizes.get("full copies", 0) == 4 * (trained["helper"] if weights == "full" else 0)
     assert sizes["frozen parameters"] == 4 * frozen
     assert "KV cache of completions" not in sizes

@@ -22,7 +22,7 @@ def test_a_base_that_agents_can_be_opened_on(tmp_path: Path, problems: str, role
     assert (recipe["problems"], recipe["num_steps"], recipe["seed"]) == (problems, 3, 0)
     agent = AgentConfig(name=role, role=role, model=str(base))
     policy = Policy.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=2), 0)
-    assert len(policy.tokenizer(role).encode(text)) == len(text.split())
+    assert len(policy.lineup.tokenizer(role).encode(text)) == len(text.split())
     assert [path.name for path in base.parent.iterdir()] == ["mine"], "nothing is left behind"
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import ConfigError, load_config
+from magrpo.config import load_config
 from magrpo.layout import read_evaluation
+from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore

@@ -1,0 +1,1 @@
+"""Updates: from folders of samples and of a checkpoint to the folder of the next checkpoint."""

@@ -1,0 +1,45 @@
+"""Updates in the run's own process, on a policy that an engine may share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from magrpo.config import RunConfig
+from magrpo.interfaces import Progress
+from magrpo.layout import WEIGHTS, samples_file
+from magrpo.policy import Policy
+from magrpo.stages.update import Updater
+from magrpo.store import read_records
+from magrpo.types import Sample
+
+
+class InlineUpdates:
+    """An :class:`magrpo.interfaces.Updates` in this process. ``dump``: folder for batches with a non-finite loss."""
+
+    def __init__(self, policy: Policy, config: RunConfig, dump: Path) -> None:
+        self._policy = policy
+        self._updater = Updater.of(policy, config, dump)
+        self._trained = [agent.name for agent in config.agents if agent.trained]
+        self._checkpoint: Path | None = None  # that optimizers, and the policy unless its sources differ, are at
+
+    def begin(self, out: Path) -> None:
+        self._updater.save(out)
+
+    def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
+        batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
+        if self._checkpoint != checkpoint or self._policy.sources != self._weights(checkpoint):
+            self._updater.load(checkpoint)
+        self._checkpoint = None
+        metrics = self._updater.update(batch, progress)
+        self._updater.save(out)
+        return metrics
+
+    def adopt(self, checkpoint: Path) -> None:
+        self._checkpoint = checkpoint
+        self._policy.sources = self._weights(checkpoint)
+
+    def close(self) -> None:
+        """No-op."""
+
+    def _weights(self, checkpoint: Path) -> dict[str, Path]:
+        return {agent: checkpoint / WEIGHTS / agent for agent in self._policy.agents}
