@@ -129,7 +129,8 @@ def picture_report(browser: Browser, root: Path) -> None:
 def picture_charts(browser: Browser, root: Path) -> None:
     """MLflow's charts of the three short runs."""
     with open_mlflow(root) as address:
-        query = "startTime=ALL&compareRunsMode=CHART&searchFilter=attributes.run_name != 'full'"
+        query = "workflowType=machine_learning&startTime=ALL&compareRunsMode=CHART"
+        query += "&searchFilter=attributes.run_name != 'full'"
         page = open_page(browser, f"{address}/#/experiments/1/runs?{query}", height=820)
         page.get_by_placeholder("Search metric charts").fill("eval/")
         close = page.get_by_role("button", name="Close", exact=True)

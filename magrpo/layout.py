@@ -302,8 +302,12 @@ def read_place(store: RunStore) -> Place:
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:
-    """Let the run's next attempts run at ``place``; None leaves its place as it is."""
-    if place is not None:
+    """Let the next attempts at the run run at ``place``; None leaves its place as it is."""
+    if place is None:
+        return
+    if place.is_default:
+        (store.path / PLACE).unlink(missing_ok=True)
+    else:
         atomic_write(store.path / PLACE, place.model_dump_json(indent=1).encode())
 
 

@@ -114,6 +114,13 @@ class Place(Section):
         """Whether everything runs in one process on this machine."""
         return self == Place()
 
+    def list_tags(self) -> dict[str, str]:
+        """The place of an attempt in MLflow: in words, and its numbers of servers and ranks."""
+        servers = self.engine.servers
+        num_servers = servers if isinstance(servers, int) else len(servers)
+        numbers = {"magrpo.servers": str(num_servers), "magrpo.ranks": str(self.update.ranks)}
+        return {"magrpo.place": self.describe(), **numbers}
+
     def describe(self) -> str:
         """The place in words: ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
         engine, update = self.engine, self.update

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 from cyclopts import Parameter, Token, validators
 from cyclopts.completion import CompletionContext
 
+from magrpo.place import Place, load_place
 from magrpo.plugins import ConfigError
 
 CONFIGS = Path(__file__).parent / "configs"
@@ -41,6 +42,11 @@ def locate_config(name: Path | str) -> Path:
     return path
 
 
+def parse_place(text: str) -> Place:
+    """The place in the file ``text``; ``none`` is one process on this machine. Raises ConfigError."""
+    return Place() if text == "none" else load_place(Path(text))
+
+
 # ----------------------------------------------------------------------------------------------------------- completion
 def complete_runs(context: CompletionContext) -> Iterator[str]:
     """Ids of the runs in ``--root``."""
@@ -52,6 +58,17 @@ def complete_runs(context: CompletionContext) -> Iterator[str]:
 def complete_configs(context: CompletionContext) -> Iterator[str]:
     """Names of shipped configurations, then TOML files and folders that begin with the word."""
     yield from list_shipped()
+    yield from complete_toml(context)
+
+
+def complete_places(context: CompletionContext) -> Iterator[str]:
+    """``none``, then TOML files and folders that begin with the word."""
+    yield "none"
+    yield from complete_toml(context)
+
+
+def complete_toml(context: CompletionContext) -> Iterator[str]:
+    """TOML files and folders that begin with the word."""
     start = context.incomplete.rpartition("/")[2]
     prefix = context.incomplete.removesuffix(start)
     for path in Path(prefix or ".").glob(f"{start}*"):
@@ -126,9 +143,25 @@ def _convert_config(_: type, tokens: Sequence[Token]) -> Path:
     return locate_config(tokens[0].value)
 
 
+def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
+    return parse_place(tokens[0].value)
+
+
 Root = Annotated[Path, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
 """A TOML file, or the name of a configuration that ships."""
+PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False), completer=complete_toml)]
+GivenPlace = Annotated[
+    Place,
+    Parameter(
+        help="TOML file that says where to run (docs/scale.md); none: in one process. By default as the last time.",
+        converter=_convert_place,
+        completer=complete_places,
+        accepts_keys=False,
+        negative=(),
+    ),
+]
+"""Where the run runs, read from a TOML file, or ``none``."""
 RunId = Annotated[str, Parameter(completer=complete_runs)]
 RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
 Overrides = Annotated[

@@ -13,7 +13,19 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, find_keys
-from pipelines.arguments import ConfigFile, Json, Overrides, Positive, Quiet, Root, RunId, RunOrConfig, Verbose
+from pipelines.arguments import (
+    ConfigFile,
+    GivenPlace,
+    Json,
+    Overrides,
+    PlaceFile,
+    Positive,
+    Quiet,
+    Root,
+    RunId,
+    RunOrConfig,
+    Verbose,
+)
 from pipelines.environment import prepare_environment, set_verbosity
 
 app = App(
@@ -193,6 +205,7 @@ def train(
     verbose: Verbose = False,
     resume: RunId | None = None,
     from_stage: str | None = None,
+    place: GivenPlace | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
     root: Root | None = None,
@@ -210,7 +223,7 @@ def train(
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config import load_config
     from magrpo.store import RunStore
-    from pipelines.commands.train import rewind_run, train_run
+    from pipelines.commands.train import check_given_place, rewind_run, train_run
 
     if from_stage is not None and resume is None:
         raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
@@ -227,6 +240,7 @@ def train(
         from pipelines.commands.dry_run import show_plan
 
         return show_plan(resolved, store, from_stage)
+    check_given_place(resolved, place)
     if store is None:
         if resolved.model.device == "cuda":
             from magrpo.lineup import device_of
@@ -235,7 +249,7 @@ def train(
         store = RunStore.create(resolved, name)
     elif from_stage is not None:
         rewind_run(store, from_stage)
-    return train_run(store, local=local)
+    return train_run(store, place, local=local)
 
 
 @app.command(help_epilogue="")
@@ -249,6 +263,7 @@ def sweep(
     quiet: Quiet = False,
     verbose: Verbose = False,
     resume: RunId | None = None,
+    place: GivenPlace | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
     name: str | None = None,
     root: Root | None = None,
@@ -272,7 +287,7 @@ def sweep(
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
-            raise ConfigError("--resume takes the sweep's own runs: leave out everything but --local and --root")
+            raise ConfigError("--resume takes the sweep's own runs: leave out all but --local, --place and --root")
         chosen = load_sweep(root or Path("runs"), resume)
     elif config is None:
         raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
@@ -283,7 +298,7 @@ def sweep(
         return 0
     if resume is None:
         save_sweep(chosen)
-    return launch_sweep(chosen, local=local)
+    return launch_sweep(chosen, place, local=local)
 
 
 @app.command(help_epilogue="")
@@ -295,6 +310,7 @@ def evaluate(
     baselines: str | None = None,
     single_run: RunId | None = None,
     partner: Annotated[tuple[RunId, ...], Parameter(negative=())] = (),
+    place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
@@ -320,10 +336,10 @@ def evaluate(
 
     source = Source(run, checkpoint, root, overrides)
     if baselines is not None:
-        return train_run(create_baselines(source, baselines, name, single_run, partner), local=local)
+        return train_run(create_baselines(source, baselines, name, single_run, partner), place, local=local)
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
-    return train_run(create_evaluation(source, name), local=local)
+    return train_run(create_evaluation(source, name), place, local=local)
 
 
 @app.command(help_epilogue="")
@@ -371,6 +387,7 @@ def schedule(
     rrule: str | None = None,
     timezone: str = "UTC",
     limit: Positive = 1,
+    place: PlaceFile | None = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
     name: str | None = None,
@@ -386,6 +403,7 @@ def schedule(
         rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
         timezone: Time zone of the schedule.
         limit: Maximal number of runs at the same time.
+        place: TOML file that says where to run, read again for every run; by default in one process.
         name: Name of the schedule and prefix of its runs' names; the file's name by default.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
@@ -394,4 +412,4 @@ def schedule(
     timetable = Timetable(cron, interval, rrule, timezone)
     from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
 
-    return serve_schedule(config, overrides, timetable, name or config.stem, limit)
+    return serve_schedule(config, overrides, timetable, name or config.stem, limit, place)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -95,8 +96,9 @@ def num_parameters(node: Function) -> int:
     return len([argument for argument in given if argument.arg not in ("self", "cls")])
 
 
-def is_kernel(node: Function) -> bool:
-    return any("triton" in ast.unparse(decorator) for decorator in node.decorator_list)
+def has_form(node: Function) -> bool:
+    """Whether its parameters are those of a kernel's launch or of a form on Prefect's page."""
+    return any(re.search(r"triton|\bflow\(", ast.unparse(decorator)) for decorator in node.decorator_list)
 
 
 def unexplained_imports() -> list[str]:
@@ -124,7 +126,7 @@ def wide_functions() -> list[str]:
     return [
         f"{path}:{node.lineno} {node.name}({num_parameters(node)})"
         for path, node in public_functions()
-        if num_parameters(node) > MAX_PARAMETERS and path not in COMMAND_LINE and not is_kernel(node)
+        if num_parameters(node) > MAX_PARAMETERS and path not in COMMAND_LINE and not has_form(node)
     ]
 
 

@@ -7,12 +7,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.config import load_config
-from magrpo.layout import hold_run, steps_to_repeat
+from magrpo.config import RunConfig, load_config
+from magrpo.layout import hold_run, keep_place, steps_to_repeat
+from magrpo.place import Place, load_place
+from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from pipelines.environment import INTERRUPTED, find_command, shorten_path
-from pipelines.experiments.sweep_grid import Sweep
+from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
@@ -21,8 +23,16 @@ from pipelines.progress.activity import LOADING, open_console, show_activity
 from pipelines.training.closing import print_closing
 
 
-def train_run(store: RunStore, *, local: bool) -> int:
-    """Start or resume the run in ``store``; returns the exit code."""
+def check_given_place(config: RunConfig, place: Place | None) -> None:
+    """Check that the run fits a place given on the command line. Raises ConfigError before anything is created."""
+    if place is not None:
+        check_place(config, place)
+
+
+def train_run(store: RunStore, place: Place | None = None, *, local: bool) -> int:
+    """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code."""
+    check_given_place(store.config(), place)
+    keep_place(store, place)
     console = open_console()
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
@@ -50,8 +60,9 @@ def rewind_run(store: RunStore, name: str) -> None:
             print(f"{len(repeated)} committed stages from {repeated[0]} on are set aside in {folder}")
 
 
-def launch_sweep(sweep: Sweep, *, local: bool) -> int:
-    """Execute the unfinished runs of ``sweep``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
+def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
+    """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
+    keep_sweep_place(sweep, place)
     console = open_console()
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
@@ -74,9 +85,13 @@ def launch_sweep(sweep: Sweep, *, local: bool) -> int:
     return 1 if failures else 0
 
 
-def serve_schedule(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> int:
+def serve_schedule(
+    config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None = None
+) -> int:
     """Start runs by a schedule until interrupted, then return 0."""
-    root = load_config(config, overrides).root
+    resolved = load_config(config, overrides)
+    check_given_place(resolved, load_place(place) if place is not None else None)
+    root = resolved.root
     with LocalServer(root / "prefect", schedules=True) as server:
         with show_activity(LOADING["Prefect"]):
             from pipelines.flows.schedule import build_schedule, serve_flow  # prefect, loaded while the server starts
@@ -84,7 +99,7 @@ def serve_schedule(config: Path, overrides: Sequence[str], timetable: Timetable,
             build_schedule(timetable)  # rejects an unusable rule before the server answers
             server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
-            serve_flow(config, overrides, timetable, name, limit)
+            serve_flow(config, overrides, timetable, name, limit, place)
     print("stopped; when this schedule is served again, one run makes up for all runs missed until then")
     return 0
 

@@ -14,8 +14,10 @@ from pathlib import Path
 
 from rich.console import Console
 
-from magrpo.config import load_config
-from magrpo.layout import is_finished
+from magrpo.config import load_config, load_resolved
+from magrpo.layout import is_finished, keep_place
+from magrpo.place import Place
+from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.store import RunStore, atomic_write
 
@@ -51,6 +53,11 @@ class Sweep:
     @property
     def folder(self) -> Path:
         return self.root / "sweeps" / self.name
+
+    @property
+    def folder_store(self) -> RunStore:
+        """The sweep's folder as one that keeps a place: that of the runs not begun yet."""
+        return RunStore(self.root / "sweeps", self.name)
 
     def store(self, child: Child) -> RunStore:
         return RunStore(self.root, child.run_id)
@@ -112,6 +119,18 @@ def load_sweep(root: Path, name: str) -> Sweep:
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
     return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
+
+
+def keep_sweep_place(sweep: Sweep, place: Place | None) -> None:
+    """Let the unfinished runs of a sweep run at ``place``; None leaves it as it is. ConfigError if a run cannot."""
+    if place is None:
+        return
+    unfinished = [child for child in sweep.children if not is_finished(sweep.store(child))]
+    for child in unfinished:
+        check_place(load_resolved(child.config), place)
+    for store in [sweep.folder_store, *(sweep.store(child) for child in unfinished)]:
+        if store.path.exists():
+            keep_place(store, place)
 
 
 def show_sweep(sweep: Sweep) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import load_resolved
-from magrpo.layout import is_finished
+from magrpo.layout import is_finished, keep_place, read_place
 from magrpo.reports import charts, figures, over_seeds
 from magrpo.reports.comparison import judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
@@ -53,6 +53,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
             try:
                 if not store.exists():
                     RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
+                    keep_place(store, read_place(sweep.folder_store))
                 with closing(Spool(store.path)) as spool:
                     if not spool.records:  # the first one: the run belongs to the sweep
                         spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})

@@ -30,9 +30,12 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from magrpo.config import load_config
+from magrpo.layout import keep_place
+from magrpo.place import Place
+from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from pipelines.arguments import list_shipped, locate_config
+from pipelines.arguments import list_shipped, locate_config, parse_place
 from pipelines.flows.timetable import Timetable, parse_interval
 from pipelines.flows.train import execute_in_flow
 from pipelines.training.closing import print_closing
@@ -44,6 +47,7 @@ TITLES = {
     "overrides": "Overrides of the configuration",
     "root": "Folder of runs",
     "name": "Name of the runs",
+    "place": "Place: where it runs",
 }
 """Titles of the parameters on Prefect's form."""
 _CATCH_UP = timedelta(days=366)
@@ -72,7 +76,7 @@ def build_deployed_schedule(timetable: Timetable) -> Schedule:
 
 
 @flow(name=FLOW, flow_run_name="{name}", validate_parameters=False)
-def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
+def scheduled(config: str, overrides: list[str], root: str, name: str, place: str = "") -> None:
     """One scheduled training run, instead of all that are due. A retry resumes it at its first uncommitted stage.
 
     Args:
@@ -80,6 +84,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
         overrides: Changes of the configuration, each written section.key=value, such as train.seed=1.
         root: Folder of run directories on the machine that trains.
         name: Prefix of the run's name; the date and time at which it was due follow.
+        place: TOML file on the machine that trains that says where to run; empty: in one process there.
     """
     due = flow_run.scheduled_start_time.astimezone(UTC)
     with get_client(sync_client=True) as client:
@@ -87,18 +92,26 @@ def scheduled(config: str, overrides: list[str], root: str, name: str) -> None:
             message = f"left out: the run of {name} due at {due} makes up for it"
             client.set_flow_run_state(waiting.id, Cancelled(message=message), force=True)
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
-    if not RunStore(Path(root), run_id).exists():
-        RunStore.create(load_config(locate_config(config), [*overrides, f"root={root}"]), run_id)
+    store = RunStore(Path(root), run_id)
+    given = parse_place(place) if place else None  # before a folder is created
+    if not store.exists():
+        resolved = load_config(locate_config(config), [*overrides, f"root={root}"])
+        check_place(resolved, given or Place())
+        RunStore.create(resolved, run_id)
+    keep_place(store, given)
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"run {run_id} in {Path(root) / run_id}")
     print_closing(execute_in_flow(Path(root), run_id), console)
 
 
-def serve_flow(config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int) -> None:
+def serve_flow(
+    config: Path, overrides: Sequence[str], timetable: Timetable, name: str, limit: int, place: Path | None = None
+) -> None:
     """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
     schedule = build_schedule(timetable)
     root = load_config(config, overrides).root.absolute()
     parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}
+    parameters["place"] = str(place.absolute()) if place is not None else ""
     with get_client(sync_client=True) as client:
         missed = _find_missed_run(client, name, schedule)
         runner = Runner(name=name, pause_on_shutdown=False, limit=limit)

@@ -9,8 +9,8 @@ from prefect.runtime import flow_run
 from pydantic import Field
 from rich.console import Console
 
-from pipelines.arguments import locate_config
-from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep
+from pipelines.arguments import locate_config, parse_place
+from pipelines.experiments.sweep_grid import keep_sweep_place, load_sweep, plan_sweep, save_sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.train import train
 
@@ -21,7 +21,13 @@ class SweepFailed(RuntimeError):
 
 @flow(name="magrpo-sweep", flow_run_name="{name}", validate_parameters=False)
 def swept(
-    config: str, settings: list[str], seeds: Annotated[int, Field(ge=1)], overrides: list[str], root: str, name: str
+    config: str,
+    settings: list[str],
+    seeds: Annotated[int, Field(ge=1)],
+    overrides: list[str],
+    root: str,
+    name: str,
+    place: str = "",
 ) -> None:
     """Train every combination of ``settings`` with ``seeds`` seeds each.
 
@@ -34,6 +40,7 @@ def swept(
         overrides: Changes of the configuration for all runs, each written section.key=value.
         root: Folder of run directories on the machine that trains.
         name: Prefix of the names of the sweep and its runs; the date and time of its start follow.
+        place: TOML file on the machine that trains that says where to run; empty: in one process there.
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
     if (Path(root) / "sweeps" / sweep_id).exists():
@@ -41,6 +48,7 @@ def swept(
     else:
         sweep = plan_sweep(locate_config(config), overrides, settings, seeds, sweep_id, Path(root))
         save_sweep(sweep)
+    keep_sweep_place(sweep, parse_place(place) if place else None)
     console = Console(highlight=False, soft_wrap=True)
     failures = run_sweep(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
     if failures:

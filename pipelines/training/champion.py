@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config import RunConfig
-from magrpo.layout import START, describe_start
+from magrpo.layout import START, describe_start, keep_place, read_place
 from magrpo.plugins import ConfigError
 from magrpo.store import CONFIG, RunStore, atomic_write
 from magrpo.tracking.connection import tracking_uri
@@ -88,4 +88,5 @@ def create_challenge(store: RunStore, config: RunConfig, team: Path, number: int
     evaluation = RunStore.create(derive_config(tree, root, [], f"version {number}"), name)
     assert config.registry.model is not None
     _note_start(evaluation, config.registry.model, number)
+    keep_place(evaluation, read_place(store))
     return evaluation

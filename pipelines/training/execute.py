@@ -7,7 +7,7 @@ from pathlib import Path
 from time import perf_counter, time
 
 from magrpo.config_diff import flatten_config
-from magrpo.layout import Step, hold_run, makes_tables
+from magrpo.layout import Step, hold_run, makes_tables, read_place
 from magrpo.reports.publish import publish_report
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
@@ -114,8 +114,9 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     startup = end_startup()
     timing = Timing(loading=startup.loading)
     with RunConsole(attempt.state) as console:
-        if start:
-            console.say(start)
+        place = read_place(store)
+        for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
+            console.say(line)
         root, began_s = store.path.parent, startup.began_s
         tracker = MlflowTracker(config.tracking, root, store.run_id, store.path, began_s=began_s)
         attempt.mlflow_page = tracker.mlflow_page
@@ -125,7 +126,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
 
         with _record_status(tracker, describe, timing, console, began_s):
             tracker.params(flatten_config(config))
-            tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **tags})
+            tracker.tags({**collect_provenance(), "magrpo.seed": str(config.train.seed), **place.list_tags(), **tags})
             describe("RUNNING")
             watched = tracker.watch_system() if config.tracking.system_metrics else nullcontext()
             recorder = RunRecorder(config, store, tracker, lambda: describe("RUNNING"))

@@ -1,4 +1,4 @@
-"""Completion in a shell: what the completers offer, and the script for bash in a real bash."""
+"""Completion in a shell: what the completers offer, and the scripts for bash, zsh and fish in real shells."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pexpect
 import pytest
 
 from pipelines import cli
@@ -63,16 +64,30 @@ def test_completers_offer(words: str, offered: set[str], capfd: pytest.CaptureFi
     assert {value for line in lines if (value := line.partition("\t")[0]).startswith(start)} == offered
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
-def test_bash_completes_runs_and_keys(folder: Path) -> None:
-    """With the script that ``magrpo --install-completion`` writes, and the command of this checkout."""
+@pytest.fixture
+def environment(folder: Path) -> dict[str, str]:
+    """The environment of a shell with a home of its own, where ``magrpo`` is this checkout's."""
     command = folder / "bin" / "magrpo"
     command.parent.mkdir()
     main = "import sys; from pipelines.cli import main; sys.exit(main())"
     command.write_text(f'#!/bin/sh\nexec {sys.executable} -c "{main}" "$@"\n')
     command.chmod(0o755)
-    script = folder / "completion.bash"
-    script.write_text(cli.app.generate_completion(shell="bash"))
+    own = {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT), "HOME": str(folder / "home")}
+    return os.environ | own | {"TERM": "dumb"}
+
+
+def install(shell: str, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """As cli.md says."""
+    Path(environment["HOME"]).mkdir(exist_ok=True)
+    monkeypatch.setenv("HOME", environment["HOME"])
+    assert cli.main(["--install-completion", "--shell", shell]) == 0
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes_runs_and_keys(
+    folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("bash", environment, monkeypatch)
     asked = [
         "COMP_WORDS=(magrpo train --resume seed); COMP_CWORD=3",
         "COMP_WORDS=(magrpo train embedded rollout.g); COMP_CWORD=3",
@@ -80,10 +95,9 @@ def test_bash_completes_runs_and_keys(folder: Path) -> None:
         "COMP_WORDS=(magrpo sche); COMP_CWORD=1",
     ]
     lines = [f'{words}; COMPREPLY=(); _magrpo; echo "${{COMPREPLY[@]}}"' for words in asked]
-    environment = os.environ | {"PATH": f"{command.parent}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
         ["bash", "--norc"],
-        input="\n".join([f"source {script}", *lines]),
+        input="\n".join(["source ~/.bashrc", *lines]),
         env=environment,
         cwd=folder,
         capture_output=True,
@@ -96,3 +110,42 @@ def test_bash_completes_runs_and_keys(folder: Path) -> None:
         {"std"},
         {"schedule"},
     ]
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="there is no zsh")
+def test_zsh_completes_runs_and_keys(
+    folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a terminal; of several runs it first writes what they have in common."""
+    home = Path(environment["HOME"])
+    home.mkdir()
+    (home / ".zshrc").write_text("autoload -Uz compinit && compinit -u\nPS1='READY> '\n")
+    install("zsh", environment, monkeypatch)
+    zsh = pexpect.spawn("zsh", ["-d", "-i"], env=environment, cwd=folder, encoding="utf-8", dimensions=(40, 120))
+    zsh.expect("READY> ", timeout=60)
+    for words, completed in (
+        ("train --resume se", "ed-"),
+        ("train embedded rollout.g", "roup_size=8 "),
+        ("sche", "dule "),
+    ):
+        zsh.send(f"magrpo {words}\t")
+        zsh.expect_exact(f"{words}{completed}", timeout=60)
+        zsh.sendcontrol("c")
+        zsh.expect("READY> ", timeout=60)
+    zsh.sendline("exit")
+    zsh.expect(pexpect.EOF, timeout=60)
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="there is no fish")
+def test_fish_completes_runs_and_keys(
+    folder: Path, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install("fish", environment, monkeypatch)
+    for words, offered in (
+        ("train --resume seed", {"seed-1", "seed-2"}),
+        ("train embedded rollout.g", {"rollout.group_size=8"}),
+        ("sche", {"schedule"}),
+    ):
+        command = ["fish", "--command", f"complete --do-complete 'magrpo {words}'"]
+        done = subprocess.run(command, env=environment, cwd=folder, capture_output=True, text=True, check=True)
+        assert {line.partition("\t")[0] for line in done.stdout.splitlines()} == offered

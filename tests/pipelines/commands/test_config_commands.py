@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -110,6 +113,26 @@ def test_mistakes_do_not_meet_the_schema(section: str, values: dict[str, Any]) -
     tree = tomllib.loads((CONFIGS / "embedded.toml").read_text())
     VALIDATOR.validate(tree | {"env": {"kind": "my_package.envs:Mine", "anything": 1}})
     assert not VALIDATOR.is_valid(tree | {section: values})
+
+
+TAPLO = shutil.which("taplo", path=str(Path(sys.executable).parent)) or shutil.which("taplo")
+
+
+@pytest.mark.skipif(TAPLO is None, reason="there is no taplo: make setup")
+def test_an_editor_finds_the_schema(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """taplo, which editors ask: of the files that ship, of copies beside the schema, and of a file of one's own."""
+    assert TAPLO is not None
+    monkeypatch.chdir(tmp_path)
+    answers = {"start": "embedded", "model": "mine", "weights": "full", "device": "cpu", "iterations": "3"}
+    assert cli.main(["config", "init", "own.toml", *(f"--{name}={value}" for name, value in answers.items())]) == 0
+    copies = shutil.copytree(CONFIGS, tmp_path / "a copy")
+    right = [*CONFIGS.glob("*.toml"), *copies.glob("*.toml"), tmp_path / "own.toml"]
+    subprocess.run([TAPLO, "lint", *right], check=True)
+    for path in (copies / "embedded.toml", tmp_path / "own.toml"):
+        path.write_text(path.read_text().replace("num_iterations", "num_iteration"))
+        wrong = subprocess.run([TAPLO, "lint", path], capture_output=True, text=True, check=False)
+        assert wrong.returncode != 0
+        assert "'num_iteration' was unexpected" in wrong.stderr
 
 
 # ----------------------------------------------------------------------------------------------------------------- init

@@ -1,0 +1,59 @@
+"""Whether a configuration fits a place; each misfit is told with the keys that make it and the remedy."""
+
+import importlib.util
+from collections.abc import Iterator
+
+from magrpo.config import RunConfig, weight_holders
+from magrpo.place import Place
+from magrpo.plugins import ConfigError
+
+
+def check_place(config: RunConfig, place: Place) -> None:
+    """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``."""
+    if misfits := list(find_misfits(config, place)):
+        raise ConfigError("\n".join(f"the place does not fit: {misfit}" for misfit in misfits))
+
+
+def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
+    """What keeps the run from running at ``place``, in words; nothing if it can."""
+    if place.fleet.kind == "ray" and importlib.util.find_spec("ray") is None:
+        yield 'fleet.kind = "ray", but Ray is not installed: pip install "magrpo[ray]"'
+    if place.engine.is_remote:
+        yield from _find_engine_misfits(config, place)
+    ranks, units = place.update.ranks, count_units(config)
+    if ranks and units % ranks:
+        fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
+        yield (
+            f"update.ranks = {ranks} must divide {units}, the number of trained adapters and copies: set it to "
+            f"{', '.join(fitting)}"
+        )
+    if place.sandbox.nodes and config.sandbox.kind == "none":
+        yield 'sandbox.nodes has nothing to place: sandbox.kind = "none"; leave it out'
+
+
+def count_units(config: RunConfig) -> int:
+    """The number of units of work of an update, of which each rank takes equally many: trained adapters and copies."""
+    holders = weight_holders(config.agents)
+    trained = {holders[agent.name] for agent in config.agents if agent.trained}
+    return len(trained)
+
+
+def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:
+    engine, rollout = place.engine, config.rollout
+    if config.engine.kind not in ("vllm", "auto"):
+        yield (
+            f'engine.servers are servers of vLLM, but engine.kind = "{config.engine.kind}" in the configuration: leave '
+            'out engine.servers, or begin a new run with engine.kind = "vllm"'
+        )
+    if isinstance(engine.servers, tuple):
+        cut = [f"rollout.top_p = {rollout.top_p}"] * (rollout.top_p < 1)
+        cut += [f"rollout.top_k = {rollout.top_k}"] * (rollout.top_k > 0)
+        if cut:
+            yield (
+                f"{' and '.join(cut)} cannot be checked on servers of others, engine.servers = {list(engine.servers)}: "
+                "give a number of servers to start"
+            )
+    elif engine.gpus and config.model.device == "cpu":
+        yield f'engine.gpus = {engine.gpus}, but model.device = "cpu": set engine.gpus = 0'
+    elif not engine.gpus and config.model.device == "cuda":
+        yield 'engine.gpus = 0 puts the servers on processors, but model.device = "cuda": set engine.gpus = 1 or more'
