@@ -71,6 +71,12 @@ def plan_batches(samples: Sequence[Sample], micro_batch_tokens: int, share_promp
     return batches
 
 
+def count_padded(samples: Sequence[Sample], rows: Sequence[Row]) -> int:
+    """Input tokens of a micro-batch, padding included."""
+    lengths = (len(samples[row[0]].prompt_ids) + sum(len(samples[i].completion_ids) - 1 for i in row) for row in rows)
+    return len(rows) * max(lengths)
+
+
 def collate(samples: Sequence[Sample], rows: Sequence[Row], device: torch.device | None = None) -> Batch:
     """The tensors of one micro-batch. The last token of a completion predicts nothing and is no input."""
     inputs: list[list[int]] = []

@@ -169,6 +169,16 @@ class OptimConfig(Section):
     """Limit of the gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Number of padded tokens in a forward and backward pass; affects speed and memory only."""
+    lanes: int = Field(1, ge=1)
+    """Number of partial sums of each agent's gradient, a power of two, which ranks share (docs/orchestration.md). They
+    change rounding; the number of ranks does not."""
+
+    @field_validator("lanes")
+    @classmethod
+    def _is_power_of_two(cls, value: int) -> int:
+        if value & (value - 1):
+            raise ValueError(f"must be a power of two, such as {1 << (value.bit_length() - 1)}, not {value}")
+        return value
 
 
 class TrainConfig(Section):

@@ -2,7 +2,8 @@
 
 Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
 advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Micro-batches that do not
-fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding.
+fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding. Several ranks may
+compute one update together, each some lanes of some agents (:mod:`magrpo.stages.lanes`).
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -26,19 +27,21 @@ from transformers import PreTrainedModel
 
 from magrpo.algo.advantages import tabulate_returns
 from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
-from magrpo.collate import Batch, Row, collate, plan_batches
+from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
 from magrpo.interfaces import Progress
 from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
+from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.stages.work import CompletionCounter, Part, Work, is_out_of_memory
 from magrpo.types import Sample
-from magrpo_kernels import Groups, LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 _ModelContext = AbstractContextManager[PreTrainedModel]
-_Constants = dict[str, dict[int, Tensor]]
+_Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
 
 
@@ -57,6 +60,8 @@ class Updater:
     num_iterations: int
     dump: Path
     """The folder for batches with a non-finite loss."""
+    ranks: Ranks = field(default_factory=OneRank)
+    """The processes that compute updates together; each holds all weights and optimizers and takes the same steps."""
 
     def __post_init__(self) -> None:
         self.micro_batch_tokens = self.optim.micro_batch_tokens  # lowered when memory runs out
@@ -90,17 +95,23 @@ class Updater:
                 self._shares_prompts[agent] = can_share_prompts(model)
             rows = "share a row" if self._shares_prompts[agent] else "have a row each"
             log.info("agent %s: completions of one prompt %s in the update", agent, rows)
+        self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
+        self._position = {agent: i for i, agent in enumerate(self._optimizers)}
+        clipped, kl = ["clipped"] * (self.algo.update_epochs > 1), ["kl"] * (self.algo.beta > 0)
+        self._sum_names = ["loss", "tokens", "sampling_gap", *clipped, *kl]
 
     @classmethod
-    def of(cls, policy: Policy, config: RunConfig, dump: Path) -> Updater:
-        """The updater of a run."""
-        return cls(policy, config.algo, config.optim, config.rollout, config.train.num_iterations, dump)
+    def of(cls, policy: Policy, config: RunConfig, dump: Path, ranks: Ranks | None = None) -> Updater:
+        """The updater of a run. Raises ConfigError if the work cannot be shared evenly among ``ranks``."""
+        length, ranks = config.train.num_iterations, ranks or OneRank()
+        return cls(policy, config.algo, config.optim, config.rollout, length, dump, ranks)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
         """Take a step for every trained agent; returns the metrics of ``update/``.
 
         ``samples`` holds the samples of the trained agents only. Agents that share an adapter take one step on the
-        samples of all of them, whose metrics have the name of the first. ``progress`` counts completions.
+        samples of all of them, whose metrics have the name of the first. ``progress`` counts completions; on several
+        ranks each counts its own.
 
         Raises NonFiniteLoss, or torch.cuda.OutOfMemoryError if one completion does not fit: the step was not taken.
         """
@@ -110,15 +121,17 @@ class Updater:
         samples_by_holder: dict[str, dict[str, Sequence[Sample]]] = defaultdict(dict)
         for name, agent_samples in samples.items():
             samples_by_holder[self.policy.lineup.holder(name)][name] = agent_samples
-        for agent, holder_samples in samples_by_holder.items():
+        for agent in samples_by_holder:
             lr = learning_rate(self._optims[agent], self.policy.version + 1, self.num_iterations)
             if self.policy.lineup.config(agent).lr is not None:
                 metrics[f"update/{agent}/lr"] = lr
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
-            result = self._update_agent(agent, holder_samples, progress)
-            gaps.append(result["sampling_gap"])
-            metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
+        waiting = iter(samples_by_holder.items())
+        while at_once := dict(islice(waiting, self._plan.agents_at_once)):
+            for agent, result in self._update_agents(at_once, progress).items():
+                gaps.append(result["sampling_gap"])
+                metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
         metrics["update/sampling_gap"] = fmean(gaps)
@@ -131,8 +144,12 @@ class Updater:
         agent = self.policy.lineup.holder(agent)
         work = self._plan_work(agent, samples_by_agent)
         if work.samples:
-            work, constants = self._fit_memory(work, self._compute_constants)
-            self._fit_memory(work, partial(self._compute_gradient, constants, _RestartableProgress(None)))
+            works, tables = self._fit_memory([work], self._compute_constants)
+            constants = self._share_constants(works, tables)
+            (work,), (part,) = self._fit_memory(
+                works, partial(self._compute_gradients, constants, CompletionCounter(None))
+            )
+            self._add_ranks(work, part)
         gradients = {
             name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
             for name, parameter in self.policy.parameters(agent).items()
@@ -153,23 +170,26 @@ class Updater:
         for agent, optimizer in self._optimizers.items():
             optimizer.load_state_dict(stored["optimizers"][agent])
 
-    # -------------------------------------------------------------------------------------------------- one agent
-    def _update_agent(
-        self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]], progress: Progress | None
-    ) -> dict[str, float]:
-        work, samples = self._plan_work(agent, samples_by_agent), list(chain.from_iterable(samples_by_agent.values()))
-        if progress:
-            progress(len(samples) - len(work.samples))
-        totals: dict[str, float] = {}
-        if work.samples:
-            work, constants = self._fit_memory(work, self._compute_constants)
-            for epoch in range(1, self.algo.update_epochs + 1):
-                counter = _RestartableProgress(progress if epoch == self.algo.update_epochs else None)
-                work, sums = self._fit_memory(work, partial(self._compute_gradient, constants, counter))
-                totals = self._step(work, sums)
-        return _agent_metrics(totals, samples)
+    # -------------------------------------------------------------------------------- agents computed at the same time
+    def _update_agents(
+        self, samples_by_holder: Mapping[str, Mapping[str, Sequence[Sample]]], progress: Progress | None
+    ) -> dict[str, dict[str, float]]:
+        """Take the steps of agents whose gradients different ranks compute; returns the metrics of each."""
+        samples = {agent: list(chain.from_iterable(parts.values())) for agent, parts in samples_by_holder.items()}
+        works: Sequence[Work] = [self._plan_work(agent, parts) for agent, parts in samples_by_holder.items()]
+        if progress and self.ranks.number == 0:
+            progress(sum(map(len, samples.values())) - sum(len(work.samples) for work in works))
+        totals: dict[str, dict[str, float]] = {agent: {} for agent in samples}
+        works, tables = self._fit_memory([work for work in works if work.samples], self._compute_constants)
+        constants = self._share_constants(works, tables)
+        for epoch in range(1, self.algo.update_epochs + 1):
+            counter = CompletionCounter(progress if epoch == self.algo.update_epochs else None)
+            works, parts = self._fit_memory(works, partial(self._compute_gradients, constants, counter))
+            for work, part in zip(works, parts, strict=True):
+                totals[work.agent] = self._step(work, self._add_ranks(work, part))
+        return {agent: _agent_metrics(totals[agent], samples[agent]) for agent in samples}
 
-    def _plan_work(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> _Work:
+    def _plan_work(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> Work:
         """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights.
 
         The groups hold the returns of all samples, kept or not.
@@ -184,48 +204,92 @@ class Updater:
         num_sequences = math.fsum(sample.weight for sample in samples)
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
-        batches = plan_batches(kept, self.micro_batch_tokens, self._shares_prompts[agent])
         groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
-        return _Work(agent, kept, groups, batches, divisor)
+        return Work(agent, kept, groups, self._plan_batches(agent, kept), divisor)
 
-    def _fit_memory(self, work: _Work, compute: Callable[[_Work], ResultT]) -> tuple[_Work, ResultT]:
-        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory runs out."""
+    def _plan_batches(self, agent: str, samples: Sequence[Sample]) -> list[list[Row]]:
+        """Micro-batches; with several lanes none is larger than a lane's share, so that no lane is idle."""
+        limit = self.micro_batch_tokens
+        if self.optim.lanes > 1:
+            num_tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
+            limit = min(limit, max(num_tokens // self.optim.lanes, 1))
+        return plan_batches(samples, limit, self._shares_prompts[agent])
+
+    def _fit_memory(
+        self, works: Sequence[Work], compute: Callable[[Sequence[Work]], ResultT]
+    ) -> tuple[Sequence[Work], ResultT]:
+        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory of a rank runs out."""
         while True:
+            results: list[ResultT] = []
             try:
-                return work, compute(work)
+                results.append(compute(works))
             except RuntimeError as error:
-                if not is_out_of_memory(error) or all(len(rows) == len(rows[0]) == 1 for rows in work.batches):
+                if not is_out_of_memory(error) or all(work.is_smallest for work in works):
                     raise
             # Outside the except block, where the exception would keep the tensors of its frames alive.
-            self._optimizers[work.agent].zero_grad(set_to_none=True)
+            if self.ranks.agree_on(bool(results)):
+                return works, results[0]
+            results.clear()
+            for work in works:
+                self._optimizers[work.agent].zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-            batches = work.batches
-            while batches == work.batches:
+            before = [work.batches for work in works]
+            while before == [work.batches for work in works]:
                 self.micro_batch_tokens = max(self.micro_batch_tokens // 2, 1)
-                batches = plan_batches(work.samples, self.micro_batch_tokens, self._shares_prompts[work.agent])
+                works = [replace(work, batches=self._plan_batches(work.agent, work.samples)) for work in works]
+            agents = ", ".join(f"agent {work.agent!r}" for work in works)
             log.warning(
-                f"update {self.policy.version + 1}, agent {work.agent!r}: out of GPU memory; continuing with "
+                f"update {self.policy.version + 1}, {agents}: out of GPU memory; continuing with "
                 f"micro-batches of {self.micro_batch_tokens} tokens. "
                 f"Set optim.micro_batch_tokens = {self.micro_batch_tokens} to start with them"
             )
-            work = replace(work, batches=batches)
 
-    def _compute_gradient(
-        self, constants: _Constants, progress: _RestartableProgress, work: _Work
-    ) -> list[dict[str, Tensor]]:
-        """Accumulate the gradient of all micro-batches in the parameters; returns the loss and metric sums of each."""
-        self._optimizers[work.agent].zero_grad(set_to_none=True)
-        sums: list[dict[str, Tensor]] = []
-        num_done = 0
-        for batch in self._collate_batches(work):
-            loss, metrics = self._compute_loss(work, batch, constants)
-            loss.backward()  # type: ignore[no-untyped-call]
-            sums.append({**metrics, "loss": loss.detach()})
-            num_done += len(batch.samples)
-            progress.report_done(num_done)
-        return sums
+    def _lanes_here(self, work: Work) -> list[list[int]]:
+        """The numbers of the micro-batches in each of the agent's lanes that this rank computes."""
+        lanes = deal_batches([count_padded(work.samples, rows) for rows in work.batches], self._plan.num_lanes)
+        return [lanes[lane] for lane in self._plan.lanes_of(self._position[work.agent], self.ranks.number)]
 
-    def _compute_loss(self, work: _Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
+    def _compute_gradients(
+        self, constants: Mapping[str, _Constants], counter: CompletionCounter, works: Sequence[Work]
+    ) -> list[Part]:
+        counter.restart()
+        return [self._compute_gradient(constants[work.agent], counter, work) for work in works]
+
+    def _compute_gradient(self, constants: _Constants, counter: CompletionCounter, work: Work) -> Part:
+        """Sum the gradient over the lanes of this rank. The only lane of an only rank leaves it in the parameters."""
+        parameters = list(self.policy.parameters(work.agent).values())
+        sums = torch.zeros(len(self._sum_names), len(work.batches), device=self.policy.device)
+
+        def accumulate(lane: Sequence[int]) -> None:
+            self._optimizers[work.agent].zero_grad(set_to_none=True)
+            for number in lane:
+                batch = collate(work.samples, work.batches[number], self.policy.device)
+                loss, metrics = self._compute_loss(work, batch, constants)
+                loss.backward()  # type: ignore[no-untyped-call]
+                values = {**metrics, "loss": loss.detach()}
+                sums[:, number] = torch.stack([values[name] for name in self._sum_names])
+                counter.add(len(batch.samples))
+
+        def take_lane(lane: Sequence[int]) -> Tensor:
+            accumulate(lane)
+            return take_gradient(parameters)
+
+        lanes = self._lanes_here(work)
+        if self._plan.is_trivial:
+            accumulate(lanes[0])
+            return Part(None, sums)
+        return Part(add_in_pairs(map(take_lane, lanes)) if lanes else None, sums)
+
+    def _add_ranks(self, work: Work, part: Part) -> Tensor:
+        """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""
+        if not self._plan.is_trivial:
+            parameters = list(self.policy.parameters(work.agent).values())
+            owners = self._plan.find_owners(self._position[work.agent])
+            size = sum(parameter.numel() + 1 for parameter in parameters)
+            put_gradient(self.ranks.add_branches(part.branch, owners, size), parameters)
+        return self.ranks.fill_in(part.sums)
+
+    def _compute_loss(self, work: Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
         loss_of = self._run_model(work.agent, self.policy.active(work.agent), batch)
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
@@ -235,33 +299,48 @@ class Updater:
         tokens = replace(batch.tokens, **joined)
         return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
 
-    def _step(self, work: _Work, sums: Sequence[Mapping[str, Tensor]]) -> dict[str, float]:
+    def _step(self, work: Work, sums: Tensor) -> dict[str, float]:
         """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
         optimizer = self._optimizers[work.agent]
         parameters = self.policy.parameters(work.agent).values()
         norm = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
-        losses = torch.stack([part["loss"] for part in sums])
-        if not bool(losses.isfinite().all() & norm.isfinite()):
+        by_name = dict(zip(self._sum_names, sums, strict=True))
+        if not bool(by_name["loss"].isfinite().all() & norm.isfinite()):
             optimizer.zero_grad(set_to_none=True)
-            raise self._non_finite(work, losses.tolist(), float(norm))
+            raise self._non_finite(work, by_name["loss"].tolist(), float(norm))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        totals = {name: float(torch.stack([part[name] for part in sums]).sum()) for name in sums[0]}
-        return {**totals, "grad_norm": float(norm)}
+        return {**{name: float(values.sum()) for name, values in by_name.items()}, "grad_norm": float(norm)}
 
-    def _compute_constants(self, work: _Work) -> _Constants:
-        """The tensors that are computed once, before the first step, as far as the algorithm needs them."""
-        constants: _Constants = defaultdict(dict)
-        for batch in self._collate_batches(work):
-            computed: dict[str, Tensor] = {}
-            if self.algo.update_epochs > 1:
-                computed["old_logps"] = self._compute_logps(work.agent, self.policy.active(work.agent), batch)
-            if self.algo.beta > 0:
-                computed["ref_logps"] = self._compute_logps(work.agent, self.policy.reference(work.agent), batch)
-            lengths = [len(work.samples[index].completion_ids) for index in batch.samples]
-            for name, values in computed.items():
-                constants[name].update(zip(batch.samples, torch.split(values, lengths), strict=True))
-        return constants
+    def _compute_constants(self, works: Sequence[Work]) -> list[dict[str, Tensor]]:
+        """What is computed once, before the first step, as far as the algorithm needs it: by name, one value for each
+        sampled token of an agent, 0 where another rank computes it."""
+        contexts: dict[str, Callable[[str], _ModelContext]] = {}
+        if self.algo.update_epochs > 1:
+            contexts["old_logps"] = self.policy.active
+        if self.algo.beta > 0:
+            contexts["ref_logps"] = self.policy.reference
+        tables = []
+        for work in works:
+            num_tokens = sum(work.lengths)
+            table = {name: torch.zeros(num_tokens, device=self.policy.device) for name in contexts}
+            slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
+            for number in chain.from_iterable(self._lanes_here(work)) if contexts else ():
+                batch = collate(work.samples, work.batches[number], self.policy.device)
+                lengths = [work.lengths[i] for i in batch.samples]
+                for name, context in contexts.items():
+                    logps = self._compute_logps(work.agent, context(work.agent), batch)
+                    for i, values in zip(batch.samples, torch.split(logps, lengths), strict=True):
+                        slots[name][i].copy_(values)
+            tables.append(table)
+        return tables
+
+    def _share_constants(self, works: Sequence[Work], tables: Sequence[Mapping[str, Tensor]]) -> dict[str, _Constants]:
+        """The constants of all ranks, by agent."""
+        return {
+            work.agent: {name: torch.split(self.ranks.fill_in(values), work.lengths) for name, values in table.items()}
+            for work, table in zip(works, tables, strict=True)
+        }
 
     @torch.no_grad()
     def _compute_logps(self, agent: str, context: _ModelContext, batch: Batch) -> Tensor:
@@ -283,53 +362,20 @@ class Updater:
             bias = None if bias is None else bias.to(dtype)
             return partial(group_policy_loss, hidden, weight.to(dtype), bias=bias)
 
-    def _collate_batches(self, work: _Work) -> Iterator[Batch]:
-        return (collate(work.samples, rows, self.policy.device) for rows in work.batches)
-
-    def _non_finite(self, work: _Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
+    def _non_finite(self, work: Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
         bad = [i for i, loss in enumerate(losses) if not math.isfinite(loss)]
         indices = chain.from_iterable(row for i in bad or range(len(losses)) for row in work.batches[i])
-        self.dump.mkdir(parents=True, exist_ok=True)
         update = self.policy.version + 1
         path = self.dump / f"update-{update}-{work.agent}.jsonl"
-        path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in indices))
+        if self.ranks.number == 0:
+            self.dump.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in indices))
         cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
             f"update {update}, agent {work.agent!r}: {cause}; the step was not taken. The samples are in {path}. "
             "Lower optim.lr, or look for a broken base model or reward"
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One agent's samples of one update, split into micro-batches of rows."""
-
-    agent: str
-    samples: Sequence[Sample]
-    groups: Groups
-    """Of the samples, with the returns of their siblings."""
-    batches: Sequence[Sequence[Row]]
-    divisor: float
-
-
-@dataclass
-class _RestartableProgress:
-    """Reports each completion once, even if the work starts over."""
-
-    progress: Progress | None
-    num_reported: int = 0
-
-    def report_done(self, num_done: int) -> None:
-        if self.progress and num_done > self.num_reported:
-            self.progress(num_done - self.num_reported)
-            self.num_reported = num_done
-
-
-def is_out_of_memory(error: RuntimeError) -> bool:
-    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
-    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
-    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)
 
 
 def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:

@@ -68,6 +68,10 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Digest of everything the output depends on: sections of the configuration, and inputs."""
         _, names = _STAGES[step.stage]
         sections = json.loads(self._config.model_dump_json(include=set(names)))
+        for section, defaults in _NOT_IN_KEYS.items():
+            for name, default in defaults.items():
+                if section in sections and sections[section][name] == default:
+                    del sections[section][name]
         if "train" in sections and self._config.optim.schedule == "constant":
             del sections["train"]["num_iterations"]  # else the learning rate depends on it
         return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
@@ -258,6 +262,9 @@ _STAGES: Mapping[StageName, tuple[_Writer, Sequence[str]]] = {
 }
 """What writes the output of each stage into a folder and returns its metrics, and the sections of the configuration
 that the output depends on, besides its inputs."""
+
+_NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {"optim": {"lanes": 1}}
+"""Values that change nothing, of options newer than runs that must still be found, by section."""
 
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:

@@ -1,0 +1,70 @@
+"""The work of an update: an agent's micro-batches, what a rank has computed of them, and when memory runs out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from magrpo.collate import Row
+from magrpo.interfaces import Progress
+from magrpo.types import Sample
+from magrpo_kernels import Groups
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """One agent's samples of one update, split into micro-batches of rows."""
+
+    agent: str
+    samples: Sequence[Sample]
+    groups: Groups
+    """Of the samples, with the returns of their siblings."""
+    batches: Sequence[Sequence[Row]]
+    divisor: float
+
+    @property
+    def lengths(self) -> list[int]:
+        """Tokens of each completion."""
+        return [len(sample.completion_ids) for sample in self.samples]
+
+    @property
+    def is_smallest(self) -> bool:
+        """Whether every micro-batch is one completion."""
+        return all(len(rows) == len(rows[0]) == 1 for rows in self.batches)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """What this rank has computed of one agent's gradient."""
+
+    branch: Tensor | None
+    """The sum of its lanes, as :func:`take_gradient` returns it; None: it has none, or left it in the parameters."""
+    sums: Tensor
+    """Loss and metric sums, [name, micro-batch], 0 where another rank computes them."""
+
+
+@dataclass
+class CompletionCounter:
+    """Reports each completion once, even if the work starts over."""
+
+    progress: Progress | None
+    num_done: int = 0
+    num_reported: int = 0
+
+    def restart(self) -> None:
+        self.num_done = 0
+
+    def add(self, num_completions: int) -> None:
+        self.num_done += num_completions
+        if self.progress and self.num_done > self.num_reported:
+            self.progress(self.num_done - self.num_reported)
+            self.num_reported = self.num_done
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether GPU memory ran out: in torch's allocator, or in cuBLAS, cuDNN or a launch, which raise other errors."""
+    signs = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED", "CUDA_ERROR_OUT_OF_MEMORY")
+    return isinstance(error, torch.cuda.OutOfMemoryError) or any(sign in str(error) for sign in signs)
