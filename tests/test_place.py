@@ -9,8 +9,10 @@ import pytest
 from magrpo.config import load_config
 from magrpo.layout import keep_place, read_place
 from magrpo.place import Place, load_place
+from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
+from pipelines.arguments import locate_config
 from tests.pipelines.micro import write_config
 
 
@@ -80,3 +82,11 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     assert read_place(store) == two
     keep_place(store, Place())
     assert read_place(store).is_default
+
+
+@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "infra" / "places").glob("*.toml")), ids=str)
+def test_a_place_that_ships_fits_a_run_on_gpus(path: Path) -> None:
+    place = load_place(path)
+    assert not place.is_default
+    config = load_config(locate_config("coophumaneval"), ["optim.lanes=8", "engine.kind=vllm", "model.device=cuda"])
+    assert [misfit for misfit in find_misfits(config, place) if "not installed" not in misfit] == []

@@ -24,16 +24,14 @@ class Start:
 
 
 def list_starts(place: Place, num_bases: int = 1) -> Iterator[Start]:
-    """What starts at ``place``, the driver first; ``num_bases`` base models and full copies have servers of their own."""
+    """What starts at ``place``, the driver first; each of ``num_bases`` models has servers of its own."""
     here = "this machine" if place.fleet.kind == "local" else f"nodes of the Ray cluster {place.fleet.address}"
     engine, update = place.engine, place.update
     alone = "generates and updates" if place.is_default else ", ".join(_list_duties(place))
     yield Start("driver", 1, 0, "this machine", note=f"{alone}; GPUs as model.device says" if alone else "no weights")
     if isinstance(engine.servers, tuple):
-        for url in engine.servers:
-            yield Start(
-                "server", 1, 0, "somebody else's machine", url, f"at most {engine.max_batch} completions at once"
-            )
+        note = f"at most {engine.max_batch} completions at once"
+        yield from (Start("server", 1, 0, "a machine of others", url, note) for url in engine.servers)
     elif engine.servers:
         note = f"vLLM, at most {engine.max_batch} completions at once, {engine.restarts} restarts a stage"
         each = f"; {engine.servers} for each of {num_bases} models" if num_bases > 1 else ""
@@ -44,9 +42,7 @@ def list_starts(place: Place, num_bases: int = 1) -> Iterator[Start]:
         gpus = 0 if not isinstance(engine.servers, tuple) and engine.servers and not engine.gpus else 1
         yield Start("rank", update.ranks, gpus, here, CHOSEN, f"torchrun{shard}{turns}")
     nodes = place.sandbox.nodes
-    yield Start(
-        "pool of jails", max(nodes, 1), 0, "a node each" if nodes else "this machine", note="programs of agents"
-    )
+    yield Start("pool of jails", max(nodes, 1), 0, here if nodes else "this machine", note="programs of agents")
 
 
 def count_bases(config: RunConfig) -> int:

@@ -182,9 +182,9 @@ def rollout_s(load: Workload, machines: Machines, rates: Rates) -> float:
 
 
 def serving_s(load: Workload, machines: Machines, rates: Rates, lag: int) -> float:
-    """Seconds of the servers for an iteration if the lag + 1 rollouts in flight keep them full: prefill + n m L t(b) / b.
+    """Seconds of the servers for an iteration if the lag + 1 rollouts in flight keep them full.
 
-    Here b = min(B, (lag + 1) n m).
+    prefill + n m L t(b) / b, where b = min(B, (lag + 1) n m).
     """
     each = load.completions / machines.servers * rates.length_frac
     batch = min(machines.max_batch, max((lag + 1) * each, 1.0))
@@ -218,9 +218,8 @@ def forecast_run(load: Workload, machines: Machines, rates: Rates, lag: int = 0)
     limits = {"servers": serving, "update": seconds["update"], "driver": seconds["driver"], "score": seconds["score"]}
     limits = {name: value for name, value in limits.items() if lag}
     period = max([chain / (lag + 1), *limits.values()])
-    bottleneck = next(
-        (name for name, value in limits.items() if value == period), max(seconds, key=lambda k: seconds[k])
-    )
+    longest = max(seconds, key=lambda part: seconds[part])
+    bottleneck = next((name for name, value in limits.items() if value == period), longest)
     if bottleneck == "rollout" and load.completions <= machines.servers * machines.max_batch:
         bottleneck = "longest completion"
     tokens_per_s = load.count_tokens(rates) / period
@@ -239,7 +238,7 @@ def forecast_run(load: Workload, machines: Machines, rates: Rates, lag: int = 0)
 
 
 def best_forecast(load: Workload, gpus: int, rates: Rates, lag: int, max_batch: int = 256) -> Forecast:
-    """The fastest use of ``gpus`` GPUs at ``lag``: all of them shared by turns, or the best split into servers and ranks."""
+    """The fastest use of ``gpus`` GPUs: by turns at lag 0, else the best split into servers and ranks."""
     if lag == 0 or gpus == 1:
         return forecast_run(load, Machines(gpus, 1, gpus, max_batch, shared=True), rates)
     splits = {max(1, min(gpus - 1, round(gpus * share / 32))) for share in range(1, 32)}

@@ -1,4 +1,4 @@
-"""``magrpo bench scale``: tokens per second of each stage at a place, and in one process, from the same configuration."""
+"""``magrpo bench scale``: tokens per second of each stage at a place and in one process."""
 
 import json
 import tempfile
@@ -88,7 +88,7 @@ def measure_run(store: RunStore, cpu_s: float) -> Measured:
     config = store.config()
     last, every = config.train.num_iterations, steps(config)
     counted = range(min(2, last), last + 1)
-    seconds = dict.fromkeys(TRAINING_STAGES, 0.0)
+    seconds: dict[str, float] = dict.fromkeys(TRAINING_STAGES, 0.0)
     tokens = completions = all_completions = 0.0
     intervals = []
     for step in every:

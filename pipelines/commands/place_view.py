@@ -1,8 +1,6 @@
 """``magrpo place``: what would start where; and the forecast of ``magrpo train --dry-run --place``."""
 
 import json
-import shutil
-import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -12,18 +10,20 @@ from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.planning.starts import Start, count_bases, count_gpus, list_starts
 from pipelines.arguments import ConfigFile, GivenPlace, Json
-
-_LABEL = 9
-"""Columns of the labels of lines."""
+from pipelines.commands.config_help import format_place_help, print_wrapped
 
 
-def show_place(place: GivenPlace, config: ConfigFile | None = None, /, *, as_json: Json = False) -> int:
+def show_place(file: GivenPlace | None = None, config: ConfigFile | None = None, /, *, as_json: Json = False) -> int:
     """Print what would start at a place, and return 0. Raises ConfigError if the configuration does not fit.
 
     Args:
-        place: TOML file that says where to run, or none.
+        file: TOML file that says where to run, or none for one process. Without it, the keys of a place are explained.
         config: Configuration to run there: its models are counted, and whether it fits is checked.
     """
+    if file is None:
+        print_wrapped(format_place_help())
+        return 0
+    place = file
     resolved = load_config(config) if config is not None else None
     if resolved is not None:
         check_place(resolved, place)
@@ -32,14 +32,9 @@ def show_place(place: GivenPlace, config: ConfigFile | None = None, /, *, as_jso
     if as_json:
         print(json.dumps({"place": place.model_dump(), "starts": [asdict(start) for start in starts], "gpus": gpus}))
         return 0
-    lines = [f"place    {place.describe()}", *map(_describe_start, starts), f"GPUs     {gpus} for what is started"]
+    lines = [f"place    {place.describe()}", *map(_describe_start, starts), f"GPUs     {gpus} for these processes"]
     lines += [f"config   {config}: fits"] if config is not None else []
-    lines += ["nothing was started"]
-    width = max(40, min(shutil.get_terminal_size().columns, 120))
-    for line in lines:
-        print(
-            textwrap.fill(line, width, subsequent_indent=" " * _LABEL, break_long_words=False, break_on_hyphens=False)
-        )
+    print_wrapped("\n".join([*lines, "nothing was started"]))
     return 0
 
 
@@ -55,7 +50,8 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     yield f"place    {place.describe()}"
     yield f"  a model, not a measurement: {forecast.tokens_per_s:,.0f} tokens/s on {forecast.gpus} GPUs"
     yield f"  {forecast.period_s:.3g} s an iteration at lag {lag}: {parts}"
-    yield f"  bottleneck: {forecast.bottleneck}; servers work {forecast.serving_frac:.0%}, ranks {forecast.updating_frac:.0%}"
+    working = f"servers work {forecast.serving_frac:.0%} of the time, ranks {forecast.updating_frac:.0%}"
+    yield f"  bottleneck: {forecast.bottleneck}; {working}"
     gib = 2**30
     server = throughput.server_memory(load, machines, rates) / gib
     rank = throughput.rank_memory(config, place, load.dtype_bytes) / gib
@@ -66,9 +62,9 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
 
 
 def _describe_start(start: Start) -> str:
-    what = start.what if start.count == 1 else f"{start.count} x {start.what}"
-    gpus = f", {start.gpus} GPU{'s' * (start.gpus != 1)} each" if start.gpus else ""
-    port = f"; port {start.port}" if start.port and "://" not in start.port else f" at {start.port}" * bool(start.port)
+    """``servers  8 on this machine; 1 GPU each, port chosen when it starts: ...``."""
     label = {"driver": "driver", "server": "servers", "rank": "ranks", "pool of jails": "jails"}[start.what]
-    note = f": {start.note}" if start.note else ""
-    return f"{label:{_LABEL}}{what} on {start.where}{port}{gpus}{note}".replace(" on a node", ", a node")
+    where = f"{start.count} at {start.port}" if "://" in start.port else f"{start.count} on {start.where}"
+    facts = [f"{start.gpus} GPU{'s' * (start.gpus != 1)} each"] if start.gpus else []
+    facts += [f"port {start.port}"] if start.port and "://" not in start.port else []
+    return f"{label:8} {'; '.join([where, *facts])}: {start.note}"
