@@ -13,7 +13,6 @@ from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from pipelines.arguments import locate_config
-from tests.pipelines.micro import write_config
 
 
 def write_place(folder: Path, text: str) -> Path:
@@ -72,7 +71,7 @@ def test_a_place_in_words() -> None:
 
 
 def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
-    store = RunStore.create(load_config(write_config(tmp_path)), "run")
+    store = RunStore.create(load_config(locate_config("embedded"), [f"root={tmp_path}"]), "run")
     keep_place(store, None)
     assert read_place(store) == Place()
     assert sorted(path.name for path in store.path.iterdir()) == ["config.json"]
@@ -84,9 +83,12 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     assert read_place(store).is_default
 
 
-@pytest.mark.parametrize("path", sorted((Path(__file__).parents[1] / "infra" / "places").glob("*.toml")), ids=str)
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "infra" / "places").glob("*.toml")), ids=lambda path: path.stem
+)
 def test_a_place_that_ships_fits_a_run_on_gpus(path: Path) -> None:
     place = load_place(path)
     assert not place.is_default
-    config = load_config(locate_config("coophumaneval"), ["optim.lanes=8", "engine.kind=vllm", "model.device=cuda"])
+    changes = ["optim.lanes=8", "engine.kind=vllm", "model.device=cuda", "rollout.top_p=1.0"]
+    config = load_config(locate_config("coophumaneval"), changes)
     assert [misfit for misfit in find_misfits(config, place) if "not installed" not in misfit] == []
