@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Lock
@@ -21,7 +21,6 @@ import torch
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.child_process import Child
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -34,6 +33,8 @@ from magrpo.engines.vllm_server import (
     UnloadAdapters,
     Wake,
 )
+from magrpo.fleets import ProcessDied
+from magrpo.fleets.process import Child
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
@@ -229,7 +230,7 @@ class VllmClient:
         """Send requests to a server; if it is dead, reading its answer will raise."""
         stop_token_ids = {agent: self._lineup.stop_token_ids(agent) for agent in self._agents[server]}
         deadlines.enter_context(self._servers[server].enforce_deadline(self._config.deadline_s))
-        with suppress(EngineError):
+        with suppress(ProcessDied):
             self._servers[server].send(msgspec.msgpack.encode(Generate(served, dict(share), stop_token_ids)))
 
     def _read_completions(
@@ -260,12 +261,22 @@ class VllmClient:
             for server, call in calls.items():
                 child = self._servers[server]
                 deadlines.enter_context(child.enforce_deadline(deadline_s or self._config.deadline_s))
-                child.send(msgspec.msgpack.encode(call))
+                with _as_engine_error():
+                    child.send(msgspec.msgpack.encode(call))
             for server in calls:
                 assert isinstance(self._receive(server), Done)
 
     def _receive(self, server: int) -> Done | Finished:
-        return _REPLIES.decode(self._servers[server].receive())
+        with _as_engine_error():
+            return _REPLIES.decode(self._servers[server].receive())
+
+
+@contextmanager
+def _as_engine_error() -> Iterator[None]:
+    try:
+        yield
+    except ProcessDied as error:
+        raise EngineError(str(error)) from None
 
 
 @dataclass(frozen=True)
