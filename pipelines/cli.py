@@ -126,6 +126,10 @@ LAZY_COMMANDS = {
         "benchmarks.scale:bench_scale",
         "Measure a few iterations at a place and in one process; write the constants of --dry-run --place.",
     ),
+    "bench driver": (
+        "benchmarks.driver:bench_driver",
+        "Measure the CPU time that a run spends on a completion, besides models and programs.",
+    ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
         "Time the sandbox, and for comparison one bubblewrap per candidate.",
