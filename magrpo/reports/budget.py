@@ -1,5 +1,6 @@
 """The budget of a run: the cost of its training by iteration, for comparing runs at equal cost."""
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +14,14 @@ UNITS = {
     "updates": "updates",
 }
 """The counts of a budget and their titles in tables."""
+
+
+_SINGULAR = re.compile(r"s\b")
+
+
+def format_count(number: int, things: str) -> str:
+    """``1,234 joint actions scored``, ``1 joint action scored``: the plural in ``things`` is its first word on -s."""
+    return f"{number:,} {_SINGULAR.sub('', things, count=1) if number == 1 else things}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from magrpo.algo.stats import bootstrap_difference
 from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.layout import TRAINING_STAGES
 from magrpo.reports import figures
-from magrpo.reports.budget import UNITS
+from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
 from magrpo.reports.over_seeds import Settings, equal_bar_tables, subtract_over_seeds
 from magrpo.reports.page import Banner, ReportTable, Section
@@ -53,7 +53,7 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
     note = "" if rows else "None: the configurations are equal."
     title = "Configuration, where it differs"
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
-    finding = f"{title}: {len(rows)} {'key' if len(rows) == 1 else 'keys'}" if rows else ""
+    finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
     yield Section(configuration, finding, folded=len(rows) > NUM_KEYS)
     yield Section(_return_differences(runs, keys), folded=True)
     for key in keys:
@@ -155,7 +155,9 @@ def compare_means(first: EvaluatedRun, second: EvaluatedRun, key: str, quantity:
     minuend, subtrahend = (run.means[-1][key][quantity] for run in (second, first))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     if same and len(same) == min(len(minuend), len(subtrahend)):
-        return paired_gain(subtrahend, {t: minuend[t] for t in same}, _SEED), f"{len(same)} problems, paired"
+        return paired_gain(
+            subtrahend, {t: minuend[t] for t in same}, _SEED
+        ), f"{format_count(len(same), 'problems')}, paired"
     value = bootstrap_difference(list(minuend.values()), list(subtrahend.values()), _SEED)
     return value, f"other problems, unpaired; {len(same)} in both"
 

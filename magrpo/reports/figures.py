@@ -12,7 +12,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config import RunConfig
-from magrpo.reports.budget import UNITS, Budget
+from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import EvalReport, Interval
 
@@ -40,7 +40,7 @@ def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...
 
 def format_budget(budget: Budget) -> str:
     """``1,234 tokens generated, 40 joint actions scored, 12 programs run, 2 updates``."""
-    return ", ".join(f"{count:,} {UNITS[unit]}" for unit, count in budget.counts.items())
+    return ", ".join(format_count(count, UNITS[unit]) for unit, count in budget.counts.items())
 
 
 def closing_table(
@@ -92,7 +92,7 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
     """The evaluations before training (titled ``start``) and after it, by title; only those that exist."""
     first, last = reports[0], reports[-1]
     before = {start: first} if first.policy_version == 0 else {}
-    after = {f"MAGRPO, {last.policy_version} iterations": last} if last.policy_version else {}
+    after = {f"MAGRPO, {format_count(last.policy_version, 'iterations')}": last} if last.policy_version else {}
     return before | after
 
 

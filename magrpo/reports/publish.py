@@ -1,5 +1,7 @@
-"""The report at the top of a run directory: the page that the run committed, with the wall time of the run."""
+"""The report at the top of a run directory: the page that the run committed, with its wall time and MLflow page."""
 
+import re
+from html import escape, unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -12,13 +14,18 @@ from magrpo.tracking.wall_time import read_wall_time
 REPORT = "report.html"
 """The file at the top of a run directory."""
 WALL_TIME = '<p id="wall-time"></p>'
-"""The place in a page for the wall time, which is known once the run has ended."""
+"""The place in a page for the wall time and the link to MLflow, which are known once the run has ended."""
+MLFLOW_LINK = re.compile('<a id="mlflow-page" href="([^"]+)">')
+"""The link to the run's page in MLflow."""
 
 
-def publish_report(store: RunStore) -> Path:
-    """Copy the committed page of a finished run to the top of its directory and fill in the wall time."""
+def publish_report(store: RunStore, mlflow_page: str = "") -> Path:
+    """Copy the committed page of a finished run to the top of its directory; fill in wall time and page in MLflow.
+
+    ``mlflow_page``: its address, if MLflow was reached; by default that of the report that is replaced.
+    """
     step = steps(store.config())[-1]
-    return _publish_page(store, store.stage_folder(step.folder) / _page_name(store))
+    return _publish_page(store, store.stage_folder(step.folder) / _page_name(store), mlflow_page)
 
 
 def rebuild_report(store: RunStore) -> Path:
@@ -59,11 +66,14 @@ def _write_report(store: RunStore, folder: Path) -> None:
     RunReport(store.run_id, store, config, reports).write_files(folder)
 
 
-def _publish_page(store: RunStore, page: Path) -> Path:
-    wall_time = read_wall_time(store.path)
+def _publish_page(store: RunStore, page: Path, mlflow_page: str = "") -> Path:
+    path, wall_time = store.path / REPORT, read_wall_time(store.path)
+    if not mlflow_page and path.exists() and (link := MLFLOW_LINK.search(path.read_text(encoding="utf-8"))):
+        mlflow_page = unescape(link[1])
+    sentences = [] if wall_time is None else [f"Took {format_wall_time(wall_time)}."]
+    if mlflow_page:
+        sentences.append(f'<a id="mlflow-page" href="{escape(mlflow_page)}">Its page in MLflow</a>')
     text = page.read_text(encoding="utf-8")
-    if wall_time is not None:
-        text = text.replace(WALL_TIME, WALL_TIME.replace("><", f">Took {format_wall_time(wall_time)}.<"), 1)
-    path = store.path / REPORT
+    text = text.replace(WALL_TIME, WALL_TIME.replace("><", f">{' '.join(sentences)}<"), 1)
     atomic_write(path, text.encode())
     return path

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 
 from magrpo.config_diff import list_changed_values
 from magrpo.reports import charts, figures
-from magrpo.reports.budget import UNITS
+from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
 from magrpo.reports.exhibits import choose_examples, describe_choice, find_watched, watch_exhibits, watch_table
 from magrpo.reports.origin import describe_origin, list_next_commands
@@ -99,7 +99,7 @@ class RunReport(EvaluatedRun):
         config = self.config
         agents = ", ".join(f"{agent.name} ({agent.model})" for agent in config.agents)
         turns = "one turn" if config.env.num_turns == 1 else f"{config.env.num_turns} turns"
-        training = f"{config.train.num_iterations} iterations, seed {config.train.seed}"
+        training = f"{format_count(config.train.num_iterations, 'iterations')}, seed {config.train.seed}"
         work = training if config.train.num_iterations else f"an evaluation, seed {config.eval.seed}"
         return f"{agents}; problems {config.problems.kind}, reward {config.reward.kind}, {turns}; {work}."
 
@@ -125,14 +125,14 @@ class RunReport(EvaluatedRun):
     def _list_details(self) -> Iterator[Section]:
         watched = find_watched(self)
         finding = "Watch list: the return rose, the tests did not"
-        yield Section(watch_table(self, watched), f"{finding} ({len(watched)} problems)", folded=True)
+        yield Section(watch_table(self, watched), f"{finding} ({format_count(len(watched), 'problems')})", folded=True)
         if watched:
             yield Section(watch_exhibits(self, watched), folded=True)
         if self._trained:
             yield Section(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
         left_out = ("tracking", "notify", "registry", "baselines")
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
-        finding = f"Configuration: {len(lines)} values differ from the defaults"
+        finding = f"Configuration: {format_count(len(lines), 'values')} other than the defaults"
         yield Section(Listing("Configuration", "\n".join(lines)), finding, folded=True)
         yield Section(Terms("About this run", describe_origin(self.store, self.config)))
 
@@ -181,13 +181,14 @@ class RunReport(EvaluatedRun):
                     gain = self._gain(key, "return")
                     value, _, limits = figures.format_difference(gain).partition(" ")
                     both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
-                    yield "gain, paired by problem", value, f"{limits} points, {both} problems"
+                    yield "gain, paired by problem", value, f"{limits} points, {format_count(both, 'problems')}"
         if "pass_at_1" in self.last.summary[HEADLINE]:
             yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
-            tokens, _, rest = figures.format_budget(self.budgets[-1]).partition(" tokens generated, ")
+            tokens = format_count(self.budgets[-1].tokens, "tokens")
+            rest = figures.format_budget(self.budgets[-1]).partition(" generated, ")[2]
             seconds = figures.format_duration(self.budgets[-1].seconds)
-            yield "training generated", f"{tokens} tokens", f"in {seconds} of stages; {rest}"
+            yield "training generated", tokens, f"in {seconds} of stages; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
         first, last = (report.summary[key][name] for report in (self.reports[0], self.last))

@@ -6,6 +6,7 @@ from typing import Literal
 
 from magrpo.config import RunConfig
 from magrpo.layout import Step, committed_iterations, read_evaluation
+from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import EvaluatedRun, mean_returns, paired_gain, subtract_means
 from magrpo.reports.figures import format_difference
 from magrpo.store import RunStore
@@ -60,7 +61,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     last = reports[-1].summary[HEADLINE]["return"]
     after = mean_returns(reports[-1], HEADLINE, config.reward)
     if len(reports) == 1:
-        text = f"the joint return on {len(after)} held-out problems is {_format_percent(last)} of the maximum"
+        over = format_count(len(after), "held-out problems")
+        text = f"the joint return on {over} is {_format_percent(last)} of the maximum"
         return Verdict("measured once", f"measured once: {text}", "", None, last, None, len(after))
     first = reports[0].summary[HEADLINE]["return"]
     before = mean_returns(reports[0], HEADLINE, config.reward)
@@ -70,8 +72,8 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     iterations = reports[-1].policy_version - reports[0].policy_version
     sentence = (
         f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
-        f"in {_count(iterations, 'iteration')}, {format_difference(gain)} percentage points (95 % interval, paired "
-        f"over {_count(num_problems, 'problem')})"
+        f"in {format_count(iterations, 'iterations')}, {format_difference(gain)} percentage points (95 % interval, "
+        f"paired over {format_count(num_problems, 'problems')})"
     )
     advice = _advise(word, num_problems, iterations, config)
     return Verdict(word, sentence, advice, first, last, gain, num_problems)
@@ -95,13 +97,9 @@ def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -
     else:
         parts.append(f"draw more samples of each problem (eval.num_samples, now {config.eval.num_samples})")
     parts.append("repeat with other seeds (magrpo sweep --seeds 3)")
-    too_few = f"{_count(num_problems, 'problem')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
+    too_few = f"{format_count(num_problems, 'problems')}: too few for a verdict, {MIN_PROBLEMS} are needed; "
     return (too_few if num_problems < MIN_PROBLEMS else "") + ", ".join(parts)
 
 
 def _format_percent(value: Interval) -> str:
     return f"{value.mean:.1%} [{100 * value.low:.1f}, {100 * value.high:.1f}]"
-
-
-def _count(number: int, unit: str) -> str:
-    return f"{number:,} {unit}" + ("" if number == 1 else "s")

@@ -16,6 +16,7 @@ from rich.text import Text
 from magrpo.config import TrackingConfig
 from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
 from magrpo.layout import is_held
+from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
@@ -76,7 +77,8 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     tracker = MlflowTracker(store.config().tracking, root, run, store.path)
     tracker.flush()
     if tracker.num_undelivered:
-        print(f"{tracker.num_undelivered} records of {run} still wait for {hide_password(tracker.uri)}")
+        waiting = format_count(tracker.num_undelivered, "records")
+        print(f"{waiting} of {run} still waiting for {hide_password(tracker.uri)}")
         return 1
     print(f"every record of {run} is delivered")
     return 0

@@ -12,6 +12,7 @@ from magrpo.layout import hold_run, keep_place, steps_to_repeat
 from magrpo.place import Place, load_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
+from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
 from pipelines.environment import INTERRUPTED, find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
@@ -57,7 +58,7 @@ def rewind_run(store: RunStore, name: str) -> None:
     with hold_run(store):
         if repeated := steps_to_repeat(store, store.config(), name):
             folder = shorten_path(store.set_aside([step.folder for step in repeated]))
-            print(f"{len(repeated)} committed stages from {repeated[0]} on are set aside in {folder}")
+            print(f"{format_count(len(repeated), 'committed stages')}, from {repeated[0]} on, set aside in {folder}")
 
 
 def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
@@ -65,7 +66,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
     keep_sweep_place(sweep, place)
     console = open_console()
     folder = shorten_path(sweep.folder)
-    console.print(f"sweep {sweep.name}, {len(sweep.children)} runs, in {folder}", markup=False)
+    console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
     resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:

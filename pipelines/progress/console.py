@@ -21,6 +21,7 @@ from rich.text import Text
 
 from magrpo.interfaces import Progress as Advance
 from magrpo.layout import TRAINING_STAGES, Step
+from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
 from magrpo.types import Split
 from pipelines.progress.activity import LOADING, Heartbeat, LogAbove, is_live, open_console
@@ -208,7 +209,8 @@ class RunConsole:
                     self._times.append(monotonic())
                 self.say(self._format_iteration(step.iteration))
             case "evaluate":
-                when = "before training" if step.iteration == 0 else f"after {step.iteration} iterations"
+                trained = format_count(step.iteration, "iterations")
+                when = "before training" if step.iteration == 0 else f"after {trained}"
                 returns = _format_returns("eval", metrics)
                 if "eval/ood/sampled/return" in metrics:
                     returns += f", ood return {metrics['eval/ood/sampled/return']:.1%}"

@@ -9,6 +9,7 @@ from typing import Protocol
 
 from magrpo.config import NotifyConfig
 from magrpo.layout import Step, first_missing, steps
+from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
 
 
@@ -71,7 +72,7 @@ class RunState:
         parts = [] if self.training_return is None else [f"training {self.training_return:.1%}"]
         measured = list(self.held_out_returns.items())
         for iteration, value in [*measured[:1], *measured[1:][-1:]]:
-            when = "before" if iteration == 0 else f"after {iteration} iterations"
+            when = "before" if iteration == 0 else f"after {format_count(iteration, 'iterations')}"
             parts.append(f"held-out {value:.1%} {when}")
         return ", ".join(parts)
 

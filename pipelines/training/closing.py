@@ -18,7 +18,7 @@ from magrpo.layout import (
     makes_tables,
     read_evaluation,
 )
-from magrpo.reports.budget import build_ledger
+from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
@@ -176,7 +176,7 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", "not registered; to register it:")
         print_command("", f"{magrpo} train --resume {store.run_id}", console)
     if result.undelivered:
-        print_entry(console, "waiting:", f"{result.undelivered} records for MLflow; to deliver them:")
+        print_entry(console, "waiting:", f"{format_count(result.undelivered, 'records')} for MLflow; to deliver them:")
         print_command("", f"{magrpo} sync {store.run_id}", console)
     command, page = result.mlflow_page
     if command:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval
+from magrpo.reports.budget import format_count
 from magrpo.reports.evaluations import subtract_means
 from magrpo.reports.figures import format_difference
 from magrpo.types import Interval
@@ -45,8 +46,9 @@ class Lead(NamedTuple):
 
     def __str__(self) -> str:
         interval = "an interval" if self.bar == FIRST else f"a {100 - 2 * self.bar.tail:g} % interval"
+        problems = format_count(self.num_problems, "held-out problems")
         return (
-            f"by {format_difference(self.difference)} percentage points on {self.num_problems} held-out problems, "
+            f"by {format_difference(self.difference)} percentage points on {problems}, "
             f"{interval} {'above' if self.passes else 'not above'} 0"
         )
 

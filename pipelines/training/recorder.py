@@ -8,6 +8,7 @@ from magrpo import layout
 from magrpo.config import RunConfig
 from magrpo.interfaces import Tracker
 from magrpo.layout import Step
+from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time
 from magrpo.reports.verdict import read_verdict
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
@@ -28,8 +29,9 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     agents = ", ".join(
         f"`{agent.name}` ({agent.model.rstrip('/').rpartition('/')[2]}, {agent.weights})" for agent in config.agents
     )
+    iterations = format_count(config.train.num_iterations, "iterations")
     summary = (
-        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {config.train.num_iterations} iterations, "
+        f"**MAGRPO** on `{config.problems.kind}`, agents {agents}, {iterations}, "
         f"seed {config.train.seed}. {_STATES[status]}."
     )
     lines = [summary, ""]

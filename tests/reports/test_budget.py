@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from magrpo.reports.budget import Budget, build_ledger
+from magrpo.reports.budget import Budget, build_ledger, format_count
+from magrpo.reports.figures import format_budget
 
 
 def test_a_ledger_by_hand() -> None:
@@ -25,3 +26,14 @@ def test_a_ledger_by_hand() -> None:
         Budget(2, tokens=45, joint_actions=24, executions=12, updates=2, seconds=5.0),
     ]
     assert build_ledger([]) == [Budget()]
+
+
+def test_one_of_a_thing_is_singular() -> None:
+    budget = Budget(1, tokens=1, joint_actions=1, executions=1, updates=1)
+    assert format_budget(budget) == "1 token generated, 1 joint action scored, 1 program run, 1 update"
+    budget = Budget(1, tokens=1234, joint_actions=2, executions=0, updates=2)
+    assert format_budget(budget) == "1,234 tokens generated, 2 joint actions scored, 0 programs run, 2 updates"
+    assert [format_count(number, "held-out problems") for number in (1, 2)] == [
+        "1 held-out problem",
+        "2 held-out problems",
+    ]

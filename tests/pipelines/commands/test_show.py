@@ -127,9 +127,11 @@ def test_report_is_rebuilt_when_asked_to_and_opened_where_there_is_a_display(
     monkeypatch.setenv("DISPLAY", ":0")
     page = finished.path / "report.html"
     before = page.read_text()
-    page.write_text("old")
+    old = before.replace("<h1>", "<h1>Old: ")  # the link to MLflow's page is taken over
+    assert old != before
+    page.write_text(old)
     assert run(["report", str(finished.path)], capsys) == f"report:  {page}\n"
-    assert page.read_text() == "old"
+    assert page.read_text() == old
     assert opened == [], "no terminal"
     run(["report", str(finished.path), "--rebuild"], capsys)
     assert page.read_text() == before

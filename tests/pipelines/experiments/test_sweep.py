@@ -15,10 +15,10 @@ from mlflow import MlflowClient
 
 from magrpo.algo.stats import crossed_interval
 from magrpo.config import load_resolved
+from magrpo.engines.host import EngineHost
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.policy import Policy
 from magrpo.reports.budget import Budget
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_interval
@@ -44,10 +44,10 @@ MOODS: list[BaseException] = []
 class Moody(Plugin):
     """The transformers engine, but each of ``MOODS`` keeps it from opening once."""
 
-    def open(self, policy: Policy) -> Engine:
+    def open(self, host: EngineHost) -> Engine:
         if MOODS:
             raise MOODS.pop(0)
-        return TransformersEngine(kind="transformers").open(policy)
+        return TransformersEngine(kind="transformers").open(host)
 
 
 def planned(folder: Path, *settings: str, seeds: int = 1, overrides: Sequence[str] = ()) -> Sweep:

@@ -100,7 +100,7 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
     done_again = int(moved[0].partition(":")[2] or 0)
     assert int(tags["magrpo.rewound"].split()[2]) <= done_again
     said = (runs.root.parent / "again.log").read_text()
-    assert f"{len(moved)} committed stages from {moved[0]} on are set aside in" in said
+    assert f"{len(moved)} committed stages, from {moved[0]} on, set aside in" in said
 
 
 def test_it_needs_a_run(runs: Runs) -> None:

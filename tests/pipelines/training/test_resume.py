@@ -24,6 +24,7 @@ from magrpo.config_diff import flatten_config
 from magrpo.layout import Step
 from magrpo.reports.evaluations import load_evaluated_run
 from magrpo.reports.figures import format_wall_time
+from magrpo.reports.publish import rebuild_report
 from magrpo.reports.verdict import judge_run
 from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking.mlflow_runs import newest_by_step
@@ -208,7 +209,11 @@ def test_mlflow_holds_everything_about_a_run(runs: Runs) -> None:
     assert wall_time is not None
     assert run.info.end_time - run.info.start_time == pytest.approx(1000 * wall_time.seconds)
     assert f"- took {format_wall_time(wall_time)}" in tags["mlflow.note.content"]
-    assert f"Took {format_wall_time(wall_time)}." in (store.path / "report.html").read_text()
+    report = (store.path / "report.html").read_text()
+    assert f"Took {format_wall_time(wall_time)}." in report
+    assert f"/runs/{run.info.run_id}?" in report
+    rebuild_report(store)
+    assert (store.path / "report.html").read_text() == report
     assert "magrpo.rewound" not in tags
     assert [iteration for iteration, *_ in tracked["traces"]] == ["0", "0", "2", "2"]
     assert {f"version.{name}" for name in ("python", "torch", "transformers", "mlflow")} <= set(tags)
