@@ -13,16 +13,14 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
 from itertools import count
 from pathlib import Path
 
 import torch
-from torch.distributed import DistStoreError, TCPStore
+from torch.distributed import TCPStore
 
 from magrpo.config import RunConfig, weight_holders
-from magrpo.fleets import Fleet, Job, Running
+from magrpo.fleets import Fleet, Job, ProcessDied, Running
 from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
 from magrpo.place import Place
@@ -39,7 +37,7 @@ ERRORS: Mapping[str, type[Exception]] = {
     "OutOfMemoryError": torch.cuda.OutOfMemoryError,
 }
 """Errors that are raised again by the driver, by name."""
-_POLL = timedelta(seconds=0.1)
+_POLL_S = 0.02
 
 
 class RanksUpdates:
@@ -85,6 +83,8 @@ class RanksUpdates:
             if self._group is None:
                 self._group = _Group(self._config, self._place, self._fleet, self._dump, self._logs)
             return self._group.do_job(job, progress)
+        except ProcessDied as error:
+            raise UpdatesDied(f"update ranks cannot start: {error}") from None
         except BaseException:
             self.close()
             raise
@@ -161,10 +161,9 @@ class _Group:
 
     def _wait_for(self, key: str) -> bool:
         """Wait a moment for ``key``; returns whether it is there."""
-        with suppress(DistStoreError):
-            self._store.wait([key], _POLL)
-            return True
-        return False
+        if not self._store.check([key]):
+            time.sleep(_POLL_S)
+        return bool(self._store.check([key]))
 
     def _doing(self, rank: int) -> str:
         key = f"doing/{rank}"

@@ -28,6 +28,7 @@ from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, read_records, write_records
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, Turn
+from magrpo.updates import UpdatesDied
 from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
@@ -87,7 +88,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         try:
             return self._store.commit(step.folder, key, write)
-        except (EngineError, SandboxDied):
+        except (EngineError, SandboxDied, UpdatesDied):
             self._resources.discard_workers()
             raise
 

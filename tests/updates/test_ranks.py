@@ -99,29 +99,86 @@ def find_ranks() -> dict[int, psutil.Process]:
 
 
 def test_a_number_of_ranks_that_does_not_divide_the_work_is_refused(folder: Path, fleet: LocalFleet) -> None:
-    with pytest.raises(ConfigError, match="update.ranks = 4 must divide optim.lanes = 1"):
+    with pytest.raises(ConfigError, match=r"update.ranks = 4 must divide optim.lanes = 1"):
         open_ranks(make_config(folder, lanes=1), make_place(4), fleet, folder)
 
 
+def run_updates(
+    updates: RanksUpdates, folder: Path, out: Path, numbers: range = range(1, NUM_UPDATES + 1)
+) -> dict[str, float]:
+    """Take updates from checkpoint to checkpoint, from the beginning where ``numbers`` start at 1."""
+    metrics: dict[str, float] = {}
+    if numbers[0] == 1:
+        updates.begin(out / "0")
+        updates.adopt(out / "0")
+    for number in numbers:
+        metrics = updates.update(folder / f"samples-{number}", out / f"{number - 1}", out / f"{number}")
+        updates.adopt(out / f"{number}")
+    return metrics
+
+
 def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
-    """A rank that is killed, and one that stops, are named; the update after each of them gives the same bits."""
     config, reported = make_config(folder, lanes=1), list[int]()
     expected = update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2, deadline_s=120), fleet, tmp_path)
-    updates.begin(tmp_path / "0")
-    updates.adopt(tmp_path / "0")
-    for number in range(1, NUM_UPDATES + 1):
-        job = (folder / f"samples-{number}", tmp_path / f"{number - 1}", tmp_path / f"{number}")
-        if number in (2, 4):
-            find_ranks()[1].send_signal(signal.SIGKILL)
-            with pytest.raises(UpdatesDied, match=r"update rank 1 was killed by SIGKILL, at: .*logs/rank-1\.\d\.log"):
-                updates.update(*job)
-            assert not find_ranks()
-        reported.clear()
-        metrics = updates.update(*job, reported.append)
-        updates.adopt(job[2])
-    assert metrics == expected
-    assert sum(reported) == len(make_samples(2 * NUM_UPDATES)) + len(make_samples(1, groups=5))
-    assert digest_checkpoint(tmp_path / str(NUM_UPDATES)) == digest_checkpoint(tmp_path / "one" / str(NUM_UPDATES))
-    updates.close()
+    updates = open_ranks(config, make_place(2), fleet, tmp_path)
+    assert run_updates(updates, folder, tmp_path) == expected
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "again", reported.append)
+    assert digest_checkpoint(tmp_path / "again") == digest_checkpoint(tmp_path / "1")
+    assert sum(reported) == len(make_samples(2)) + len(make_samples(3, groups=5))
+    huge = replace(make_samples(2)[0], advantage=1e39)
+    write_samples(tmp_path / "broken", make_samples(2), [huge, *make_samples(3)])
+    with pytest.raises(NonFiniteLoss, match=r"agent 'main'.*failed-batch/update-2-main.jsonl"):
+        updates.update(tmp_path / "broken", tmp_path / "1", tmp_path / "never")
+    assert (tmp_path / "failed-batch" / "update-2-main.jsonl").exists()
     assert not find_ranks()
+
+
+@pytest.mark.slow
+def test_one_two_and_four_ranks_write_the_same_files(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+    """Begun on two ranks and resumed on four included."""
+    config = make_config(folder, lanes=4)
+    expected = update_inline(config, folder, tmp_path / "one")
+    digests = digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    for num_ranks in (1, 2, 4):
+        out = tmp_path / f"{num_ranks}"
+        updates = open_ranks(config, make_place(num_ranks), fleet, out)
+        assert run_updates(updates, folder, out) == expected
+        assert digest_checkpoint(out / f"{NUM_UPDATES}") == digests
+        if num_ranks == 4:
+            (tmp_path / "2" / "3").rename(out / "from-two")
+            updates.update(folder / "samples-4", out / "from-two", out / "4-again")
+            assert digest_checkpoint(out / "4-again") == digest_checkpoint(out / "4")
+        updates.close()
+    assert not find_ranks()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "update rank 1 was killed by SIGKILL, at: agent 'main', .*"),
+        (signal.SIGSTOP, "update rank 1 made no progress for 40 s, at: agent 'main', .*"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
+    folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, words: str
+) -> None:
+    """The update is then taken again by new ranks, with the same result."""
+    config, sent = make_config(folder, lanes=1), list[int]()
+    update_inline(config, folder, tmp_path / "one")
+    updates = open_ranks(config, make_place(2, deadline_s=40), fleet, tmp_path)
+    run_updates(updates, folder, tmp_path, range(1, 2))
+
+    def strike(_: int) -> None:
+        if not sent:
+            sent.append(find_ranks()[1].pid)
+            os.kill(sent[0], number)
+
+    write_samples(tmp_path / "many", make_samples(4), make_samples(5, groups=500))
+    with pytest.raises(UpdatesDied, match=rf"{words}log: .*/logs/rank-1\.0\.log"):
+        updates.update(tmp_path / "many", tmp_path / "1", tmp_path / "2", strike)
+    assert not find_ranks()
+    run_updates(updates, folder, tmp_path, range(2, NUM_UPDATES + 1))
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    updates.close()
