@@ -117,6 +117,10 @@ LAZY_COMMANDS = {
         "benchmarks.credit:bench_credit",
         "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
     ),
+    "bench driver": (
+        "benchmarks.driver:bench_driver",
+        "Measure the CPU time that a run spends on a completion, besides models and programs.",
+    ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
         "Time the sandbox, and for comparison one bubblewrap per candidate.",

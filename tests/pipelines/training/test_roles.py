@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import read_scored
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
@@ -28,7 +29,7 @@ def run(config: RunConfig) -> tuple[RunStore, MemoryTracker]:
 
 
 def scored(store: RunStore, turn: int) -> list[RolloutGroup[ScoredTurn]]:
-    return read_records(store.path / f"stages/00001/score.{turn}/groups.jsonl.gz", RolloutGroup[ScoredTurn])
+    return read_scored(store.path / f"stages/00001/score.{turn}")
 
 
 def adapter(store: RunStore, iteration: int, agent: str) -> bytes:
