@@ -63,7 +63,7 @@ choose_build() {
 
 # digest BUILD: what the environment was made from. A moved checkout is a new one: a virtual environment holds its path.
 digest() {
-    { pwd && cat infra/setup.sh requirements/{"$1",services,dev}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
+    { pwd && cat infra/setup.sh requirements/{"$1",services,dev,ray}.txt && sed '/^\[tool.ruff\]/,$d' pyproject.toml; } |
         sha256sum
 }
 
@@ -145,8 +145,8 @@ main() {
             "Could not get the CPU build of torch. It comes from https://download.pytorch.org/whl/cpu; set TORCH_INDEX=<url> to take it from a mirror." \
             "${pip[@]}" --retries 0 --timeout 20 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$(grep '^torch==' requirements/cpu.txt)"
     fi
-    step "$(cat requirements/{"$build",services,dev}.txt | grep -c ==) pinned packages" "$online" \
-        "${pip[@]}" -r "requirements/$build.txt" -r requirements/services.txt -r requirements/dev.txt
+    step "$(cat requirements/{"$build",services,dev,ray}.txt | grep -c ==) pinned packages" "$online" \
+        "${pip[@]}" -r "requirements/$build.txt" -r requirements/services.txt -r requirements/dev.txt -r requirements/ray.txt
     step "magrpo itself" "$online" "${pip[@]}" --no-build-isolation -e .
     step "check that everything loads" \
         "The packages are installed but do not load; delete .venv and run this again. If it stays: open an issue with $LOG." \

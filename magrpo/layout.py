@@ -18,7 +18,7 @@ import fcntl
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,8 +29,8 @@ import msgspec
 from magrpo.config import RunConfig
 from magrpo.place import Place
 from magrpo.plugins import ConfigError, list_choices, validate_config
-from magrpo.store import MANIFEST, Pointer, RunStore, atomic_write, read_records
-from magrpo.types import EvalReport, Problem, RolloutGroup, ScoredTurn, Split
+from magrpo.store import MANIFEST, Pointer, RunStore, atomic_write, read_records, write_records
+from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 StageName = Literal[
     "prepare", "start", "rollout", "score", "credit", "update", "evaluate", "baseline", "report", "tables"
@@ -40,6 +40,8 @@ TRAINING_STAGES: tuple[StageName, ...] = ("rollout", "score", "credit", "update"
 """The stages of a training iteration, in their order."""
 
 GROUPS = "groups.jsonl.gz"
+SCORES = "scores.jsonl.gz"
+"""The scored joint actions of the nodes whose completions are in the rollout's :data:`GROUPS`."""
 EVALUATION = "report.json"
 TRAJECTORIES = "trajectories.jsonl.gz"
 TIMED_ANSWERS = "timed.jsonl.gz"
@@ -216,9 +218,30 @@ def read_held_out(store: RunStore) -> dict[str, Problem]:
     return {problem.task_id: problem for split, problems in splits.items() if split != "train" for problem in problems}
 
 
+def read_groups(folder: Path) -> list[RolloutGroup[Turn]]:
+    """The nodes committed by ``rollout``."""
+    return read_records(folder / GROUPS, RolloutGroup[Turn])
+
+
 def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
-    """The nodes committed by ``score``."""
-    return read_records(folder / GROUPS, RolloutGroup[ScoredTurn])
+    """The nodes committed by ``score``, with the completions of the rollout beside it.
+
+    Raises ConfigError if that rollout is another one: it was sampled again and is not scored yet.
+    """
+    if (folder / GROUPS).exists():  # early versions repeated the completions
+        return read_records(folder / GROUPS, RolloutGroup[ScoredTurn])
+    rollout = folder.with_name(folder.name.replace("score", "rollout"))
+    groups, scores = read_groups(rollout), read_records(folder / SCORES, NodeScores)
+    sampled = [(group.problem.task_id, group.path, [turn.picks for turn in group.turns]) for group in groups]
+    if sampled != [(node.task_id, node.path, [turn.picks for turn in node.turns]) for node in scores]:
+        raise ConfigError(f"{folder}: not the scores of {rollout}, which was sampled again; resume the run first")
+    return [group.with_scores(node.turns) for group, node in zip(groups, scores, strict=True)]
+
+
+def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> None:
+    """Write the output of ``score`` for :func:`read_scored`: rewards and reports, without the completions."""
+    nodes = (NodeScores(group.problem.task_id, group.path, group.turns) for group in groups)
+    write_records(folder / SCORES, nodes)
 
 
 def read_evaluation(folder: Path) -> EvalReport:

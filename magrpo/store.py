@@ -19,6 +19,7 @@ import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypedDict, TypeVar
 
@@ -29,6 +30,7 @@ from magrpo.plugins import ConfigError
 
 MANIFEST = "_SUCCESS"
 CONFIG = "config.json"
+_BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
 RecordT = TypeVar("RecordT")
 
 
@@ -202,17 +204,20 @@ def digest(*parts: Any) -> str:
 
 def write_records(path: Path, records: Iterable[Any]) -> None:
     """Write dataclasses as gzipped JSON lines. Equal records give equal bytes."""
-    encode = msgspec.json.Encoder().encode
+    encode_lines, remaining = msgspec.json.Encoder().encode_lines, iter(records)
     with path.open("wb") as raw, gzip.GzipFile("", "wb", compresslevel=1, fileobj=raw, mtime=0) as file:
-        for record in records:
-            file.write(encode(record) + b"\n")
+        while block := list(islice(remaining, _BLOCK_RECORDS)):
+            file.write(encode_lines(block))
 
 
 def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
     """Read what :func:`write_records` wrote."""
-    decode = msgspec.json.Decoder(record_type).decode
+    decode_lines = msgspec.json.Decoder(record_type).decode_lines
+    records: list[RecordT] = []
     with gzip.open(path, "rb") as file:
-        return [decode(line) for line in file]
+        while block := b"".join(file.readlines(_BLOCK_BYTES)):
+            records += decode_lines(block)
+    return records
 
 
 def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> None:

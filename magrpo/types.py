@@ -216,6 +216,10 @@ class RolloutGroup(Generic[T]):
     actions: dict[str, tuple[Action, ...]]
     turns: tuple[T, ...]
 
+    def with_scores(self, turns: tuple[ScoredTurn, ...]) -> RolloutGroup[ScoredTurn]:
+        """The node with its joint actions scored."""
+        return RolloutGroup(self.problem, self.path, self.history, self.prompts, self.actions, turns)
+
     def texts(self, turn: Turn | ScoredTurn) -> dict[str, str]:
         """The completions of one joint action by agent."""
         return {agent: self.actions[agent][i].text for agent, i in turn.picks.items()}
@@ -224,6 +228,15 @@ class RolloutGroup(Generic[T]):
         """The latest completion of every agent that has acted so far, ``turn`` included."""
         earlier = {agent: text for past in self.history for agent, text in past.texts.items()}
         return earlier | self.texts(turn)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeScores:
+    """The scored joint actions of one node; its place in the tree leads to the rest of the node in the rollout."""
+
+    task_id: str
+    path: tuple[int, ...]
+    turns: tuple[ScoredTurn, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,8 +28,9 @@ def _pins(name: str) -> dict[str, Version]:
         (PROJECT["dependencies"] + PROJECT["optional-dependencies"]["vllm"], ["cuda.txt"]),
         (PROJECT["optional-dependencies"]["services"], ["cpu.txt", "services.txt"]),
         (PROJECT["optional-dependencies"]["dev"], ["cpu.txt", "dev.txt"]),
+        (PROJECT["optional-dependencies"]["ray"], ["cpu.txt", "ray.txt"]),
     ],
-    ids=["cpu", "cuda", "services", "dev"],
+    ids=["cpu", "cuda", "services", "dev", "ray"],
 )
 def test_direct_dependencies_are_pinned_as_the_project_wants_them(requirements: list[str], files: list[str]) -> None:
     pins = {package: number for name in files for package, number in _pins(name).items()}

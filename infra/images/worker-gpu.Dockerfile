@@ -8,8 +8,8 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/magrpo
-COPY requirements/cuda.txt requirements/
-RUN pip install --no-cache-dir --no-deps -r requirements/cuda.txt
+COPY requirements/cuda.txt requirements/ray.txt requirements/
+RUN pip install --no-cache-dir --no-deps -r requirements/cuda.txt -r requirements/ray.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo
 COPY magrpo_kernels magrpo_kernels

@@ -8,9 +8,9 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/*
 
 WORKDIR /opt/magrpo
-COPY requirements/cpu.txt requirements/
+COPY requirements/cpu.txt requirements/ray.txt requirements/
 RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
-        -r requirements/cpu.txt
+        -r requirements/cpu.txt -r requirements/ray.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo
 COPY magrpo_kernels magrpo_kernels

@@ -46,7 +46,7 @@ def check_prompts(lineup: Lineup, requests: Sequence[Request]) -> None:
 
 def make_action(lineup: Lineup, request: Request, completion: Completion, version: int) -> Action:
     """Make the action of a completion. Raises EngineError if a log-probability is not finite."""
-    if not all(map(math.isfinite, completion.logps)):
+    if not math.isfinite(sum(completion.logps)):  # as soon as one of them is not
         raise EngineError(
             f"agent {request.agent!r}: logits are not finite at policy version {version}; the weights have diverged: "
             "lower optim.lr or optim.max_grad_norm"

@@ -7,7 +7,7 @@ import random
 import socket
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -44,7 +44,7 @@ class LocalFleet:
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
         with self._lock:
-            stop_all(self._running)
+            run_together([process.stop for process in self._running])
             self._running.clear()
 
     def _choose_gpus(self, job: Job) -> list[list[str]]:
@@ -88,10 +88,9 @@ class Assignment:
     def make_command(self) -> list[str]:
         return [self.fill_in(word) for word in self.job.command]
 
-    def make_environment(self, inherited: Mapping[str, str], gpus: Sequence[str]) -> dict[str, str]:
-        """``inherited`` with what the job adds; only ``gpus`` are visible."""
-        added = {name: self.fill_in(value) for name, value in self.job.environment.items()}
-        return {**inherited, "CUDA_VISIBLE_DEVICES": ",".join(gpus), **added}
+    def fill_in_environment(self) -> dict[str, str]:
+        """What the job adds to the environment."""
+        return {name: self.fill_in(value) for name, value in self.job.environment.items()}
 
     def make_log(self) -> Path:
         """Create the log of the next attempt at this copy."""
@@ -114,7 +113,7 @@ class LocalProcess:
         self.assignment, self.gpus = assignment, gpus
         self.number, (self.host, self.port) = assignment.number, assignment.own
         self.log = assignment.make_log()
-        environment = assignment.make_environment(os.environ, gpus)
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ",".join(gpus), **assignment.fill_in_environment()}
         self._keeper: Kept = start_kept(assignment.make_command(), self.log, environment)
 
     def exit_status(self) -> int | None:
@@ -128,9 +127,9 @@ class LocalProcess:
         self._keeper.wait()
 
 
-def stop_all(processes: Sequence[LocalProcess]) -> None:
-    """Stop processes at the same time; returns when all of them are gone."""
-    threads = [threading.Thread(target=process.stop) for process in processes]
+def run_together(calls: Sequence[Callable[[], None]]) -> None:
+    """Make calls at the same time; returns when all have returned."""
+    threads = [threading.Thread(target=call) for call in calls]
     for thread in threads:
         thread.start()
     for thread in threads:

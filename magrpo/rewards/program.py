@@ -30,17 +30,32 @@ class Module:
     source: str
 
 
+@lru_cache(maxsize=16)  # one completion is parsed for several questions, one after another
 def parse_source(source: str) -> ast.Module:
-    """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply."""
+    """The syntax tree of ``source``; one of :data:`_UNPARSABLE` if it is not Python, or nested too deeply.
+
+    Trees are shared: do not change them.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = parse_python(source)
     level: list[ast.AST] = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in ast.iter_child_nodes(node)]
+        level = [child for node in level for child in _list_children(node)]
         if not level:
             return tree
     raise RecursionError(f"nested deeper than {MAX_DEPTH} levels")
+
+
+def _list_children(node: ast.AST) -> list[ast.AST]:
+    """As ``ast.iter_child_nodes``, in a third of the time."""
+    children: list[ast.AST] = []
+    for value in vars(node).values():
+        if isinstance(value, ast.AST):
+            children.append(value)
+        elif isinstance(value, list):
+            children += [item for item in value if isinstance(item, ast.AST)]
+    return children
 
 
 @lru_cache(maxsize=4096)
@@ -203,9 +218,14 @@ def _make_module(statements: Iterable[tuple[ast.stmt, str]], drop: str) -> Modul
         elif not drop or drop not in _list_bound_names(node):
             kept.append(source)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            node.names = [alias for alias in node.names if _name_import(alias) != drop]
-            kept += [ast.unparse(node)] if node.names else []
+            others = [alias for alias in node.names if _name_import(alias) != drop]
+            kept += [ast.unparse(_import_names(node, others))] if others else []
     return Module(tuple(futures), "\n\n".join(kept))
+
+
+def _import_names(node: ast.Import | ast.ImportFrom, names: list[ast.alias]) -> ast.Import | ast.ImportFrom:
+    """The same import of other names."""
+    return ast.Import(names) if isinstance(node, ast.Import) else ast.ImportFrom(node.module, names, node.level)
 
 
 def _list_bound_names(node: ast.stmt) -> set[str]:

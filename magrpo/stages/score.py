@@ -4,7 +4,7 @@ Execution is data. A failure of the sandbox itself (``infra_error``) masks a joi
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import compress
 from time import perf_counter
 
@@ -48,7 +48,7 @@ def score(
     scored = []
     for group in groups:
         turns = tuple(_scored_turn(turn, next(results), roles) for turn in group.turns)
-        scored.append(RolloutGroup(group.problem, group.path, group.history, group.prompts, group.actions, turns))
+        scored.append(group.with_scores(turns))
     return scored, stats
 
 
@@ -84,8 +84,10 @@ def score_texts(
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
     """The joint action with its price, whose local rewards are keyed by agent instead of role."""
     local_by_role = scored.reward.local
-    local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
-    return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
+    local = {agent: float(local_by_role[role]) for agent, role in roles.items() if role in local_by_role}
+    parts = {name: float(value) for name, value in scored.reward.parts.items()}
+    reward = JointReward(float(scored.reward.total), parts, local)  # the numbers that a file gives back
+    return ScoredTurn(turn.picks, reward, scored.reports, scored.masked)
 
 
 def _sandbox_failed(reports: Iterable[ExecutionReport]) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 import msgspec
 
@@ -26,8 +27,8 @@ from magrpo.stages.evaluate import evaluate, spread_problems
 from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
-from magrpo.store import Pointer, RunStore, digest, read_records, write_records
-from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, Turn
+from magrpo.store import Pointer, RunStore, digest, write_records
+from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
 from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
 
@@ -46,6 +47,10 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._resources = Resources(config, store, self._announce_isolation, progress.show_loading)
         self._reports: Cache = {}
         self._problems: dict[Split, list[Problem]] = {}
+        self._drafted: dict[Path, list[Any]] = {}
+        """Groups of nodes by the folder that they were written into, until it is committed."""
+        self._fresh: dict[str, list[Any]] = {}
+        """Groups of nodes that this process has committed, by the digest of their pointer. Nobody changes them."""
         self._advance: Progress | None = None
         """Reports progress within the step under way."""
 
@@ -79,17 +84,23 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
         self._advance = self._progress.start_step(step)
         writer, _ = _STAGES[step.stage]
+        groups: list[Any] | None = None
 
         def write(folder: Path) -> Metrics:
+            nonlocal groups
             started = perf_counter()
             metrics = writer(self, step, inputs, folder)
+            groups = self._drafted.pop(folder, None)
             return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
 
         try:
-            return self._store.commit(step.folder, key, write)
+            pointer = self._store.commit(step.folder, key, write)
         except (EngineError, SandboxDied):
             self._resources.discard_workers()
             raise
+        if groups is not None:
+            self._fresh[pointer["sha"]] = groups
+        return pointer
 
     # ------------------------------------------------------------------------------------------------------- stages
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -109,7 +120,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         problems, checkpoint, *parents = inputs
         seed = derive_seed(config.train.seed, "rollout", iteration, int(step.part))
         if parents:
-            nodes = child_nodes(layout.read_scored(self._store.folder(parents[0])), config.rollout, seed)
+            nodes = child_nodes(self._read_groups(parents[0], layout.read_scored), config.rollout, seed)
         else:
             train = self._load_problems(problems)["train"]
             drawn = draw_problems(train, iteration, config.rollout.problems_per_iteration, config.train.seed)
@@ -120,6 +131,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
             backend = self._backend(self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / layout.GROUPS, groups)
+        self._drafted[folder] = groups
         actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
         tokens = sum(len(action.token_ids) for action in actions)
         cut_off = sum(action.finish_reason == "length" for action in actions)
@@ -133,10 +145,11 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and price every joint action."""
-        groups = read_records(self._store.folder(inputs[0]) / layout.GROUPS, RolloutGroup[Turn])
+        groups = self._read_groups(inputs[0], layout.read_groups, last=True)
         team, sandbox = Team.of(self._config), self._resources.sandbox
         scored, stats = score(groups, team, sandbox, self._reports, self._advance)
-        write_records(folder / layout.GROUPS, scored)
+        layout.write_scores(folder, scored)
+        self._drafted[folder] = scored
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
         return stats.metrics()
 
@@ -146,7 +159,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         config = self._config
         samples, metrics = credit(
-            [group for pointer in inputs for group in layout.read_scored(self._store.folder(pointer))],
+            [group for pointer in inputs for group in self._read_groups(pointer, layout.read_scored, last=True)],
             config.algo,
             [agent.name for agent in config.agents],
             config.own_estimators,
@@ -218,6 +231,16 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         return {}
 
     # ------------------------------------------------------------------------------------------------------ plumbing
+    def _read_groups(
+        self, pointer: Pointer, read: Callable[[Path], list[RolloutGroup[T]]], *, last: bool = False
+    ) -> list[RolloutGroup[T]]:
+        """The nodes of a committed step: those this process wrote, else read from the file. ``last``: to forget them.
+
+        Steps in several threads may call it: each operation on the dict is atomic.
+        """
+        fresh = self._fresh.pop(pointer["sha"], None) if last else self._fresh.get(pointer["sha"])
+        return read(self._store.folder(pointer)) if fresh is None else fresh
+
     def _announce_isolation(self, level: str) -> None:
         self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})

@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines.child_process import Child
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
+from magrpo.fleets.process import Child
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from tests.tiny import tiny_base

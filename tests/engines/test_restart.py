@@ -13,9 +13,9 @@ import pytest
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
-from magrpo.engines.child_process import Child
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
+from magrpo.fleets.process import Child
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import EOS, tiny_base

@@ -32,6 +32,7 @@ MANIFESTS = [
     if path.name != "kustomization.yaml"
     for document in yaml.safe_load_all(path.read_text())
 ]
+RAY = yaml.safe_load((KUBERNETES / "ray" / "cluster.yaml").read_text())
 COMPOSE = yaml.safe_load((INFRA / "compose.yaml").read_text())
 PINS = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements" / "cpu.txt").read_text(), re.MULTILINE))
 KUBERNETES_VERSION = "1.33"
@@ -80,11 +81,94 @@ def test_the_schemas_refuse_a_misspelt_field() -> None:
         kubernetes_validate.validate(manifest, KUBERNETES_VERSION, strict=True)
 
 
+def _groups() -> list[dict[str, Any]]:
+    return [RAY["spec"]["headGroupSpec"], *RAY["spec"]["workerGroupSpecs"]]
+
+
 def _pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for _, manifest in MANIFESTS:
         if "template" in manifest.get("spec", {}):
             yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
     yield "run", _job()["spec"]["template"]["spec"]
+    for group in _groups():
+        yield group.get("groupName", "head"), group["template"]["spec"]
+
+
+RAY_CLUSTER = {
+    "type": "object",
+    "required": ["apiVersion", "kind", "metadata", "spec"],
+    "properties": {
+        "apiVersion": {"const": "ray.io/v1"},
+        "kind": {"const": "RayCluster"},
+        "spec": {
+            "type": "object",
+            "required": ["rayVersion", "headGroupSpec", "workerGroupSpecs"],
+            "additionalProperties": False,
+            "properties": {
+                "rayVersion": {"type": "string"},
+                "enableInTreeAutoscaling": {"type": "boolean"},
+                "autoscalerOptions": {
+                    "type": "object",
+                    "additionalProperties": False,
+                    "properties": {
+                        "version": {"enum": ["v1", "v2"]},
+                        "idleTimeoutSeconds": {"type": "integer"},
+                        "securityContext": {"type": "object"},
+                    },
+                },
+                "headGroupSpec": {"$ref": "#/$defs/group"},
+                "workerGroupSpecs": {
+                    "type": "array",
+                    "items": {
+                        "allOf": [{"$ref": "#/$defs/group"}],
+                        "required": ["groupName", "replicas", "minReplicas", "maxReplicas"],
+                    },
+                },
+            },
+        },
+    },
+    "$defs": {
+        "group": {
+            "type": "object",
+            "required": ["rayStartParams", "template"],
+            "additionalProperties": False,
+            "properties": {
+                "groupName": {"type": "string"},
+                "replicas": {"type": "integer"},
+                "minReplicas": {"type": "integer"},
+                "maxReplicas": {"type": "integer"},
+                "rayStartParams": {"type": "object", "additionalProperties": {"type": "string"}},
+                "template": {"type": "object"},
+            },
+        },
+    },
+}
+"""Fields of KubeRay's own definition (ray.io_rayclusters.yaml) that the manifest may use."""
+
+
+def test_the_ray_cluster_meets_its_schema_and_its_pods_those_of_kubernetes() -> None:
+    jsonschema.validate(RAY, RAY_CLUSTER)
+    for group in _groups():
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": group["template"]["metadata"],
+            "spec": group["template"]["spec"],
+        }
+        kubernetes_validate.validate(pod, KUBERNETES_VERSION, strict=True)
+        assert group["template"]["metadata"]["labels"] == {"app": "ray"}
+    [policy] = yaml.safe_load_all((KUBERNETES / "ray" / "network.yaml").read_text())
+    kubernetes_validate.validate(policy, KUBERNETES_VERSION, strict=True)
+    kustomization = yaml.safe_load((KUBERNETES / "ray" / "kustomization.yaml").read_text())
+    files = {*kustomization["resources"], *kustomization["configurations"], "kustomization.yaml"}
+    assert {path.name for path in (KUBERNETES / "ray").iterdir()} == files
+
+
+def test_the_ray_cluster_runs_the_pinned_version_grows_from_nothing_and_its_head_does_no_work() -> None:
+    pins = dict(re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "requirements" / "ray.txt").read_text(), re.MULTILINE))
+    assert RAY["spec"]["rayVersion"] == pins["ray"]
+    assert RAY["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] == "0"
+    assert {group["replicas"] for group in RAY["spec"]["workerGroupSpecs"]} == {0}
 
 
 def _job(**values: Any) -> dict[str, Any]:
@@ -204,7 +288,9 @@ def test_units_bind_to_the_loopback_interface() -> None:
         assert " --host 127.0.0.1 " in (INFRA / "systemd" / f"magrpo-{name}.service").read_text()
 
 
-@pytest.mark.parametrize("path", sorted(INFRA.glob("**/*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize(
+    "path", sorted([*INFRA.glob("**/*.sh"), *INFRA.glob("**/*.sbatch")]), ids=lambda path: path.name
+)
 def test_shell_scripts_parse_and_shellcheck_has_no_warning(path: Path) -> None:
     subprocess.run(["bash", "-n", path], check=True)
     shellcheck = shutil.which("shellcheck", path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")

@@ -127,6 +127,12 @@ def test_continuation_of_the_prompt() -> None:
     assert not returns_value(extract_module("  I cannot do that.\n", "f", prompt=PROMPT).source, "f")
 
 
+def test_what_is_dropped_from_an_import_is_there_the_next_time() -> None:
+    text = "from tools import aux, other\n\ndef f(): return other()\n"
+    assert extract_module(text, "f", drop="aux").source.startswith("from tools import other\n")
+    assert extract_module(text, "f").source.startswith("from tools import aux, other\n")
+
+
 def test_future_imports_are_kept_apart_and_come_first() -> None:
     modules = [
         Module((), "import math"),

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import read_scored
+from magrpo.planning.sizes import estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
-from pipelines.commands.dry_run import estimate_memory, estimate_work
 from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import run_locally, write_config
 from tests.tiny import tiny_base, tiny_config
@@ -28,7 +29,7 @@ def run(config: RunConfig) -> tuple[RunStore, MemoryTracker]:
 
 
 def scored(store: RunStore, turn: int) -> list[RolloutGroup[ScoredTurn]]:
-    return read_records(store.path / f"stages/00001/score.{turn}/groups.jsonl.gz", RolloutGroup[ScoredTurn])
+    return read_scored(store.path / f"stages/00001/score.{turn}")
 
 
 def adapter(store: RunStore, iteration: int, agent: str) -> bytes:

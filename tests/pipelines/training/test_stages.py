@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
 from magrpo.config import load_config
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress
-from magrpo.layout import Step
+from magrpo.layout import GROUPS, SCORES, Step, samples_file
 from magrpo.lineup import Lineup
 from magrpo.store import RunStore
 from magrpo.types import Action, Request
@@ -99,3 +101,33 @@ def test_the_engine_wakes_when_the_update_has_released_its_memory(
     assert main(["train", str(path), *overrides, "--local"]) == 0
     once = ["wake", "generate", "sleep", "release"]
     assert [event for event, _ in groupby(EVENTS)] == ["generate", *once * 2, "wake", "generate"]
+
+
+def test_nodes_pass_through_memory_and_after_a_resume_through_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = load_config(write_config(tmp_path), ["engine.kind=tests.plugins:Engine"])
+    store = RunStore.create(config)
+    rollout, score, credit = Step("rollout", 1, "0"), Step("score", 1, "0"), Step("credit", 1)
+    with open_stages(config, store, MemoryTracker()) as stages, monkeypatch.context() as patched:
+        untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+        sampled = stages.run_step(rollout, untrained)
+        patched.setattr("magrpo.layout.read_records", Mock(side_effect=AssertionError("read from a file")))
+        scored = stages.run_step(score, [sampled])
+        credited = stages.run_step(credit, [scored])
+        assert not stages._fresh, "nobody needs them any more"
+        assert not stages._drafted
+    assert not (store.folder(scored) / GROUPS).exists()
+    assert (store.folder(scored) / SCORES).exists()
+    shutil.copytree(store.path, tmp_path / "runs" / "resumed")
+    resumed = RunStore.open(tmp_path / "runs", "resumed")
+    resumed.set_aside([score.folder, credit.folder])
+    with open_stages(config, resumed, MemoryTracker()) as stages:
+        assert stages.run_step(rollout, untrained) == sampled
+        scored_again = stages.run_step(score, [sampled])
+        assert resumed.file_digest(scored_again, SCORES) == store.file_digest(scored, SCORES)
+    with open_stages(config, resumed, MemoryTracker()) as stages:
+        credited_again = stages.run_step(credit, [scored_again])
+        for agent in config.agents:
+            file = samples_file(agent.name)
+            assert resumed.file_digest(credited_again, file) == store.file_digest(credited, file)

@@ -1,0 +1,285 @@
+"""``RayFleet``: starts and watches the processes of a run on the nodes of a Ray cluster.
+
+Ray chooses the node and the GPUs and says when a node is gone. The command itself is a plain process under a keeper, in
+an actor that does nothing else. No tensor and no model goes through Ray.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import secrets
+import signal
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from magrpo.fleets import Job, ProcessDied
+from magrpo.fleets.local import Assignment, find_free_ports, run_together
+from magrpo.fleets.process import Kept, read_last_words, start_kept
+from magrpo.plugins import ConfigError
+
+log = logging.getLogger(__name__)
+_SETTINGS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}
+_CPUS = 0.01
+"""What an actor asks for: nearly nothing, but never a place on a node that offers no CPUs, such as the driver's."""
+_PLACEMENT_S = 900.0
+"""Seconds within which an actor must get its place; a cluster that grows on demand has to start nodes in it."""
+_CALL_S = 60.0
+"""Seconds within which an actor that has its place must answer."""
+_TAIL_BYTES = 65_536
+
+_users = 0
+_users_lock = threading.Lock()
+
+
+@contextmanager
+def _keep_signal_handlers() -> Iterator[None]:
+    """Put back the handlers that ``ray.init`` replaces; it does so in the main thread only."""
+    saved = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for number, handler in saved.items():
+                signal.signal(number, handler)
+
+
+def connect_cluster(address: str) -> Any:
+    """Connect this process to a Ray cluster, whose node it must be; returns the module ``ray``.
+
+    Each call needs one of :func:`disconnect_cluster`. Raises ConfigError if Ray is not installed or no cluster answers.
+    """
+    global _users
+    if importlib.util.find_spec("ray") is None:
+        raise ConfigError("fleet.kind = 'ray': Ray is not installed; pip install 'magrpo[ray]', or use kind = 'local'")
+    for name, value in _SETTINGS.items():
+        os.environ.setdefault(name, value)
+    import ray  # heavy: seconds
+
+    with _users_lock:
+        if not ray.is_initialized():
+            try:
+                with _keep_signal_handlers():
+                    ray.init(address=address, log_to_driver=False, configure_logging=False)
+                # Else Ray prints news of lost nodes to standard output, whatever log_to_driver says.
+                ray._private.worker._worker_logs_enabled = False
+            except (ConnectionError, TimeoutError, RuntimeError) as error:
+                raise ConfigError(
+                    f"fleet.address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
+                    f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
+                ) from None
+        _users += 1
+    return ray
+
+
+def disconnect_cluster() -> None:
+    """Leave the cluster once its last user in this process has called this."""
+    global _users
+    with _users_lock:
+        _users -= 1
+        if not _users:
+            import ray  # heavy: seconds, but it is loaded already
+
+            ray.shutdown()
+
+
+class RayFleet:
+    """A :class:`magrpo.fleets.Fleet` on a Ray cluster that this process's machine is a node of."""
+
+    def __init__(self, address: str = "auto", placement_s: float = _PLACEMENT_S) -> None:
+        """Connect to the cluster at ``address``. Raises ConfigError."""
+        self._ray = connect_cluster(address)
+        self._placement_s = placement_s
+        self._lock = threading.Lock()
+        self._running: list[RayProcess] = []
+        self._closed = False
+        self.host = str(self._ray.util.get_node_ip_address())
+
+    def start(self, job: Job) -> Sequence[RayProcess]:
+        """Start all copies of ``job`` once each has its place. Raises ProcessDied if one cannot be placed in time."""
+        ray = self._ray
+        options: dict[str, Any] = {"num_cpus": _CPUS, "num_gpus": job.gpus, "max_concurrency": 4}
+        if not job.gpus:
+            options["scheduling_strategy"] = "SPREAD"
+        with ExitStack() as undo:
+            actors = []
+            for _ in range(job.count):
+                actors.append(ray.remote(NodeKeeper).options(**options).remote())
+                undo.callback(ray.kill, actors[-1])
+            self._warn_of_missing_gpus(job)
+            addresses = self._place(job, [actor.find_address.remote() for actor in actors])
+            copies = []
+            for number, (actor, address) in enumerate(zip(actors, addresses, strict=True)):
+                copies.append(RayProcess(ray, actor, Assignment(job, number, address, addresses[0])))
+            for copy in copies:
+                copy.begin()
+            undo.pop_all()
+        with self._lock:
+            self._running += copies
+        return copies
+
+    def close(self) -> None:
+        """Stop everything that was started and leave the cluster. May be called twice."""
+        with self._lock:
+            run_together([process.stop for process in self._running])
+            self._running.clear()
+            if not self._closed:
+                self._closed = True
+                disconnect_cluster()
+
+    def _warn_of_missing_gpus(self, job: Job) -> None:
+        wanted, present = job.gpus * job.count, self._ray.cluster_resources().get("GPU", 0)
+        if wanted > present:
+            text = "%s: needs %d GPUs, the cluster has %d; waiting at most %g s for it to grow"
+            log.warning(text, job.name, wanted, present, self._placement_s)
+
+    def _place(self, job: Job, addresses: Sequence[Any]) -> list[tuple[str, int]]:
+        try:
+            found: list[tuple[str, int]] = self._ray.get(list(addresses), timeout=self._placement_s)
+        except self._ray.exceptions.GetTimeoutError:
+            free = self._ray.available_resources()
+            raise ProcessDied(
+                f"{job.name}: no place within {self._placement_s:g} s for {job.count} processes with {job.gpus} GPUs "
+                f"each; the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
+            ) from None
+        except self._ray.exceptions.RayError as error:
+            raise ProcessDied(f"{job.name}: {describe_error(error)}") from None
+        return found
+
+
+class RayProcess:
+    """A :class:`magrpo.fleets.Running` on a node of the cluster."""
+
+    def __init__(self, ray: Any, actor: Any, assignment: Assignment) -> None:
+        self._ray, self._actor, self._assignment = ray, actor, assignment
+        self.number, (self.host, self.port) = assignment.number, assignment.own
+        self.log = assignment.make_log()
+        self._status: int | None = None
+        self._reason = ""
+        self._end: Any = None  # the reference to its exit status
+        self._is_shared = True  # whether its node writes the log where the driver reads it
+
+    def begin(self) -> None:
+        """Run the command. Raises ProcessDied if its node is gone already."""
+        mark = secrets.token_hex(16)
+        self.log.write_text(mark)
+        job = self._assignment.job
+        command = self._assignment.make_command()
+        if command[0] == sys.executable:
+            command[0] = ""
+        environment = self._assignment.fill_in_environment()
+        started = self._actor.run.remote(command, environment, str(self.log.resolve()), mark, str(Path.cwd()))
+        try:
+            self._is_shared = self._ray.get(started, timeout=_CALL_S)
+        except self._ray.exceptions.RayError as error:
+            raise ProcessDied(f"{job.name} {self.number}: {describe_error(error)}") from None
+        self._end = self._actor.wait_for_end.remote()
+
+    def exit_status(self) -> int | None:
+        if self._status is None and self._ray.wait([self._end], timeout=0)[0]:
+            self._settle()
+        return self._status
+
+    def last_words(self) -> str:
+        if self._reason:
+            words = read_last_words(self.log) if self._is_shared else ""
+            return f"{self._reason}; before it: {words}" if words else self._reason
+        if self._status is None:
+            self._fetch_log()
+        return read_last_words(self.log)
+
+    def stop(self) -> None:
+        if self.exit_status() is not None:
+            return
+        with suppress(self._ray.exceptions.RayError):  # its node is gone, and its keeper ends it
+            self._ray.get(self._actor.stop.remote(), timeout=_CALL_S)
+        if self._ray.wait([self._end], timeout=_CALL_S)[0]:
+            self._settle()
+        self._ray.kill(self._actor)
+
+    def _settle(self) -> None:
+        """Take down the exit status, or why there is none, and give its place on the cluster back."""
+        try:
+            status = self._ray.get(self._end)
+        except self._ray.exceptions.RayError as error:
+            self._reason = describe_error(error)
+            status = 128 + signal.SIGKILL
+        else:
+            self._fetch_log()
+        self._status = status
+        self._ray.kill(self._actor)
+
+    def _fetch_log(self) -> None:
+        """Copy the end of a log that only its node can read."""
+        if not self._is_shared:
+            with suppress(self._ray.exceptions.RayError):
+                self.log.write_bytes(self._ray.get(self._actor.read_log.remote(), timeout=_CALL_S))
+
+
+class NodeKeeper:
+    """The actor: runs one command on its node, under a keeper."""
+
+    def __init__(self) -> None:
+        self._process: Kept | None = None
+        self._log = Path()
+
+    def find_address(self) -> tuple[str, int]:
+        """The node's address and a free port of it."""
+        import ray  # only a node of a cluster has it
+
+        return str(ray.util.get_node_ip_address()), find_free_ports(1)[0]  # type: ignore[no-untyped-call]
+
+    def run(self, command: Sequence[str], added: Mapping[str, str], log: str, mark: str, folder: str) -> bool:
+        """Start the command; the word "" stands for this interpreter. Returns whether the driver can read its log.
+
+        The driver has written ``mark`` into ``log``: whoever reads it there shares the folder.
+        """
+        self._log = Path(log)
+        is_shared = self._log.exists() and self._log.read_text() == mark
+        if not is_shared:
+            self._log = Path(tempfile.mkdtemp(prefix="magrpo-")) / self._log.name
+        if Path(folder).is_dir():
+            os.chdir(folder)
+        environment = {**_read_node_environment(), "CUDA_VISIBLE_DEVICES": ",".join(_list_given_gpus()), **added}
+        self._process = start_kept([command[0] or sys.executable, *command[1:]], self._log, environment)
+        return is_shared
+
+    def wait_for_end(self) -> int:
+        assert self._process is not None
+        return self._process.wait()
+
+    def read_log(self) -> bytes:
+        """The end of the log."""
+        return self._log.read_bytes()[-_TAIL_BYTES:]
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+
+
+def _list_given_gpus() -> list[str]:
+    import ray  # only a node of a cluster has it
+
+    return [str(gpu) for gpu in ray.get_gpu_ids()]
+
+
+def _read_node_environment() -> dict[str, str]:
+    """The environment the node was started with. An actor's own has what Ray adds, such as OMP_NUM_THREADS=1."""
+    words = Path(f"/proc/{os.getppid()}/environ").read_bytes().split(b"\0")
+    environment = dict(os.fsdecode(word).partition("=")[::2] for word in words if b"=" in word)
+    if "/ray/core/" in environment.get("LD_PRELOAD", ""):  # Ray's allocator, for its own daemon
+        del environment["LD_PRELOAD"]
+    return environment
+
+
+def describe_error(error: Exception) -> str:
+    """What Ray says of a dead actor or node, on one line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines)[:400]
