@@ -163,7 +163,8 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     }
     rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
     shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
-    shown.append(f"everything else {rest:.0f} s")
+    lag = store.config().train.lag  # with one, stages run side by side: their seconds exceed the wall time
+    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them side by side")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 
