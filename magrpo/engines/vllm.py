@@ -104,7 +104,7 @@ class VllmClient:
     def __init__(self, lineup: Lineup, config: VllmEngine, num_served: int) -> None:
         self._lineup, self._config, self._num_served = lineup, config, num_served
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
-        self._asleep = False
+        self._asleep = self._closed = False
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in lineup.agents:
             has_adapter = lineup.weights(agent) == "lora"
@@ -176,6 +176,7 @@ class VllmClient:
 
     def close(self) -> None:
         """Kill the servers. Their logs are deleted unless one of them died. May be called twice."""
+        self._closed = True  # a thread that waits for an answer must not start them again
         died = any(server.died for server in self._servers.values())
         for server in self._servers.values():
             server.kill()
@@ -232,7 +233,7 @@ class VllmClient:
                     yield from reply.completions.items()
                 return
             except EngineError as error:
-                if not left or self._servers[server].missed_deadline_s is not None:
+                if not left or self._closed or self._servers[server].missed_deadline_s is not None:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting it for the rest", error, done)
