@@ -19,6 +19,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from magrpo.config import load_resolved
 from magrpo.layout import samples_file
@@ -36,7 +37,7 @@ _FOR_EVER = timedelta(days=365)
 class TorchRanks:
     """The :class:`magrpo.stages.lanes.Ranks` of a torchrun group: gloo on CPU, NCCL on GPUs."""
 
-    def __init__(self, store: dist.Store, device: torch.device) -> None:
+    def __init__(self, store: Store, device: torch.device) -> None:
         self.number, self.count = dist.get_rank(), dist.get_world_size()
         self._store, self._device = store, device
 
@@ -79,7 +80,7 @@ class Rank:
         dump: Folder for batches with a non-finite loss.
     """
 
-    def __init__(self, store: dist.Store, dump: Path) -> None:
+    def __init__(self, store: Store, dump: Path) -> None:
         self._store = store
         config = load_resolved(store.get("config").decode())
         policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
@@ -116,7 +117,7 @@ def main(host: str, port: int, log_name: str, dump: Path) -> int:
         os.dup2(log.fileno(), sys.stdout.fileno())
         os.dup2(log.fileno(), sys.stderr.fileno())
     logging.basicConfig(level=logging.INFO)
-    store = dist.TCPStore(host, port, is_master=False, timeout=_FOR_EVER)
+    store = TCPStore(host, port, is_master=False, timeout=_FOR_EVER)
 
     def post_error(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
         words = {"rank": number, "words": f"{kind.__name__}: {error}"}
@@ -129,7 +130,7 @@ def main(host: str, port: int, log_name: str, dump: Path) -> int:
         backend = "nccl"
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group(
-        backend, store=dist.PrefixStore("group", store), rank=number, world_size=num_ranks, timeout=_FOR_EVER
+        backend, store=PrefixStore("group", store), rank=number, world_size=num_ranks, timeout=_FOR_EVER
     )
     job = 0
     try:

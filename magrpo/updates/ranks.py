@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
 from magrpo.config import RunConfig, weight_holders
 from magrpo.fleets import Fleet, Job, ProcessDied, Running
