@@ -148,8 +148,11 @@ class AlgoConfig(Section):
     beta: float = Field(0.0, ge=0)
     """Weight of the k3 KL penalty to the frozen reference policy, in the loss."""
     importance_cap: float | None = Field(None, gt=0)
-    """Upper limit of the trainer-to-engine importance weight, for an engine of another precision; it does not correct
-    for ``top_p`` and ``top_k``. None: no correction."""
+    """Upper limit of the trainer-to-engine importance weight, for an engine of another precision or samples of earlier
+    weights (``train.lag``); it does not correct for ``top_p`` and ``top_k``. None: no correction."""
+    max_sampling_gap: float | None = Field(None, gt=0)
+    """Stop the run where an agent's ``sampling_gap`` on samples of the newest weights is larger: the engine holds other
+    weights. None: never."""
     kernel: Literal["auto", "triton", "torch"] = "auto"
     """Implementation of the loss; ``auto``: Triton on CUDA, torch elsewhere."""
 
@@ -188,6 +191,9 @@ class TrainConfig(Section):
     """Number of training iterations, each rollout, score, credit and update."""
     seed: int = Field(0, ge=0)
     """Seed of everything random in the run."""
+    lag: Literal[0, 1, 2] = 0
+    """Number of updates by which the weights that are sampled from may be behind: so many iterations are sampled and
+    scored while an update runs. 0: strictly on-policy. Above 0 it needs ``algo.importance_cap``."""
 
 
 class EvalConfig(Section):
@@ -388,6 +394,15 @@ class RunConfig(Section):
             raise ValueError(
                 "rollout: with branching = 1 no joint action learns of its future; set it to 2 or more, or take "
                 'tree = "chains", which continues all of them at less cost'
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _corrects_for_lag(self) -> RunConfig:
+        if self.train.lag and self.algo.importance_cap is None:
+            raise ValueError(
+                f"train.lag = {self.train.lag} trains on samples of earlier weights; correct for that with "
+                "algo.importance_cap = 2, or set train.lag to 0"
             )
         return self
 

@@ -38,6 +38,8 @@ StageName = Literal[
 """``start`` writes the untrained checkpoint, ``tables`` the report of a run of baselines."""
 TRAINING_STAGES: tuple[StageName, ...] = ("rollout", "score", "credit", "update")
 """The stages of a training iteration, in their order."""
+SAMPLING_STAGES: tuple[StageName, ...] = TRAINING_STAGES[:-1]
+"""The stages of an iteration that make its samples; in a run with a lag they run beside earlier updates."""
 
 GROUPS = "groups.jsonl.gz"
 SCORES = "scores.jsonl.gz"
@@ -106,18 +108,21 @@ def evaluates_after(config: RunConfig, iteration: int) -> bool:
 def _training_steps(config: RunConfig) -> Iterator[Step]:
     problems, checkpoint = Step("prepare", 0), Step("start", 0)
     yield from (problems, checkpoint)
+    checkpoints = [checkpoint.folder]
     evaluations: list[str] = []
     for iteration in range(config.train.num_iterations + 1):
         if iteration > 0:
+            sampled_from = checkpoints[max(iteration - 1 - config.train.lag, 0)]
             scored: list[str] = []
             for turn in map(str, range(config.env.num_turns)):
-                rollout = Step("rollout", iteration, turn, (problems.folder, checkpoint.folder, *scored[-1:]))
+                rollout = Step("rollout", iteration, turn, (problems.folder, sampled_from, *scored[-1:]))
                 score = Step("score", iteration, turn, (rollout.folder,))
                 yield from (rollout, score)
                 scored.append(score.folder)
             credit = Step("credit", iteration, inputs=tuple(scored))
             checkpoint = Step("update", iteration, inputs=(credit.folder, checkpoint.folder))
             yield from (credit, checkpoint)
+            checkpoints.append(checkpoint.folder)
         if evaluates_after(config, iteration):
             evaluation = Step("evaluate", iteration, inputs=(problems.folder, checkpoint.folder))
             yield evaluation
@@ -146,9 +151,16 @@ def makes_tables(config: RunConfig) -> bool:
 
 
 def first_missing(config: RunConfig, store: RunStore) -> int:
-    """Position in :func:`steps` of the step after the last committed one."""
-    committed = (i for i, step in enumerate(steps(config)) if store.is_committed(step.folder))
-    return 1 + max(committed, default=-1)
+    """Position in :func:`steps` of the first step that is left to compute; a run with a lag may have later outputs."""
+    every = steps(config)
+    return next((i for i, step in enumerate(every) if not _is_past(step, store)), len(every))
+
+
+def _is_past(step: Step, store: RunStore) -> bool:
+    """Whether ``step`` is committed, or was left out because the iteration's episodes had all ended."""
+    if store.is_committed(step.folder):
+        return True
+    return step.stage in ("rollout", "score") and store.is_committed(Step("credit", step.iteration).folder)
 
 
 def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]:
@@ -161,15 +173,17 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     every = steps(config)
     position = _find_position(name, config, store)
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
-    checkpoints = [step for step in every[:position] if step.stage in ("start", "update")]
+    earlier = [step for step in every[:position] if store.is_committed(step.folder)]
+    checkpoints = [step for step in earlier if step.stage in ("start", "update")]
     while checkpoints and OPTIMIZER in store.pruned_files(checkpoints[-1].folder):
         repeated.insert(0, checkpoints.pop())
     return repeated
 
 
 def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
-    """Position of ``name`` in :func:`steps`: a committed step, or the one after the last committed one."""
-    every, newest = steps(config), first_missing(config, store)
+    """Position of ``name`` in :func:`steps`: at most that of the step after the last committed one."""
+    every = steps(config)
+    newest = 1 + max((i for i, step in enumerate(every) if store.is_committed(step.folder)), default=-1)
     title, colon, number = name.partition(":")
     title = f"{title}.0" if title in ("rollout", "score") else title
     known = list(dict.fromkeys(step.title for step in every))

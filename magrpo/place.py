@@ -144,7 +144,7 @@ def load_place(path: Path, overrides: Sequence[str] = ()) -> Place:
     """Read a place from a TOML file. Raises ConfigError, which names the file, the key and the remedy."""
     tree = read_toml(path)
     if {"agents", "problems"} & set(tree):
-        raise ConfigError(f"{path}: is the configuration of a run, not a place; `magrpo place --help` shows the keys")
+        raise ConfigError(f"{path}: is the configuration of a run, not a place; `magrpo place` shows the keys")
     return validate_config(Place, tree, overrides, str(path))
 
 

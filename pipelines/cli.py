@@ -97,6 +97,11 @@ LAZY_COMMANDS = {
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
     ),
+    "place": (
+        "commands.place_view:show_place",
+        "Print what would start where: servers, ranks, jails, GPUs; starts nothing.\n\n"
+        "Example: magrpo place infra/places/8gpu.toml embedded",
+    ),
     "config show": (
         "commands.config_help:show_config",
         "Explain a section or a key, or print every value of a configuration.\n\nExample: magrpo config show rollout",
@@ -116,6 +121,10 @@ LAZY_COMMANDS = {
     "bench credit": (
         "benchmarks.credit:bench_credit",
         "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
+    ),
+    "bench scale": (
+        "benchmarks.scale:bench_scale",
+        "Measure a few iterations at a place and in one process; write the constants of --dry-run --place.",
     ),
     "bench driver": (
         "benchmarks.driver:bench_driver",
@@ -239,7 +248,7 @@ def train(
     if dry_run:
         from pipelines.commands.dry_run import show_plan
 
-        return show_plan(resolved, store, from_stage)
+        return show_plan(resolved, store, from_stage, place)
     check_given_place(resolved, place)
     if store is None:
         if resolved.model.device == "cuda":

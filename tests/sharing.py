@@ -39,6 +39,8 @@ SLOW = (
     "tests/pipelines/training/test_embedded.py::test_two_authors_learn",
     "tests/pipelines/training/test_embedded.py::test_vllm",
     "tests/engines/test_vllm.py",
+    "tests/engines/test_pool_vllm.py",
+    "tests/fleets/test_ray.py",
     "tests/pipelines/training/test_embedded.py::test_the_triton_kernel",
     "tests/sandbox/test_pool.py",
     "tests/stages/test_exact_game.py",

@@ -129,3 +129,12 @@ def test_registry_resolves_names_and_dotted_paths() -> None:
     assert build_plugin(table, {"kind": "listed", "size": 2}) == plugins.ListedProblems(kind="listed", size=2)
     with pytest.raises(ValueError, match="needs a key 'kind'"):
         build_plugin(table, {})
+
+
+def test_a_lag_needs_an_importance_cap(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(plugins.CONFIG)
+    with pytest.raises(ConfigError, match=r"train.lag = 1 trains .* algo.importance_cap = 2") as caught:
+        load_config(path, ["train.lag=1"])
+    assert "\n" not in str(caught.value)
+    assert load_config(path, ["train.lag=1", "algo.importance_cap=2"]).train.lag == 1

@@ -9,9 +9,10 @@ import pytest
 from magrpo.config import load_config
 from magrpo.layout import keep_place, read_place
 from magrpo.place import Place, load_place
+from magrpo.planning.fit import find_misfits
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
-from tests.pipelines.micro import write_config
+from pipelines.arguments import locate_config
 
 
 def write_place(folder: Path, text: str) -> Path:
@@ -70,7 +71,7 @@ def test_a_place_in_words() -> None:
 
 
 def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
-    store = RunStore.create(load_config(write_config(tmp_path)), "run")
+    store = RunStore.create(load_config(locate_config("embedded"), [f"root={tmp_path}"]), "run")
     keep_place(store, None)
     assert read_place(store) == Place()
     assert sorted(path.name for path in store.path.iterdir()) == ["config.json"]
@@ -80,3 +81,14 @@ def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:
     assert read_place(store) == two
     keep_place(store, Place())
     assert read_place(store).is_default
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(__file__).parents[1] / "infra" / "places").glob("*.toml")), ids=lambda path: path.stem
+)
+def test_a_place_that_ships_fits_a_run_on_gpus(path: Path) -> None:
+    place = load_place(path)
+    assert not place.is_default
+    changes = ["optim.lanes=8", "engine.kind=vllm", "model.device=cuda", "rollout.top_p=1.0"]
+    config = load_config(locate_config("coophumaneval"), changes)
+    assert [misfit for misfit in find_misfits(config, place) if "not installed" not in misfit] == []

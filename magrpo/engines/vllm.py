@@ -21,6 +21,7 @@ import torch
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
+from magrpo.engines.vllm_arguments import ServerOptions, make_arguments
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -41,11 +42,10 @@ from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
     from magrpo.engines.host import EngineHost
+    from magrpo.engines.pool import PoolEngine
     from magrpo.lineup import Lineup
 
 log = logging.getLogger(__name__)
-MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""Values that vLLM accepts as the maximum rank of an adapter."""
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
@@ -73,8 +73,17 @@ class VllmEngine(Plugin):
     deadline_s: float = Field(3600.0, gt=0)
     """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
-    def open(self, host: EngineHost) -> VllmClient:
+    @property
+    def options(self) -> ServerOptions:
+        """Its options that concern servers over HTTP as well."""
+        return ServerOptions(self.memory_frac, self.cpu_cache_gib, self.deadline_s)
+
+    def open(self, host: EngineHost) -> VllmClient | PoolEngine:
         """Start the servers with the agents' base models; returns when all of them are ready."""
+        if host.place.is_remote:
+            from magrpo.engines.vllm_place import open_pool  # defers aiohttp
+
+            return open_pool(host, self.options)
         if importlib.util.find_spec("vllm") is None:
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
@@ -95,7 +104,7 @@ class VllmClient:
     def __init__(self, lineup: Lineup, config: VllmEngine, num_served: int) -> None:
         self._lineup, self._config, self._num_served = lineup, config, num_served
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
-        self._asleep = False
+        self._asleep = self._closed = False
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in lineup.agents:
             has_adapter = lineup.weights(agent) == "lora"
@@ -167,6 +176,7 @@ class VllmClient:
 
     def close(self) -> None:
         """Kill the servers. Their logs are deleted unless one of them died. May be called twice."""
+        self._closed = True  # a thread that waits for an answer must not start them again
         died = any(server.died for server in self._servers.values())
         for server in self._servers.values():
             server.kill()
@@ -187,38 +197,15 @@ class VllmClient:
 
     def _engine_arguments(self, agents: Sequence[str]) -> dict[str, object]:
         """Keyword arguments of ``vllm.LLM`` for a server of ``agents``."""
-        lineup, config = self._lineup, self._config
-        arguments: dict[str, object] = {
-            "model": lineup.base(agents[0]),
-            "dtype": str(lineup.dtype).removeprefix("torch."),
-            "max_model_len": lineup.max_length(agents[0]),
-            "max_num_seqs": config.max_batch,
+        arguments = make_arguments(self._lineup, agents, self._config.options, self._num_served) | {
+            "max_num_seqs": self._config.max_batch,
             "skip_tokenizer_init": True,
-            "generation_config": "vllm",
-            "logprobs_mode": "processed_logprobs",
             "worker_extension_cls": "magrpo.engines.vllm_worker.WorkerExtension",
-            "enable_prefix_caching": True,
-            "disable_log_stats": True,
-            "seed": 0,
         }
-        if lineup.weights(agents[0]) == "lora":
-            arguments |= {
-                "enable_lora": True,
-                "max_loras": len(agents) * self._num_served,
-                "max_cpu_loras": len(agents) * self._num_served,
-                "max_lora_rank": next(size for size in MAX_RANKS if size >= lineup.lora.rank),
-            }
-        if lineup.device.type == "cuda":
-            share = config.memory_frac / len(self._agents)
-            return arguments | {"gpu_memory_utilization": share, "enable_sleep_mode": True}
-        return arguments | {
-            "enforce_eager": True,
-            "block_size": 32,  # the default of 128 is longer than most prompts, so that no prefix would be shared
-            "kv_cache_memory_bytes": int(config.cpu_cache_gib * 2**30),
-            # With seeds, vLLM 0.32 on CPU cannot split a prompt: "CPU Generator does not use offset".
-            "enable_chunked_prefill": False,
-            "max_num_batched_tokens": max(8192, lineup.max_length(agents[0])),
-        }
+        if self._lineup.device.type == "cuda":
+            share = self._config.memory_frac / len(self._agents)
+            arguments |= {"gpu_memory_utilization": share, "enable_sleep_mode": True}
+        return arguments
 
     def _load_models(self, models: Mapping[int, Call]) -> None:
         """Load the full copies that a server does not hold already."""
@@ -246,7 +233,7 @@ class VllmClient:
                     yield from reply.completions.items()
                 return
             except EngineError as error:
-                if not left or self._servers[server].missed_deadline_s is not None:
+                if not left or self._closed or self._servers[server].missed_deadline_s is not None:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
                 log.warning("%s; %s are done, restarting it for the rest", error, done)

@@ -9,7 +9,7 @@ from huggingface_hub import ModelCard, try_to_load_from_cache
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig
 from magrpo.config_diff import list_changed_values
-from magrpo.engines.vllm import MAX_RANKS
+from magrpo.engines.vllm_arguments import MAX_RANKS
 from magrpo.export.sample import choose_sample
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.layout import Step, describe_start, split_files

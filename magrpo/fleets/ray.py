@@ -67,6 +67,8 @@ def connect_cluster(address: str) -> Any:
             try:
                 with _keep_signal_handlers():
                     ray.init(address=address, log_to_driver=False, configure_logging=False)
+                # Else Ray prints news of lost nodes to standard output, whatever log_to_driver says.
+                ray._private.worker._worker_logs_enabled = False
             except (ConnectionError, TimeoutError, RuntimeError) as error:
                 raise ConfigError(
                     f"fleet.address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "

@@ -24,18 +24,18 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     if ranks and units % ranks:
         fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
         yield (
-            f"update.ranks = {ranks} must divide {units}, the number of trained adapters and copies: set it to "
-            f"{', '.join(fitting)}"
+            f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
+            f"{', '.join(fitting)}, or choose other optim.lanes when a new run begins"
         )
     if place.sandbox.nodes and config.sandbox.kind == "none":
         yield 'sandbox.nodes has nothing to place: sandbox.kind = "none"; leave it out'
 
 
 def count_units(config: RunConfig) -> int:
-    """The number of units of work of an update, of which each rank takes equally many: trained adapters and copies."""
+    """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
     holders = weight_holders(config.agents)
     trained = {holders[agent.name] for agent in config.agents if agent.trained}
-    return len(trained)
+    return config.optim.lanes * len(trained)
 
 
 def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:

@@ -7,7 +7,7 @@ import os
 import queue
 from collections import Counter
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from typing import Any, Literal
 
 from pydantic import Field
@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 MIB = 1 << 20
 ATTEMPTS = 2
 MAX_FAILURES = 3
+_CLOSED = "the sandbox was closed"
 PRELOAD = (
     "abc bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools "
     "json math operator re statistics string textwrap traceback typing"
@@ -107,14 +108,19 @@ class Pool:
         if self.level == "none":
             log.error("untrusted programs run without isolation, because sandbox.level = 'none'")
         counts = Counter(executions)
-        futures = {self.threads.submit(self._run_one, execution): execution for execution in counts}
         reports: dict[Execution, ExecutionReport] = {}
+        futures: dict[Future[ExecutionReport], Execution] = {}
         try:
+            for execution in counts:
+                self._check_open()
+                futures[self.threads.submit(self._run_one, execution)] = execution
             for future in as_completed(futures):
                 execution = futures[future]
                 reports[execution] = future.result()
                 if progress:
                     progress(counts[execution])
+        except CancelledError:  # by close(), in another thread
+            raise SandboxDied(_CLOSED) from None
         finally:
             for future in futures:
                 future.cancel()
@@ -130,10 +136,14 @@ class Pool:
 
     def _start_worker(self) -> Worker:
         if self.closed:
-            raise WorkerDied("the sandbox was closed")
+            raise WorkerDied(_CLOSED)
         worker = Worker(self.spec)
         self.alive.add(worker)
         return worker
+
+    def _check_open(self) -> None:
+        if self.closed:
+            raise SandboxDied(_CLOSED)
 
     def _discard(self, worker: Worker) -> None:
         self.alive.discard(worker)
@@ -172,6 +182,7 @@ class Pool:
                 self.failures = 0
                 return self._make_report(result)
         self.idle.put(None)
+        self._check_open()
         self.failures += 1
         if self.failures >= MAX_FAILURES:
             raise SandboxDied(f"{self.failures} executions in a row found no working jail: {message}")

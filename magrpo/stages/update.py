@@ -34,6 +34,7 @@ from magrpo.interfaces import Progress
 from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.stages.work import CompletionCounter, Part, Work, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
@@ -158,8 +159,9 @@ class Updater:
         return gradients
 
     def save(self, folder: Path) -> None:
-        """Write weights and optimizer states, from which :meth:`load` resumes bit for bit."""
+        """Write weights, their probes and optimizer states, from which :meth:`load` resumes bit for bit."""
         self.policy.save(folder / WEIGHTS)
+        write_probes(folder / WEIGHTS, compute_probes(self.policy))
         states = {agent: optimizer.state_dict() for agent, optimizer in self._optimizers.items()}
         torch.save({"version": self.policy.version, "optimizers": states}, folder / OPTIMIZER)
 

@@ -16,6 +16,7 @@ from pydantic.fields import FieldInfo
 
 from magrpo.config import AgentConfig, RunConfig, load_config
 from magrpo.config_diff import list_changed_values
+from magrpo.place import Place
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices
 from pipelines.arguments import Overrides, complete_configs, list_shipped, locate_config
 
@@ -37,25 +38,16 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
         topic: A section (rollout) or a key (train.seed) to explain, all, or a configuration, whose values are printed.
     """
     if topic is None:
-        _print_wrapped(_format_overview())
+        print_wrapped(_format_overview())
     elif topic == "all":
-        _print_wrapped(format_config_help())
+        print_wrapped(format_config_help())
     elif topic.partition(".")[0] in RunConfig.model_fields:
-        _print_wrapped(_format_topic(topic))
+        print_wrapped(_format_topic(topic))
     elif topic in list_shipped() or topic.endswith(".toml"):
         print("\n".join(_format_values(load_config(locate_config(topic), overrides))))
     else:
         raise ConfigError(f"{topic!r}: {list_choices(topic, [*RunConfig.model_fields, *list_shipped()])}")
     return 0
-
-
-def _print_wrapped(text: str) -> None:
-    """Print lines broken between words at the terminal's width, without the marks of names."""
-    width = min(shutil.get_terminal_size().columns, 100)
-    for line in text.replace("``", "").splitlines():
-        column = re.match(r" *(?:\w+ {2,})?", line)
-        indent = " " * (len(column[0]) if column else 0)
-        print("\n".join(wrap(line, width, subsequent_indent=indent, break_long_words=False)))
 
 
 def _format_values(config: RunConfig) -> Iterator[str]:
@@ -123,6 +115,25 @@ def format_config_help() -> str:
     for section, fields in _list_sections():
         lines += ["", section, *_format_fields(fields)]
     return "\n".join(lines)
+
+
+def format_place_help() -> str:
+    """One line for each key of a place, and its meaning under it."""
+    lines = ["Keys of a place, for --place FILE:"]
+    for name, field in Place.model_fields.items():
+        assert isinstance(field.annotation, type)
+        assert issubclass(field.annotation, BaseModel)
+        lines += ["", f"[{name}]", *_format_fields(field.annotation.model_fields)]
+    return "\n".join(lines)
+
+
+def print_wrapped(text: str) -> None:
+    """Print lines broken between words at the terminal's width, without the marks of names."""
+    width = min(shutil.get_terminal_size().columns, 100)
+    for line in text.replace("``", "").splitlines():
+        column = re.match(r" *(?:\w+ {2,})?", line)
+        indent = " " * (len(column[0]) if column else 0)
+        print("\n".join(wrap(line, width, subsequent_indent=indent, break_long_words=False)))
 
 
 def _format_fields(fields: dict[str, FieldInfo]) -> Iterator[str]:

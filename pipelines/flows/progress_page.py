@@ -48,9 +48,9 @@ class ProgressPage(Observer):
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
 
-    def step_finished(self) -> None:
-        if self._attempt.state.last_finished:
-            self._say(self._attempt.state.last_finished)
+    def step_finished(self, step: Step) -> None:
+        if line := self._attempt.state.finished_lines.get(step):
+            self._say(line)
 
     def team_promoted(self, text: str) -> None:
         self._promotion = text

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from itertools import pairwise
 from statistics import median
+from threading import RLock, get_ident
 from time import monotonic
 from typing import get_args
 
@@ -61,6 +62,7 @@ class Work:
     """What is being done, since when, and how many items of it."""
 
     title: str
+    step: Step | None = None
     items: str = ""
     num_done: int = 0
     total: int = 0
@@ -111,10 +113,14 @@ class RunConsole:
         self._state = state
         self._times: deque[float] = deque(maxlen=21)
         """When the first iteration that this process computes completely began, and when each one since ended."""
-        self._metrics: dict[str, float] = {}
-        """Metrics of the iteration so far."""
+        self._metrics: dict[int, dict[str, float]] = defaultdict(dict)
+        """Metrics so far of the iterations under way."""
         self._num_reused = 0
-        self._work = Work("starting")
+        self._idle = Work("starting")
+        """Shown while no thread works on a step: the last work."""
+        self._works: dict[int, Work] = {}
+        """The work of each thread that computes a step, by the thread's id."""
+        self._lock = RLock()
         self._alive = is_live(self.console)
         shares_terminal = self._alive and sys.stderr.isatty()
         self._log_above = LogAbove(self.console, shown=shares_terminal)
@@ -124,7 +130,7 @@ class RunConsole:
         self._live = Progress(
             SpinnerColumn(),
             *([BarColumn(bar_width=bar_width)] if bar_width else []),
-            LiveLine(state, lambda: str(self._work), self._time_left, words_width),
+            LiveLine(state, lambda: " + ".join(map(str, self._list_works())), self._time_left, words_width),
             console=self.console,
             transient=True,
             disable=not self._alive,
@@ -152,14 +158,15 @@ class RunConsole:
 
     def start_step(self, step: Step) -> Advance:
         """``step`` is being computed; call the returned function with the number of items just finished."""
-        self._state.step = step
-        if self._num_reused:
-            self.say(f"{self._num_reused} committed stages are reused")
-            self._num_reused = 0
-        if not self._times and step.title == "rollout.0":
-            self._times.append(monotonic())
-        work = self._work = Work(_ACTIVITIES[step.stage], _ITEMS.get(step.stage, ""))
-        self._live.update(self._bar, completed=self._state.trained_iterations)
+        with self._lock:
+            self._state.start_step(step)
+            if self._num_reused:
+                self.say(f"{self._num_reused} committed stages are reused")
+                self._num_reused = 0
+            if not self._times and step.title == "rollout.0":
+                self._times.append(monotonic())
+            work = self._works[get_ident()] = Work(_ACTIVITIES[step.stage], step, _ITEMS.get(step.stage, ""))
+            self._live.update(self._bar, completed=self._state.trained_iterations)
 
         def advance(finished: int) -> None:
             work.num_done += finished
@@ -168,37 +175,54 @@ class RunConsole:
 
     def show_work(self, title: str) -> None:
         """Show from now on that something outside the steps is done."""
-        self._work = Work(title)
+        self._idle = Work(title)
+        self._works.clear()
 
     def expect_items(self, total: int) -> None:
-        """The step under way will finish ``total`` items."""
-        self._work.total = total
+        """The step that the calling thread computes will finish ``total`` items."""
+        self._works[get_ident()].total = total
 
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:
         """Show that the block loads ``name``, a key of :data:`LOADING`, and note the seconds."""
-        stage = "" if self._state.step is None else self._state.step.title.partition(".")[0]
-        interrupted, self._work = self._work, Work(LOADING[name])
+        interrupted = self._works.get(get_ident())
+        step = None if interrupted is None else interrupted.step
+        stage = "" if step is None else step.title.partition(".")[0]
+        self._works[get_ident()] = Work(LOADING[name], step)
         began = monotonic()
         try:
             yield
         finally:
-            self.loading[stage, name] = self.loading.get((stage, name), 0.0) + monotonic() - began
-            self._work = interrupted
+            with self._lock:
+                self.loading[stage, name] = self.loading.get((stage, name), 0.0) + monotonic() - began
+            if interrupted is None:
+                del self._works[get_ident()]
+            else:
+                self._works[get_ident()] = interrupted
+
+    def _list_works(self) -> list[Work]:
+        """What is being done, the earliest iteration first."""
+        works = list(self._works.values()) or [self._idle]
+        return sorted(works, key=lambda work: work.step.iteration if work.step else 0)
 
     def _say_work(self) -> None:
-        step = self._state.step
-        where = "" if step is None or step.happens_once else f"iteration {step.iteration}: "
-        self.say(f"  {where}{self._work}")
+        for work in self._list_works():
+            where = "" if work.step is None or work.step.happens_once else f"iteration {work.step.iteration}: "
+            self.say(f"  {where}{work}")
 
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """``step`` is committed: print the line of an iteration after its last step, of an evaluation or a baseline."""
+        with self._lock:
+            self._finish_step(step, metrics, reused=reused)
+
+    def _finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         self._state.finish_step(step, metrics, reused=reused)
-        if self._state.last_finished:
-            log.info(self._state.last_finished)
+        self._idle = self._works.pop(get_ident(), self._idle)
+        if not reused:
+            log.info(self._state.finished_lines[step])
         self._num_reused += reused
         if step.stage in TRAINING_STAGES:
-            self._metrics |= metrics
+            self._metrics[step.iteration] |= metrics
         match step.stage if not reused else "":
             case "prepare":
                 sizes = {split: metrics.get(f"problems/{split}") for split in get_args(Split)}
@@ -219,7 +243,7 @@ class RunConsole:
                 returns = _format_returns(f"baseline/{step.part}", metrics)
                 self.say(f"{step.part}: {returns} ({metrics['time/baseline_s']:.1f} s)")
         if step.stage == "update":
-            self._metrics = {}
+            self._metrics.pop(step.iteration, None)
 
     def _time_left(self) -> str:
         """Time to the end, ``0:12:30 left``; empty before the first complete iteration, and after the last.
@@ -236,7 +260,7 @@ class RunConsole:
         return f"{timedelta(seconds=round(max(whole - (monotonic() - self._times[-1]), 0.0)))} left"
 
     def _format_iteration(self, iteration: int) -> str:
-        metrics, last = self._metrics, self._state.num_iterations
+        metrics, last = self._metrics[iteration], self._state.num_iterations
         seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:

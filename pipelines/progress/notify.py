@@ -15,6 +15,7 @@ from typing import Literal
 from urllib.parse import urlsplit
 
 from magrpo.config import NotifyConfig, check_webhook
+from magrpo.layout import Step
 from magrpo.reports.verdict import read_verdict
 from magrpo.store import atomic_write
 from pipelines.environment import prefect_target
@@ -60,7 +61,7 @@ class Notices:
                 self._send("failure", RunState.read(attempt.store), _KILLED)
         self._write_file(None)
 
-    def step_finished(self) -> None:
+    def step_finished(self, step: Step) -> None:
         if self._failure is not None and self._attempt.state.num_computed:
             self._report_recovery()
 

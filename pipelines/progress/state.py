@@ -21,51 +21,67 @@ class RunState:
     fraction: Callable[[float], float]
     """A joint reward as a fraction of the maximum."""
     step: Step | None = None
-    """The step under way, or the last one; None before the first."""
+    """The last step that began or ended; None before the first."""
+    under_way: dict[Step, None] = field(default_factory=dict)
+    """The steps under way; several with ``train.lag``."""
     trained_iterations: int = 0
     num_computed: int = 0
     """Steps computed by this process, not found committed."""
     training_return: float | None = None
-    """Of the newest iteration."""
+    """Of the newest iteration that has one."""
+    credited_iterations: int = 0
     held_out_returns: dict[int, float] = field(default_factory=dict)
     """By iteration."""
-    last_finished: str = ""
-    """The newest step in words: ``00007/update: 1.8 s``; empty before the first, and for one found committed."""
+    finished_lines: dict[Step, str] = field(default_factory=dict)
+    """The steps computed by this process in words: ``00007/update: 1.8 s``."""
 
     @classmethod
     def read(cls, store: RunStore) -> RunState:
-        """The state recorded in a run directory; the step is the one after the last committed step."""
+        """The state recorded in a run directory; the step is the first one that is left to compute."""
         config = store.config()
         state = cls(config.train.num_iterations, config.reward.fraction)
         every, missing = steps(config), first_missing(config, store)
-        for step in every[:missing]:
+        for step in every:
             if store.is_committed(step.folder):
                 state.finish_step(step, store.stored_metrics(step.folder), reused=True)
         if missing < len(every):
             state.step = every[missing]
         return state
 
+    def start_step(self, step: Step) -> None:
+        """Note that ``step`` is being computed."""
+        self.step = step
+        self.under_way[step] = None
+
     def finish_step(self, step: Step, metrics: Mapping[str, float], *, reused: bool) -> None:
         """Note that ``step`` is committed."""
         self.step = step
+        self.under_way.pop(step, None)
         self.num_computed += not reused
         figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
         if step.stage == "credit" and "reward/joint" in metrics:
-            self.training_return = self.fraction(metrics["reward/joint"])
-            figures.append(f"joint return {self.training_return:.1%}")
+            fraction = self.fraction(metrics["reward/joint"])
+            if step.iteration > self.credited_iterations:
+                self.training_return, self.credited_iterations = fraction, step.iteration
+            figures.append(f"joint return {fraction:.1%}")
         elif step.stage == "update":
             self.trained_iterations = step.iteration
         elif step.stage == "evaluate":
             self.held_out_returns[step.iteration] = metrics["eval/return"]
             figures.append(f"held-out return {metrics['eval/return']:.1%}")
         name = step.title if step.happens_once or step.stage == "baseline" else step.folder
-        self.last_finished = "" if reused else f"{name}: {', '.join(figures)}"
+        if not reused:
+            self.finished_lines[step] = f"{name}: {', '.join(figures)}"
 
     def describe_step(self) -> str:
-        """The step under way, in words: ``rollout.0, iteration 7 of 160``."""
-        if self.step is None or self.step.happens_once:
-            return self.step.title if self.step else "starting"
-        return f"{self.step.title}, iteration {self.step.iteration} of {self.num_iterations}"
+        """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""
+        under_way = sorted(self.under_way, key=lambda step: step.iteration)
+        if not under_way and self.step is None:
+            return "starting"
+        return "; ".join(map(self._describe, under_way or filter(None, [self.step])))
+
+    def _describe(self, step: Step) -> str:
+        return step.title if step.happens_once else f"{step.title}, iteration {step.iteration} of {self.num_iterations}"
 
     def describe_returns(self) -> str:
         """Training and held-out returns, in words; empty before anything is measured."""
@@ -89,13 +105,13 @@ class Attempt:
 
 
 class Observer(Protocol):
-    """Notified of an attempt's progress from within the loop: must be quick, and must not raise."""
+    """Notified of an attempt's progress from within the loop, once at a time: must be quick, and must not raise."""
 
     def attempt_started(self, attempt: Attempt) -> None:
         """This process holds the run and has computed nothing yet."""
 
-    def step_finished(self) -> None:
-        """A step was computed, or found committed; nothing to do by default."""
+    def step_finished(self, step: Step) -> None:
+        """``step`` was computed, or found committed; nothing to do by default."""
         return
 
     def team_promoted(self, text: str) -> None:

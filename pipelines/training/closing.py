@@ -75,6 +75,17 @@ def print_path(console: Console, label: str, path: Path) -> None:
     console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
 
 
+def print_address(label: str, address: str, console: Console) -> None:
+    """Print a label and an address; a terminal that is too narrow shows the address below, without its query."""
+    link = Style(link=address) if console.is_terminal else Style()
+    line = Text(f"{label:<{_LABEL}}").append(address, link)
+    if console.is_terminal and len(line) > console.width:
+        if label:
+            console.print(label)
+        line = Text(address.partition("?")[0], link)
+    console.print(line, soft_wrap=True)
+
+
 def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
     """Print commands below each other, each with its comment where the lines have room for it."""
     width = max(map(len, commands))
@@ -163,7 +174,8 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     }
     rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
     shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
-    shown.append(f"everything else {rest:.0f} s")
+    lag = store.config().train.lag  # with one, stages run side by side: their seconds exceed the wall time
+    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them side by side")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 
@@ -181,5 +193,4 @@ def _print_services(result: Result, console: Console) -> None:
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
-    link = Style(link=page) if console.is_terminal else Style()
-    console.print(Text(f"{'' if command else 'MLflow:':<{_LABEL}}").append(page, link), soft_wrap=True)
+    print_address("" if command else "MLflow:", page, console)

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from threading import Lock
 from time import perf_counter, time
 
 from magrpo.config_diff import flatten_config
@@ -51,8 +52,11 @@ class Timing:
 
     @property
     def loop(self) -> float:
-        """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests."""
-        return self.steps - sum(self.wrapped.values()) - self.tracking
+        """Time outside stages, orchestrator and tracker: the loop itself, mostly reading manifests.
+
+        With ``train.lag`` stages run side by side, which makes it too small.
+        """
+        return max(self.steps - sum(self.wrapped.values()) - self.tracking, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +99,7 @@ def execute(
             with show_activity("writing the agents' folder"):
                 from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
-                write_run_agents(store)
+                write_run_agents(store, result.outcome.checkpoint)
         publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo
@@ -134,7 +138,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
                 run_step = wrap(_watch_steps(stages.run_step, timing.stages, []))
                 run_step = _watch_steps(run_step, timing.wrapped, observers)
                 started = perf_counter()
-                outcome = run_steps(config, store, run_step, recorder)
+                outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)
                 timing.steps = perf_counter() - started
     return Result(store, outcome, timing, tracker.mlflow_page(), tracker.num_undelivered, tracker.mlflow_run_id)
 
@@ -167,15 +171,19 @@ def _record_status(
 def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:
     """Add up in ``seconds`` how long each stage takes, and notify ``observers`` after each step."""
 
+    one_at_a_time = Lock()  # with train.lag, steps run in several threads
+
     def watched(step: Step, inputs: Sequence[Pointer]) -> Pointer:
         started = perf_counter()
         try:
             pointer = run_step(step, inputs)
-            for observer in observers:
-                observer.step_finished()
+            with one_at_a_time:
+                for observer in observers:
+                    observer.step_finished(step)
             return pointer
         finally:
             stage = step.title.partition(".")[0]
-            seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
+            with one_at_a_time:
+                seconds[stage] = seconds.get(stage, 0.0) + perf_counter() - started
 
     return watched

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from functools import cached_property
 from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
 from magrpo.config import AgentConfig, BaselineRow, RunConfig, start_weights
+from magrpo.engines import EngineError
 from magrpo.engines.host import EngineHost
 from magrpo.layout import WEIGHTS, checkpoint_iteration
+from magrpo.sandboxes import SandboxDied
 from magrpo.store import Pointer, RunStore
 
 if TYPE_CHECKING:
@@ -35,14 +38,39 @@ class Resources:
     ) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._show_loading = show_loading
-        self._open = ExitStack()
-        self._lock = RLock()
-        self._num_served = 1
-        self._served: dict[str, Served] = {}  # by name, the one served longest first
+        self._lag = 0 if config.baselines.rows else config.train.lag
+        self._close_part: dict[str, Callable[[], None]] = {}
+        """Closes each open part, by name."""
+        self._closed = False
+        self.num_discarded: Counter[str] = Counter()
+        """How often each part was closed because it had died."""
+        self._opening = RLock()
+        self._serving = RLock()
+        self._served: dict[str, tuple[int, Served]] = {}
+        """What the engine holds, and its version, by name."""
         self._rows: dict[str, int] = {}  # rows of baselines by name, numbered
 
-    @cached_property
+    @property
     def lineup(self) -> Lineup:
+        with self._opening:
+            return self._lineup
+
+    @property
+    def updates(self) -> Updates:
+        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+        if self._lag and "_engine" not in self.__dict__:
+            with self._serving:  # its policy must not be loaded while an update computes: loading sets torch's defaults
+                assert self._engine
+        with self._opening:
+            return self._updates
+
+    @property
+    def sandbox(self) -> Sandbox:
+        with self._opening:
+            return self._sandbox
+
+    @cached_property
+    def _lineup(self) -> Lineup:
         with self._show_loading("libraries"):
             from magrpo.lineup import Lineup  # torch, transformers
 
@@ -51,6 +79,9 @@ class Resources:
 
     @cached_property
     def _policy(self) -> Policy:
+        return self._load_policy()
+
+    def _load_policy(self) -> Policy:
         lineup = self.lineup
         from magrpo.policy import Policy  # peft
 
@@ -58,28 +89,35 @@ class Resources:
             return Policy.of(lineup, self._config.train.seed)
 
     @cached_property
-    def updates(self) -> Updates:
-        """Computes the updates of the run. Call :meth:`free_gpus` before."""
+    def _updates(self) -> Updates:
         policy = self._policy
         from magrpo.updates.inline import InlineUpdates  # torch
 
         updates = InlineUpdates(policy, self._config, self._store.path / "failed-batch")
-        return self._open.enter_context(closing(updates))
+        self._note_open("_updates", updates.close)
+        return updates
 
     @cached_property
-    def sandbox(self) -> Sandbox:
+    def _sandbox(self) -> Sandbox:
         with self._show_loading("sandbox"):
             sandbox = self._config.sandbox.open()
-        self._open.callback(sandbox.close)
+        self._note_open("_sandbox", sandbox.close)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
         return sandbox
 
     @cached_property
     def _engine(self) -> Engine:
-        host = EngineHost(self.lineup, lambda: self._policy)
+        host = EngineHost(self.lineup, self._engine_policy, num_served=self._lag + 1, shares_gpus=not self._lag)
         with self._show_loading("engine"):
-            return self._open.enter_context(closing(self._config.engine.open(host)))
+            engine = self._config.engine.open(host)
+        self._note_open("_engine", engine.close)
+        return engine
+
+    def _engine_policy(self) -> Policy:
+        """The policy of an engine in this process: that of the updates, unless these run while it samples."""
+        with self._opening:
+            return self._load_policy() if self._lag else self._policy
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
@@ -93,32 +131,48 @@ class Resources:
         return self._serve(f"row {row.name}", version, weights)
 
     def free_gpus(self) -> None:
-        """Let the engine release its GPU memory, for an update on the same GPUs."""
-        if self._served:
+        """Let the engine release its GPU memory for an update, unless it samples meanwhile."""
+        if self._served and not self._lag:
             self._engine.sleep()
 
-    def discard_workers(self) -> None:
-        """Close engine and sandbox after one of them died; the next use opens them again."""
-        with self._lock:
-            self.close()
-            for name in ("_engine", "updates", "sandbox"):
-                self.__dict__.pop(name, None)
-            self._served.clear()
+    def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:
+        """Close the part whose death ``error`` tells; the next use opens it again.
+
+        No-op if another thread did so since :attr:`num_discarded` was ``discarded_before``.
+        """
+        name, lock = ("_engine", self._serving) if isinstance(error, EngineError) else ("_sandbox", self._opening)
+        with lock:
+            if self.num_discarded[name] != discarded_before[name]:
+                return
+            self.num_discarded[name] += 1
+            self._close_part.pop(name, lambda: None)()
+            self.__dict__.pop(name, None)
+            if name == "_engine":
+                self._served.clear()
 
     def close(self) -> None:
-        """Close everything."""
-        self._open.close()
+        """Close everything. Steps in progress in other threads fail."""
+        self._closed = True
+        with ExitStack() as parts:
+            for close_part in list(self._close_part.values()):
+                parts.callback(close_part)
+
+    def _note_open(self, name: str, close_part: Callable[[], None]) -> None:
+        self._close_part[name] = close_part
+        if self._closed:  # while it was being opened
+            close_part()
 
     def _serve(self, name: str, version: int, weights: Mapping[str, Path]) -> Served:
-        """The weights called ``name``, which replace those served longest if there are too many."""
-        with self._lock:
+        """The weights called ``name``, which replace the oldest version if there are too many."""
+        with self._serving:
             if self._served:
                 self._engine.wake()
             if name not in self._served:
-                if len(self._served) == self._num_served:
-                    self._served.pop(next(iter(self._served))).close()
-                self._served[name] = self._engine.serve(version, weights)
-            return self._served[name]
+                if len(self._served) > self._lag:
+                    oldest = min(self._served, key=lambda served: self._served[served][0])
+                    self._served.pop(oldest)[1].close()
+                self._served[name] = version, self._engine.serve(version, weights)
+            return self._served[name][1]
 
 
 def _weights_in(folder: Path, agents: Sequence[AgentConfig]) -> dict[str, Path]:

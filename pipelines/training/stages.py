@@ -36,6 +36,10 @@ Metrics = Mapping[str, float]
 _NUM_SAMPLES = "credit/samples"
 
 
+class StepAborted(BaseException):
+    """The run ends before a step that another thread computes. No error of the step: nothing tries it again."""
+
+
 class StageRunner(AbstractContextManager["StageRunner"]):
     """Runs the steps of one run directory. ``set_tags`` records tags of the run."""
 
@@ -51,10 +55,16 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Groups of nodes by the folder that they were written into, until it is committed."""
         self._fresh: dict[str, list[Any]] = {}
         """Groups of nodes that this process has committed, by the digest of their pointer. Nobody changes them."""
-        self._advance: Progress | None = None
-        """Reports progress within the step under way."""
+        self._advances: dict[Step, Progress] = {}
+        """Reports progress within each step under way."""
+        self._aborted = False
 
     def __exit__(self, *_: object) -> None:
+        self.abort_steps()
+
+    def abort_steps(self) -> None:
+        """Close engine and sandbox, end the steps in progress in other threads with StepAborted, and let none begin."""
+        self._aborted = True
         self._resources.close()
 
     def run_step(self, step: Step, inputs: Sequence[Pointer]) -> Pointer:
@@ -82,7 +92,15 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         return digest(step.name, step.iteration, sections, [pointer["sha"] for pointer in inputs])
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
-        self._advance = self._progress.start_step(step)
+        self._check_aborted()
+        discarded_before = self._resources.num_discarded.copy()
+        advance = self._progress.start_step(step)
+
+        def advance_or_abort(finished: int) -> None:
+            self._check_aborted()
+            advance(finished)
+
+        self._advances[step] = advance_or_abort
         writer, _ = _STAGES[step.stage]
         groups: list[Any] | None = None
 
@@ -95,12 +113,19 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
         try:
             pointer = self._store.commit(step.folder, key, write)
-        except (EngineError, SandboxDied):
-            self._resources.discard_workers()
+        except (EngineError, SandboxDied) as error:
+            self._check_aborted()
+            self._resources.discard_dead(error, discarded_before)
             raise
+        finally:
+            del self._advances[step]
         if groups is not None:
             self._fresh[pointer["sha"]] = groups
         return pointer
+
+    def _check_aborted(self) -> None:
+        if self._aborted:
+            raise StepAborted("the run ends")
 
     # ------------------------------------------------------------------------------------------------------- stages
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -128,14 +153,17 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         groups: list[RolloutGroup[Turn]] = []
         self._progress.expect_items(sum(node.group_size * self._num_acting(len(node.history)) for node in nodes))
         if nodes:
-            backend = self._backend(self._resources.serve_checkpoint(checkpoint))
+            backend = self._backend(step, self._resources.serve_checkpoint(checkpoint))
             groups = rollout(nodes, Team.of(config), backend, config.rollout, seed)
         write_records(folder / layout.GROUPS, groups)
         self._drafted[folder] = groups
         actions = [action for group in groups for of_agent in group.actions.values() for action in of_agent]
         tokens = sum(len(action.token_ids) for action in actions)
         cut_off = sum(action.finish_reason == "length" for action in actions)
-        return {
+        lag = (
+            {"rollout/lag": float(iteration - 1 - layout.checkpoint_iteration(checkpoint))} if config.train.lag else {}
+        )
+        return lag | {
             "rollout/groups": float(len(groups)),
             "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
             "rollout/tokens": float(tokens),
@@ -147,7 +175,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Run the programs in the sandbox and price every joint action."""
         groups = self._read_groups(inputs[0], layout.read_groups, last=True)
         team, sandbox = Team.of(self._config), self._resources.sandbox
-        scored, stats = score(groups, team, sandbox, self._reports, self._advance)
+        scored, stats = score(groups, team, sandbox, self._reports, self._advances[step])
         layout.write_scores(folder, scored)
         self._drafted[folder] = scored
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
@@ -177,13 +205,13 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._progress.expect_items(int(self._store.metrics(samples).get(_NUM_SAMPLES, 0)))
         self._resources.free_gpus()
         of_samples, of_checkpoint = self._store.folder(samples), self._store.folder(checkpoint)
-        return self._resources.updates.update(of_samples, of_checkpoint, folder, self._advance)
+        return self._resources.updates.update(of_samples, of_checkpoint, folder, self._advances[step])
 
     def _evaluate(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Evaluate a checkpoint on problems never trained on."""
         config = self._config
         problems, checkpoint = inputs
-        backend = self._backend(self._resources.serve_checkpoint(checkpoint))
+        backend = self._backend(step, self._resources.serve_checkpoint(checkpoint))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         self._progress.expect_items(self._count_evaluated(splits, eval_config))
         report, trajectories = evaluate(Team.of(config), backend, splits, eval_config, config.rollout, step.iteration)
@@ -204,7 +232,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
                 {p["dir"].partition("baseline.")[2]: layout.read_evaluation(self._store.folder(p)) for p in earlier},
                 voter="single",
             )
-        backend = self._backend(self._resources.serve_row(row, untrained))
+        backend = self._backend(step, self._resources.serve_row(row, untrained))
         splits, eval_config = self._load_problems(problems), config.seeded_eval()
         report = baseline(row, backend, splits, eval_config, config.rollout, votes)
         evaluated = spread_problems(splits["test"], eval_config.max_problems)
@@ -245,9 +273,9 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         self._progress.say(f"programs run at isolation level {level}")
         self._set_tags({"sandbox.level": level})
 
-    def _backend(self, engine: Served) -> Backend:
-        sandbox, render = self._resources.sandbox, self._resources.lineup.render
-        return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=self._advance)
+    def _backend(self, step: Step, engine: Served) -> Backend:
+        sandbox, render, progress = self._resources.sandbox, self._resources.lineup.render, self._advances[step]
+        return Backend(engine=engine, sandbox=sandbox, render=render, cache=self._reports, progress=progress)
 
     def _num_acting(self, turn: int) -> int:
         """Number of agents that answer at ``turn``, from 0."""
@@ -286,7 +314,11 @@ _STAGES: Mapping[StageName, tuple[_Writer, Sequence[str]]] = {
 """What writes the output of each stage into a folder and returns its metrics, and the sections of the configuration
 that the output depends on, besides its inputs."""
 
-_NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {"optim": {"lanes": 1}}
+_NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
+    "algo": {"max_sampling_gap": None},
+    "optim": {"lanes": 1},
+    "train": {"lag": 0},
+}
 """Values that change nothing, of options newer than runs that must still be found, by section."""
 
 

@@ -208,6 +208,4 @@ def test_nothing_is_left_of_a_driver_that(cluster: Any, tmp_path: Path, end: str
         else:
             driver.stdin.write("\n")
             driver.stdin.flush()
-        told = time.monotonic()
         assert_all_end(started)
-        print(f"all gone after {time.monotonic() - told:.2f} s")

@@ -32,7 +32,7 @@ def test_one_process_fits_everything() -> None:
     ("place", "overrides", "words"),
     [
         (SERVERS, ["engine.kind=transformers"], ["engine.servers", 'engine.kind = "transformers"']),
-        ({"update": {"ranks": 3}}, [], ["update.ranks = 3", "must divide 2", "set it to 1, 2"]),
+        ({"update": {"ranks": 3}}, [], ["update.ranks = 3", "must divide 2, optim.lanes times", "set it to 1, 2"]),
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),
         (SERVERS, ["engine.kind=vllm", "model.device=cuda"], ["engine.gpus = 0", 'model.device = "cuda"']),
         (
@@ -70,6 +70,11 @@ def test_all_misfits_are_told_at_once() -> None:
 
 def test_servers_on_processors_fit_a_run_on_processors() -> None:
     assert misfits(SERVERS, "engine.kind=vllm", "model.device=cpu") == []
+
+
+def test_lanes_are_units_of_work() -> None:
+    assert fit.count_units(embedded("optim.lanes=4")) == 8
+    assert misfits({"update": {"ranks": 8}}, "optim.lanes=4") == []
 
 
 def test_shared_adapters_are_one_unit_of_work(tmp_path: Path) -> None:

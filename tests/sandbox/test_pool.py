@@ -11,12 +11,13 @@ import signal
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import psutil
 import pytest
 
-from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes import pool as pool_module
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
@@ -108,11 +109,16 @@ def test_closing_ends_what_runs() -> None:
     pool = open_pool(workers=1, test_s=100, total_s=100)
     child = psutil.Process(the_worker(pool).process.pid)
     jail = child.children(recursive=True)
-    running = pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
-    while the_worker(pool).jobs == 0:
-        time.sleep(0.001)
-    pool.close()
-    assert running.result().status == "infra_error"
+    endless = [Execution(f"while True:\n    {number}\n", "f", CHECK) for number in range(2)]
+    with ThreadPoolExecutor() as other_thread:
+        running = other_thread.submit(pool.run, endless)
+        while the_worker(pool).jobs == 0:
+            time.sleep(0.001)
+        pool.close()
+        with pytest.raises(SandboxDied, match="closed"):
+            running.result()
+    with pytest.raises(SandboxDied, match="closed"):
+        pool.run(endless)
     assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in [child, *jail])
 
 

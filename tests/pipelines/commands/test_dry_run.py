@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from magrpo.config import RunConfig, load_config
+from magrpo.planning.sizes import estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
 from pipelines.cli import main
-from pipelines.commands.dry_run import estimate_memory, estimate_work, mean_stage_seconds, show_plan
+from pipelines.commands.dry_run import mean_stage_seconds, show_plan
 from tests.pipelines.micro import command
 from tests.pipelines.training.test_resume import Runs
 

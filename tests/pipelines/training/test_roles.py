@@ -8,10 +8,10 @@ import pytest
 
 from magrpo.config import RunConfig, load_config
 from magrpo.layout import read_scored
+from magrpo.planning.sizes import estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Sample, ScoredTurn
-from pipelines.commands.dry_run import estimate_memory, estimate_work
 from tests.memory_tracker import MemoryTracker
 from tests.pipelines.micro import run_locally, write_config
 from tests.tiny import tiny_base, tiny_config

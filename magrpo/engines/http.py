@@ -1,0 +1,235 @@
+"""The client of one vLLM server: token ids in, token ids and log-probabilities out, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import aiohttp
+import msgspec
+
+from magrpo.engines import Completion
+from magrpo.engines.probes import Probe
+from magrpo.types import Request
+
+_CONNECT_S = 10.0
+_KEEP_ALIVE_S = 4.0
+"""A vLLM server closes a connection that is idle for 5 s."""
+_NO_NUMBER = -9999.0
+"""What vLLM sends in place of a log-probability that is not finite."""
+AnswerT = TypeVar("AnswerT")
+
+
+class ServerFailed(Exception):
+    """A server did not answer, or not as it must. The same question may be put to another server."""
+
+
+class AdapterMissing(ServerFailed):
+    """A server does not have the adapter that a request names."""
+
+
+class Refused(Exception):
+    """A server refuses a request that no other would accept: wrong key, or wrong settings of the server."""
+
+
+class _ConnectionWasClosed(ServerFailed):
+    """The server closed a connection before any part of its answer."""
+
+
+class Model(msgspec.Struct, frozen=True):
+    """A base model or an adapter that a server has."""
+
+    id: str
+    root: str = ""
+    parent: str | None = None
+    """The base of an adapter; None: this is a base."""
+    max_model_len: int | None = None
+
+
+class _Models(msgspec.Struct):
+    data: list[Model]
+
+
+class _Token(msgspec.Struct):
+    token_id: int
+    logprob: float
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Token]
+
+
+class _Choice(msgspec.Struct):
+    token_ids: list[int]
+    finish_reason: str
+    logprobs: _Logprobs | None = None
+
+
+class _Answer(msgspec.Struct):
+    model: str
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[str, _PromptToken] | None] | None = None
+
+
+class _PromptToken(msgspec.Struct):
+    logprob: float
+
+
+class _Problem(msgspec.Struct):
+    message: str
+
+
+class _ErrorAnswer(msgspec.Struct):
+    error: _Problem | str
+
+
+def open_session() -> aiohttp.ClientSession:
+    """Connections to all servers, as many as there are requests in flight. Call it on the loop that uses them."""
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_S))
+
+
+class ServerClient:
+    """One vLLM server. Methods raise ServerFailed if it fails, Refused if it rejects what is asked."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, key: str | None, deadline_s: float) -> None:
+        self.url = url
+        self._session, self._deadline_s = session, deadline_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def generate(self, model: str, request: Request, stop_token_ids: Sequence[int]) -> Completion:
+        """The completion of ``request`` by the adapter or base called ``model``."""
+        sampling = request.sampling
+        answer = await self._ask(
+            model,
+            request.prompt_ids,
+            {
+                "temperature": sampling.temperature,
+                "top_p": sampling.top_p,
+                "top_k": sampling.top_k,
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "presence_penalty": 0.0,
+                "frequency_penalty": 0.0,
+                "max_tokens": sampling.max_new_tokens,
+                "seed": request.seed,
+                "stop_token_ids": list(stop_token_ids),
+                "ignore_eos": True,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+        )
+        choice = answer.choices[0]
+        tokens = choice.logprobs.content if choice.logprobs else []
+        if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
+            raise ServerFailed(f"{self.url} broke a completion off ({choice.finish_reason})")
+        if [token.token_id for token in tokens] != choice.token_ids:
+            raise ServerFailed(f"{self.url} sent no log-probabilities for its tokens")
+        return Completion(choice.token_ids, [_read_logp(token.logprob) for token in tokens])
+
+    async def score(self, model: str, probe: Probe) -> list[float]:
+        """Log-probabilities of the tokens of ``probe`` at temperature 1 by ``model``."""
+        sampling = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
+        answer = await self._ask(model, [*probe.prompt_ids, *probe.token_ids], sampling)
+        scored = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
+        if len(scored) != len(probe.token_ids):
+            raise ServerFailed(f"{self.url} sent no log-probabilities of a prompt")
+        logps = []
+        for token, entries in zip(probe.token_ids, scored, strict=True):
+            if entries is None or str(token) not in entries:
+                raise ServerFailed(f"{self.url} sent no log-probability of a token of the prompt")
+            logps.append(_read_logp(entries[str(token)].logprob))
+        return logps
+
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Load the adapter in ``folder``, a path on the server's machine, under ``name``."""
+        try:
+            await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, self._deadline_s)
+        except AdapterMissing:
+            raise ServerFailed(
+                f"{self.url} cannot load adapters, or does not see {folder}: start it with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, where the run directory is mounted"
+            ) from None
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget the adapter called ``name``."""
+        try:
+            await self._post("/v1/unload_lora_adapter", {"lora_name": name}, self._deadline_s)
+        except AdapterMissing:
+            return
+
+    async def list_models(self) -> list[Model]:
+        """The bases and adapters that the server has."""
+        return self._decode(await self._send("GET", "/v1/models", None, _CONNECT_S), _Models).data
+
+    async def check_health(self, deadline_s: float) -> None:
+        """Return if the server and its engine say they are well within ``deadline_s`` seconds."""
+        await self._send("GET", "/health", None, deadline_s)
+
+    async def sleep(self) -> None:
+        """Release GPU memory. Needs a server in development mode."""
+        await self._post("/sleep?level=1", {}, self._deadline_s)
+
+    async def wake(self) -> None:
+        """Undo :meth:`sleep`."""
+        await self._post("/wake_up", {}, self._deadline_s)
+
+    async def _ask(self, model: str, prompt_ids: Sequence[int], sampling: Mapping[str, object]) -> _Answer:
+        body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
+        answer = self._decode(await self._post("/inference/v1/generate", body, self._deadline_s), _Answer)
+        if answer.model != model:
+            raise ServerFailed(f"{self.url} was asked for {model} and answered from {answer.model}")
+        if len(answer.choices) != 1:
+            raise ServerFailed(f"{self.url} sent {len(answer.choices)} completions for one request")
+        return answer
+
+    async def _post(self, path: str, body: Mapping[str, object], deadline_s: float) -> bytes:
+        data = msgspec.json.encode(body)
+        try:
+            return await self._send("POST", path, data, deadline_s)
+        except _ConnectionWasClosed:  # an idle one, as the request left; asking twice gives the same answer
+            return await self._send("POST", path, data, deadline_s)
+
+    async def _send(self, method: str, path: str, data: bytes | None, deadline_s: float) -> bytes:
+        headers = {**self._headers, "Content-Type": "application/json"}
+        timeout = aiohttp.ClientTimeout(total=deadline_s, sock_connect=min(_CONNECT_S, deadline_s))
+        try:
+            async with self._session.request(
+                method, self.url + path, data=data, headers=headers, timeout=timeout
+            ) as answer:
+                text = await answer.read()
+        except TimeoutError:
+            raise ServerFailed(f"{self.url} did not answer within {deadline_s:g} s") from None
+        except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
+            kind = ServerFailed if isinstance(error, aiohttp.ClientConnectorError) else _ConnectionWasClosed
+            raise kind(f"lost the connection to {self.url} ({error})") from None
+        except aiohttp.ClientError as error:
+            raise ServerFailed(f"lost the connection to {self.url} ({error})") from None
+        if answer.status == 200:
+            return text
+        message = f"{self.url} answered {answer.status} ({_read_error(text)})"
+        if answer.status == 404:
+            raise AdapterMissing(message)
+        if answer.status in (401, 403):
+            raise Refused(f"{message}; put its key into the environment variable VLLM_API_KEY")
+        if 400 <= answer.status < 500 and answer.status not in (408, 429):
+            raise Refused(message)
+        raise ServerFailed(message)
+
+    def _decode(self, text: bytes, kind: type[AnswerT]) -> AnswerT:
+        try:
+            return msgspec.json.decode(text, type=kind)
+        except msgspec.DecodeError as error:
+            raise ServerFailed(f"{self.url} sent an answer that cannot be read ({error})") from None
+
+
+def _read_logp(value: float) -> float:
+    return value if value > _NO_NUMBER else float("nan")
+
+
+def _read_error(text: bytes) -> str:
+    try:
+        error = msgspec.json.decode(text, type=_ErrorAnswer).error
+    except msgspec.DecodeError:
+        return text[:200].decode("utf-8", errors="replace")
+    return (error if isinstance(error, str) else error.message)[:400]

@@ -1,0 +1,58 @@
+"""The arguments of vLLM that its servers have in common, in this machine's own process or over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from magrpo.lineup import Lineup
+
+MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""Values that vLLM accepts as the maximum rank of an adapter."""
+
+
+class ServerOptions(NamedTuple):
+    """Options of the engine ``vllm`` that concern every server."""
+
+    memory_frac: float
+    cpu_cache_gib: float
+    deadline_s: float
+
+
+def make_arguments(
+    lineup: Lineup, agents: Sequence[str], options: ServerOptions, num_served: int, num_kept: int | None = None
+) -> dict[str, object]:
+    """Arguments of vLLM that every server of ``agents`` has, by name.
+
+    Args:
+        num_served: Number of sets of adapters that are computed with at once.
+        num_kept: Number of sets that the server keeps in memory; None: as many.
+    """
+    arguments: dict[str, object] = {
+        "model": lineup.base(agents[0]),
+        "dtype": str(lineup.dtype).removeprefix("torch."),
+        "max_model_len": lineup.max_length(agents[0]),
+        "generation_config": "vllm",
+        "logprobs_mode": "processed_logprobs",
+        "enable_prefix_caching": True,
+        "disable_log_stats": True,
+        "seed": 0,
+    }
+    if lineup.weights(agents[0]) == "lora":
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": len(agents) * num_served,
+            "max_cpu_loras": len(agents) * (num_kept or num_served),
+            "max_lora_rank": next(size for size in MAX_RANKS if size >= lineup.lora.rank),
+        }
+    if lineup.device.type == "cuda":
+        return arguments
+    return arguments | {
+        "enforce_eager": True,
+        "block_size": 32,  # the default of 128 is longer than most prompts, so that no prefix would be shared
+        "kv_cache_memory_bytes": int(options.cpu_cache_gib * 2**30),
+        # With seeds, vLLM 0.32 on CPU cannot split a prompt: "CPU Generator does not use offset".
+        "enable_chunked_prefill": False,
+        "max_num_batched_tokens": max(8192, lineup.max_length(agents[0])),
+    }

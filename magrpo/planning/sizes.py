@@ -1,0 +1,115 @@
+"""Sizes of a run known before it begins: upper bounds of an iteration's work, and memory by purpose."""
+
+from dataclasses import dataclass
+
+import torch
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from magrpo.assets import locate_model
+from magrpo.config import AgentConfig, RunConfig, weight_holders
+from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
+from magrpo.plugins import ConfigError
+
+ACTIVATIONS = 32
+"""Numbers that an update holds per token, layer and hidden unit: the slope of its peak memory over the tokens.
+
+Measured: 31 for Llama models in float32 on a CPU, adapters and full copies alike. Section 4.1 of arXiv 2205.05198
+counts 17 for a GPT layer, without attention scores: a gated feed-forward and rotary positions keep more.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
+
+    completions: int
+    tokens: int
+    joint_actions: int
+    programs: int | None
+    """Runs in the sandbox, equal programs counted each time; None if the reward does not declare it."""
+
+
+def estimate_work(config: RunConfig) -> Work:
+    """Count the nodes of all trees of an iteration, if no episode ends early."""
+    rollout, nodes = config.rollout, config.rollout.problems_per_iteration
+    completions = joint_actions = 0
+    for turn in range(config.env.num_turns):
+        num_acting = len(config.env.acting(turn))
+        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = group_size
+        if rollout.joint_mode == "crossed":
+            joint = min(group_size**num_acting, rollout.crossed_pairs or group_size**num_acting)
+        completions += nodes * group_size * num_acting
+        joint_actions += nodes * joint
+        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+    programs = None
+    if isinstance(config.reward, HasMaxExecutions):
+        has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests
+        programs = joint_actions * config.reward.max_executions * (2 if has_hidden_tests else 1)
+    return Work(completions, completions * rollout.max_new_tokens, joint_actions, programs)
+
+
+@dataclass(frozen=True, slots=True)
+class BaseSize:
+    """Sizes of one base model, without its weights."""
+
+    num_parameters: int
+    adapter_parameters: int
+    token_units: int
+    """Hidden units of all layers."""
+    token_cache: int
+    """Numbers that the key-value cache holds for a token."""
+
+
+def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+    """Bytes by purpose. Models are built without weights: only their configurations are read.
+
+    ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
+    Raises ConfigError if the configuration of a base model cannot be read.
+    """
+    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
+    holder = weight_holders(config.agents)
+    apart = [agent for agent in config.agents if holder[agent.name] == agent.name]
+    adapted = [agent.model for agent in apart if agent.weights != "full"]
+    full = [agent.model for agent in apart if agent.weights == "full"]
+    references = set(full) if config.algo.beta > 0 else set()
+    trained = [
+        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
+        for agent in apart
+        if agent.trained
+    ]
+    per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
+    sizes = {
+        "frozen parameters": sum(models[name].num_parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
+        "full copies": sum(models[name].num_parameters for name in full) * 4,
+        "gradients of one agent": max(trained) * 4,
+        "optimizer": sum(trained) * 8,
+        "activations": config.optim.micro_batch_tokens * per_token,
+    }
+    if max_batch is not None:
+        at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
+        token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
+        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * token_bytes
+    return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
+    """The sizes of an agent's base model. Raises ConfigError if its configuration cannot be read."""
+    try:
+        described = AutoConfig.from_pretrained(locate_model(agent.model))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
+        num_parameters, adapter_parameters = model.num_parameters(), 0
+        if agent.weights != "full":
+            wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
+            adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
+    text = described.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    layers = text.num_hidden_layers
+    return BaseSize(num_parameters, adapter_parameters, layers * text.hidden_size, 2 * layers * heads * width)

@@ -1,0 +1,70 @@
+"""``magrpo place``: what would start where; and the forecast of ``magrpo train --dry-run --place``."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from magrpo.config import RunConfig, load_config
+from magrpo.place import Place
+from magrpo.planning.fit import check_place
+from magrpo.planning.starts import Start, count_bases, count_gpus, list_starts
+from pipelines.arguments import ConfigFile, GivenPlace, Json
+from pipelines.commands.config_help import format_place_help, print_wrapped
+
+
+def show_place(file: GivenPlace | None = None, config: ConfigFile | None = None, /, *, as_json: Json = False) -> int:
+    """Print what would start at a place, and return 0. Raises ConfigError if the configuration does not fit.
+
+    Args:
+        file: TOML file that says where to run, or none for one process. Without it, the keys of a place are explained.
+        config: Configuration to run there: its models are counted, and whether it fits is checked.
+    """
+    if file is None:
+        print_wrapped(format_place_help())
+        return 0
+    place = file
+    resolved = load_config(config) if config is not None else None
+    if resolved is not None:
+        check_place(resolved, place)
+    num_bases = count_bases(resolved) if resolved is not None else 1
+    starts, gpus = list(list_starts(place, num_bases)), count_gpus(place, num_bases)
+    if as_json:
+        print(json.dumps({"place": place.model_dump(), "starts": [asdict(start) for start in starts], "gpus": gpus}))
+        return 0
+    lines = [f"place    {place.describe()}", *map(_describe_start, starts), f"GPUs     {gpus} for these processes"]
+    lines += [f"config   {config}: fits"] if config is not None else []
+    print_wrapped("\n".join([*lines, "nothing was started"]))
+    return 0
+
+
+def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]:
+    """The forecast of a run at ``place``, with the constants measured in ``root`` or those that ship."""
+    from magrpo.planning import throughput  # torch, transformers
+
+    rates, lag = throughput.load_rates(root), 0
+    load = throughput.Workload.of(config, 2 if config.model.dtype != "float32" else 4)
+    machines = throughput.Machines.of(place, load.num_bases)
+    forecast = throughput.forecast_run(load, machines, rates, lag)
+    parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in forecast.seconds.items())
+    yield f"place    {place.describe()}"
+    yield f"  a model, not a measurement: {forecast.tokens_per_s:,.0f} tokens/s on {forecast.gpus} GPUs"
+    yield f"  {forecast.period_s:.3g} s an iteration at lag {lag}: {parts}"
+    working = f"servers work {forecast.serving_frac:.0%} of the time, ranks {forecast.updating_frac:.0%}"
+    yield f"  bottleneck: {forecast.bottleneck}; {working}"
+    gib = 2**30
+    server = throughput.server_memory(load, machines, rates) / gib
+    rank = throughput.rank_memory(config, place, load.dtype_bytes) / gib
+    yield f"  memory of a GPU: server {server:.1f} GiB, rank {rank:.1f} GiB, of {rates.memory_bytes / gib:.1f} GiB"
+    price = f"${forecast.dollars_per_million:.3g} for a million tokens"
+    yield f"  {price}, at ${rates.dollars_per_gpu_hour:.2f} for a GPU and hour"
+    yield f"  constants: {rates.source}"
+
+
+def _describe_start(start: Start) -> str:
+    """``servers  8 on this machine; 1 GPU each, port chosen when it starts: ...``."""
+    label = {"driver": "driver", "server": "servers", "rank": "ranks", "pool of jails": "jails"}[start.what]
+    where = f"{start.count} at {start.port}" if "://" in start.port else f"{start.count} on {start.where}"
+    facts = [f"{start.gpus} GPU{'s' * (start.gpus != 1)} each"] if start.gpus else []
+    facts += [f"port {start.port}"] if start.port and "://" not in start.port else []
+    return f"{label:8} {'; '.join([where, *facts])}: {start.note}"
