@@ -79,8 +79,6 @@ class UpdatePlace(Section):
     """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
     deadline_s: float = Field(1800.0, gt=0)
     """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
-    shard: Literal["none", "base"] = "none"
-    """``base``: each rank holds a part of the frozen base model (FSDP2). Full weights are always sharded."""
     colocate: bool = False
     """Whether servers and ranks share the GPUs by turns: servers sleep during an update."""
 
@@ -104,8 +102,6 @@ class Place(Section):
     def _fits_together(self) -> Place:
         if self.sandbox.nodes and self.fleet.kind != "ray":
             raise ValueError('sandbox.nodes needs a cluster: set fleet.kind = "ray", or leave it out')
-        if self.update.shard == "base" and self.update.ranks < 2:
-            raise ValueError('update.shard = "base" needs update.ranks of 2 or more')
         if self.update.colocate:
             if not isinstance(self.engine.servers, int) or not self.engine.servers or not self.update.ranks:
                 raise ValueError("update.colocate needs engine.servers that are started here, and update.ranks")
@@ -135,8 +131,7 @@ class Place(Section):
             size = f"of {_count(engine.gpus, 'GPU')}" if engine.gpus else "on processors"
             parts.append(f"{_count(engine.servers, 'server')} {size}")
         if update.ranks:
-            shared = " that share the base" if update.shard == "base" else ""
-            parts.append(f"{_count(update.ranks, 'rank')}{shared}")
+            parts.append(_count(update.ranks, "rank"))
         if update.colocate:
             parts.append("by turns on the same GPUs")
         if self.sandbox.nodes:

@@ -36,7 +36,6 @@ def write_place(folder: Path, text: str) -> Path:
         ('[engine]\nservers = ["10.0.0.5:8000"]', "engine.servers: '10.0.0.5:8000' is no address of a server"),
         ('[engine]\nservers = ["http://a:1", "http://a:1/"]', "engine.servers: http://a:1 is named twice"),
         ("[sandbox]\nnodes = 2", "sandbox.nodes needs a cluster"),
-        ('[update]\nranks = 1\nshard = "base"', 'update.shard = "base" needs update.ranks of 2 or more'),
         ("[update]\ncolocate = true\nranks = 2", "update.colocate needs engine.servers that are started here"),
         ("[[agents]]\nname = 'helper'", "is the configuration of a run, not a place"),
         ("[engine", "cannot be read as TOML"),

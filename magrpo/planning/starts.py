@@ -37,10 +37,9 @@ def list_starts(place: Place, num_bases: int = 1) -> Iterator[Start]:
         each = f"; {engine.servers} for each of {num_bases} models" if num_bases > 1 else ""
         yield Start("server", engine.servers * num_bases, engine.gpus, here, CHOSEN, note + each)
     if update.ranks:
-        shard = "; the base sharded" if update.shard == "base" else ""
         turns = "; on the servers' GPUs, by turns" if update.colocate else ""
         gpus = 0 if not isinstance(engine.servers, tuple) and engine.servers and not engine.gpus else 1
-        yield Start("rank", update.ranks, gpus, here, CHOSEN, f"torchrun{shard}{turns}")
+        yield Start("rank", update.ranks, gpus, here, CHOSEN, f"torchrun{turns}")
     nodes = place.sandbox.nodes
     yield Start("pool of jails", max(nodes, 1), 0, here if nodes else "this machine", note="programs of agents")
 

@@ -257,11 +257,9 @@ def server_memory(load: Workload, machines: Machines, rates: Rates) -> float:
     return (load.parameters * load.dtype_bytes + batch * context * load.cache_bytes) / machines.gpus_per_server
 
 
-def rank_memory(config: RunConfig, place: Place, dtype_bytes: int) -> float:
-    """Bytes on the GPU of a rank: all that an update holds; the frozen base is divided by R if it is sharded."""
-    sizes = estimate_memory(config, dtype_bytes, None)
-    sharded = place.update.ranks if place.update.shard == "base" else 1
-    return sum(size / (sharded if purpose == "frozen parameters" else 1) for purpose, size in sizes.items())
+def rank_memory(config: RunConfig, dtype_bytes: int) -> float:
+    """Bytes on the GPU of a rank: all that an update holds, on each rank."""
+    return sum(estimate_memory(config, dtype_bytes, None).values())
 
 
 def _prompt_tokens(load: Workload, rates: Rates) -> float:

@@ -21,10 +21,7 @@ _DIGITS = 6
 
 
 def compute_probes(policy: Policy) -> dict[str, Probe]:
-    """The probes of all agents, by their current weights: one short forward pass each, which changes nothing.
-
-    Where the base is sharded, every rank must call it.
-    """
+    """The probes of all agents, by their current weights: one short forward pass each, which changes nothing."""
     return {agent: _compute_probe(policy, agent) for agent in policy.lineup.agents}
 
 
