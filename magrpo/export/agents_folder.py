@@ -25,14 +25,17 @@ from magrpo.layout import AGENTS
 from magrpo.lineup import open_prompt_tokenizer
 from magrpo.plugins import ConfigError
 from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from magrpo.store import CONFIG, RunStore, share_files
+from magrpo.store import CONFIG, Pointer, RunStore, share_files
 
 ORIGIN = "origin.json"
 
 
-def write_run_agents(store: RunStore) -> Path:
-    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint."""
-    team, target = TrainedTeam.of(store), store.path / AGENTS
+def write_run_agents(store: RunStore, committed: Pointer | None = None) -> Path:
+    """Write ``agents`` in the folder of a finished training run, unless it was made from the same checkpoint.
+
+    ``committed``: its last checkpoint, if it was committed or checked just now.
+    """
+    team, target = TrainedTeam.of(store, committed=committed), store.path / AGENTS
     origin = target / ORIGIN
     if not (origin.is_file() and json.loads(origin.read_bytes()) == team.describe_origin()):
         write_agents(team, target)

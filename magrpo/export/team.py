@@ -9,6 +9,7 @@ from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig
 from magrpo.layout import (
     Step,
+    checkpoint_iteration,
     checkpoint_weights,
     committed_iterations,
     find_evaluations,
@@ -31,10 +32,15 @@ class TrainedTeam:
     """Its evaluations by iteration, ascending; the last one is of these agents."""
     merged: bool
     """Whether adapters are merged into copies of their base."""
+    committed: Pointer | None = None
+    """Their checkpoint, if it is known to be undamaged: finding that out reads all weights."""
 
     @classmethod
-    def of(cls, store: RunStore, *, merged: bool = False) -> "TrainedTeam":
-        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated."""
+    def of(cls, store: RunStore, *, merged: bool = False, committed: Pointer | None = None) -> "TrainedTeam":
+        """The agents of ``store``; ConfigError if it compares baselines, or none of its checkpoints is evaluated.
+
+        ``committed``: the run's last checkpoint, if it was committed or checked just now.
+        """
         config = load_run_config(store)
         if makes_tables(config):
             raise ConfigError(f"run {store.run_id} compares baselines and has no agents of its own; name a trained run")
@@ -44,7 +50,8 @@ class TrainedTeam:
             raise ConfigError(
                 f"run {store.run_id} has no evaluated agents yet; resume it: magrpo train --resume {store.run_id}"
             )
-        return cls(store, config, evaluations, merged)
+        known = committed if committed is not None and checkpoint_iteration(committed) == max(evaluations) else None
+        return cls(store, config, evaluations, merged, known)
 
     @property
     def iteration(self) -> int:
@@ -74,15 +81,20 @@ class TrainedTeam:
             return self.config.model.dtype
         return "bfloat16" if self.store.stored_metrics(Step("start", 0).folder)["start/gpus"] else "float32"
 
+    @cached_property
+    def checkpoint(self) -> Pointer:
+        """The checkpoint of these agents. Raises ConfigError if it is damaged."""
+        found = self.committed or self.store.find(Step("update", self.iteration).folder)
+        if found is None:
+            raise ConfigError(f"run {self.store.run_id}: the checkpoint of iteration {self.iteration} is damaged")
+        return found
+
     def describe_origin(self) -> dict[str, object]:
         """The run, checkpoint and evaluation, as plain JSON. Raises ConfigError if the checkpoint is damaged."""
-        checkpoint = self.store.find(Step("update", self.iteration).folder)
-        if checkpoint is None:
-            raise ConfigError(f"run {self.store.run_id}: the checkpoint of iteration {self.iteration} is damaged")
         return {
             "run": self.store.run_id,
             "iteration": self.iteration,
-            "checkpoint": checkpoint["sha"],
+            "checkpoint": self.checkpoint["sha"],
             "evaluation": self.evaluations[self.iteration]["sha"],
             "merged": self.merged,
         }

@@ -161,7 +161,7 @@ class RunReport(EvaluatedRun):
             yield Section(Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), finding), figure
             panels = charts.cloud_panels(reports, maxima)
             figure = charts.compose_figure(panels, charts.CLOUD)
-            cloud = Pictures("The cloud of joint returns", panels, "cloud.png", charts.CLOUD)
+            cloud = Pictures("Return of every trajectory", panels, "cloud.png", charts.CLOUD)
             yield Section(cloud, charts.describe_cloud(reports, maxima), folded=True), figure
         panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
         note = "The area of a point is the number of trajectories or problems that coincide in it."

@@ -61,7 +61,7 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # files and pipes have no width
-    console.print(_format_table(runs))
+    console.print(format_runs(runs, console.width))
     if elsewhere:
         console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True)
     return 0
@@ -127,28 +127,30 @@ def _describe_summary(run: Summary) -> dict[str, object]:
     }
 
 
-def _format_table(runs: Sequence[Summary]) -> Table:
+def format_runs(runs: Sequence[Summary], width: int) -> Table:
+    """The table of runs; below 100 columns without start and configuration, below 80 without duration, too."""
     keys = list_differing_keys([run.config for run in runs])
     shows_values = 0 < len(keys) <= MAX_KEYS
-    table = Table(
+    columns = [
         Column("run", overflow="fold"),
-        "state",
+        Column("state"),
         Column("iterations", justify="right"),
         Column("held-out return", justify="right"),
-        Column("started", no_wrap=True),
         Column("took", justify="right", no_wrap=True),
+        Column("started", no_wrap=True),
         Column("differs in" if shows_values else "config", overflow="fold"),
-        box=box.SIMPLE_HEAD,
-    )
+    ][: 4 if width < 80 else 5 if width < 100 else None]
+    table = Table(*columns, box=box.SIMPLE_HEAD)
     for run in runs:
         values = [f"{key}={run.config.get(key, '(none)')}" for key in keys]
-        table.add_row(
+        cells = (
             run.name,
             run.state,
             f"{run.iterations}/{run.config.get('train.num_iterations', '?')}",
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
-            f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
             "" if run.seconds is None else format_duration(run.seconds),
+            f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
             Text("\n".join(values) if shows_values else digest_config(run.config)),
         )
+        table.add_row(*cells[: len(columns)])
     return table

@@ -110,7 +110,7 @@ def _print_screen(
         if verdict.advice:
             print_entry(console, "advice:", verdict.advice)
     if reports:
-        console.print(_evaluations_table(reports))
+        console.print(_evaluations_table(reports, narrow=console.is_terminal and console.width < 80))
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
@@ -127,14 +127,19 @@ def _print_screen(
         print_commands("next:", {command: "go on where it stopped"}, console)
 
 
-def _evaluations_table(reports: Sequence[EvalReport]) -> Table:
-    """The mean return, with its interval, at each evaluation and on each split, and pass@1."""
+def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:
+    """The mean return, unless ``narrow`` with its interval, at each evaluation and on each split, and pass@1."""
     last = len(reports) - 1
     chosen = (
         sorted({round(i * last / (MAX_ROWS - 1)) for i in range(MAX_ROWS)}) if last >= MAX_ROWS else range(last + 1)
     )
     keys = [key for key in sort_summary_keys(reports[-1].summary) if key.endswith("/sampled")]
-    table = Table(box=box.SIMPLE_HEAD, title="return, % of the maximum [95 %]", title_justify="left", pad_edge=False)
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        title="return, % of the maximum" + ("" if narrow else " [95 %]"),
+        title_justify="left",
+        pad_edge=False,
+    )
     table.add_column("iteration", justify="right")
     for key in keys:
         table.add_column(SPLIT_TITLES[key.partition("/")[0]], justify="right")
@@ -143,6 +148,7 @@ def _evaluations_table(reports: Sequence[EvalReport]) -> Table:
         table.add_column(f"{quantity_title('pass_at_1')} (held-out)", justify="right")
     for report in (reports[i] for i in chosen):
         cells = [format_interval("return", report.summary[key]["return"]) for key in keys if key in report.summary]
+        cells = [cell.partition(" ")[0] if narrow else cell for cell in cells]
         passed = [f"{report.summary[HEADLINE]['pass_at_1'].mean:.1%}"] if solved else []
         table.add_row(str(report.policy_version), *cells, *passed)
     return table

@@ -110,7 +110,8 @@ def serve_flow(
     """Start runs by ``timetable`` until interrupted. Prefect's API must be reachable. Raises ConfigError."""
     schedule = build_schedule(timetable)
     root = load_config(config, overrides).root.absolute()
-    parameters = {"config": str(config.absolute()), "overrides": [*overrides], "root": str(root), "name": name}
+    changes = [text for text in overrides if text.partition("=")[0].strip() != "root"]  # it is a parameter of its own
+    parameters = {"config": str(config.absolute()), "overrides": changes, "root": str(root), "name": name}
     parameters["place"] = str(place.absolute()) if place is not None else ""
     with get_client(sync_client=True) as client:
         missed = _find_missed_run(client, name, schedule)

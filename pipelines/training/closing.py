@@ -75,6 +75,17 @@ def print_path(console: Console, label: str, path: Path) -> None:
     console.print(Text(f"{label:<{_LABEL}}").append(shorten_path(path), link), soft_wrap=True)
 
 
+def print_address(label: str, address: str, console: Console) -> None:
+    """Print a label and an address; a terminal that is too narrow shows the address below, without its query."""
+    link = Style(link=address) if console.is_terminal else Style()
+    line = Text(f"{label:<{_LABEL}}").append(address, link)
+    if console.is_terminal and len(line) > console.width:
+        if label:
+            console.print(label)
+        line = Text(address.partition("?")[0], link)
+    console.print(line, soft_wrap=True)
+
+
 def print_commands(label: str, commands: Mapping[str, str], console: Console) -> None:
     """Print commands below each other, each with its comment where the lines have room for it."""
     width = max(map(len, commands))
@@ -182,5 +193,4 @@ def _print_services(result: Result, console: Console) -> None:
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
-    link = Style(link=page) if console.is_terminal else Style()
-    console.print(Text(f"{'' if command else 'MLflow:':<{_LABEL}}").append(page, link), soft_wrap=True)
+    print_address("" if command else "MLflow:", page, console)

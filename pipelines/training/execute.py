@@ -99,7 +99,7 @@ def execute(
             with show_activity("writing the agents' folder"):
                 from magrpo.export.agents_folder import write_run_agents  # torch, transformers and peft
 
-                write_run_agents(store)
+                write_run_agents(store, result.outcome.checkpoint)
         publish_report(store, result.mlflow_page[1] if result.mlflow_run_id else "")
         promotion = register_team(
             store, result.outcome, result.mlflow_run_id, lambda name: execute(root, name, wrap, tags).outcome, undo

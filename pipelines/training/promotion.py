@@ -23,6 +23,7 @@ from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable
 from magrpo.types import HEADLINE
+from pipelines.progress.activity import show_activity
 from pipelines.training.champion import create_challenge, fetch_version
 from pipelines.training.gate import CONFIRMATION, FIRST, FRESH_SAMPLES, Lead, lead_over
 from pipelines.training.loop import Outcome
@@ -80,7 +81,9 @@ def register_team(
         if not mlflow_run_id:
             raise Unavailable("MLflow was not reached")
         candidate = _Candidate(store, config, registry, outcome, evaluate)
-        return candidate.decide_promotion(candidate.register(mlflow_run_id), undo)
+        with show_activity(f"registering the team as a version of {config.registry.model}"):
+            registered = candidate.register(mlflow_run_id)
+        return candidate.decide_promotion(registered, undo)
     except Unavailable as error:
         log.warning("registry: %s; to continue: magrpo train --resume %s", error, store.run_id)
         return None
@@ -208,7 +211,8 @@ class _Candidate:
         facts = json.loads(self.registry.read_file(champion, EVALUATION))
         if facts["protocol"] == self._protocol():
             return facts["returns"], ""
-        folder = fetch_version(self.store, self.registry, champion)
+        with show_activity(f"fetching the champion, version {champion.number}"):
+            folder = fetch_version(self.store, self.registry, champion)
         evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
         how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
         return self._evaluate_again(evaluation), how
@@ -222,7 +226,8 @@ class _Candidate:
         config = self.config.model_copy(update={"eval": fresh})
         weights = self.store.folder(self.outcome.checkpoint) / WEIGHTS
         team = create_challenge(self.store, config, weights, ours, f"version-{ours}-against-{theirs}")
-        folder = fetch_version(self.store, self.registry, champion)
+        with show_activity(f"fetching the champion, version {champion.number}"):
+            folder = fetch_version(self.store, self.registry, champion)
         other = create_challenge(self.store, config, folder, theirs, f"champion-{theirs}-against-{ours}")
         lead = lead_over(self._evaluate_again(team), self._evaluate_again(other), CONFIRMATION)
         return lead, f", in runs {team.run_id} and {other.run_id}"

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+import magrpo.store
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
 from magrpo.layout import TRAJECTORIES
 from magrpo.lineup import open_prompt_tokenizer
@@ -145,6 +146,23 @@ def test_a_finished_run_keeps_its_folder_until_its_weights_change(coders: RunSto
     write_run_agents(coders)
     assert (coders.path / "agents" / ORIGIN).stat().st_ino != written.st_ino
     assert not list(coders.path.glob(".agents-*"))
+
+
+def test_weights_are_read_once_to_write_the_folder_and_not_if_they_are_known(
+    coders: RunStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed = list[Path]()
+    digest = magrpo.store._sha256
+    monkeypatch.setattr(magrpo.store, "_sha256", lambda path: hashed.append(path) or digest(path))
+    (coders.path / "agents" / ORIGIN).write_text("{}")
+    write_run_agents(coders)
+    weights = [path for path in hashed if path.suffix == ".safetensors"]
+    assert len(weights) == len(set(weights)) > 0
+    hashed.clear()
+    update = json.loads((coders.path / "agents" / ORIGIN).read_text())["iteration"]
+    (coders.path / "agents" / ORIGIN).write_text("{}")
+    write_run_agents(coders, {"dir": f"stages/{update:05d}/update", "sha": "known"})
+    assert not [path for path in hashed if path.suffix == ".safetensors"]
 
 
 def export(store: RunStore, *arguments: str) -> int:

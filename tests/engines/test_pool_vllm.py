@@ -1,0 +1,172 @@
+"""Two real vLLM servers: the samples of one, and the same samples while a server is stopped, outdated or killed."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines.dispatch import Patience
+from magrpo.engines.host import EngineHost
+from magrpo.engines.pool import PoolEngine
+from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_place import make_jobs
+from magrpo.fleets import Running
+from magrpo.fleets.local import LocalFleet
+from magrpo.place import EnginePlace
+from magrpo.policy import Policy
+from magrpo.stages.probe import compute_probes, write_probes
+from magrpo.types import Action, Request, SamplingParams
+from tests.tiny import perturb, tiny_base
+
+pytestmark = [pytest.mark.slow, pytest.mark.vllm]
+KEY = "secret"
+AGENTS = ("helper", "main")
+ASKED = [
+    Request(agent, tuple(range(5, 15 + i)), SamplingParams(max_new_tokens=100), seed=100 * i + g)
+    for i in range(8)
+    for agent in AGENTS
+    for g in range(4)
+]
+
+
+@dataclass
+class World:
+    """Two servers that somebody else runs, as far as engines know, and three versions of weights."""
+
+    host: EngineHost
+    servers: list[Running]
+    folders: dict[int, dict[str, Path]]
+    alone: list[Action]
+    """The samples of the first server alone, from version 1."""
+
+    def open(self, *numbers: int, silence_s: float = 60.0) -> PoolEngine:
+        urls = tuple(f"http://{self.servers[i].host}:{self.servers[i].port}" for i in numbers)
+        place = EnginePlace(servers=urls, max_batch=8)
+        return PoolEngine(
+            replace(self.host, place=place), {}, KEY, Patience(silence_s=silence_s, check_s=0.2, return_s=0.2)
+        )
+
+    def family(self, number: int) -> list[psutil.Process]:
+        """The processes of a server, its first one first."""
+        port = str(self.servers[number].port)
+        everybody = psutil.Process().children(recursive=True)
+        [first] = [
+            p
+            for p in everybody
+            if p.cmdline()[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and port in p.cmdline()
+        ]
+        return [first, *first.children(recursive=True)]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
+    root = tmp_path_factory.mktemp("pool")
+    base = str(tiny_base(root / "base"))
+    agents = [AgentConfig(name=name, role=name, model=base) for name in AGENTS]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+    folders = {}
+    for version in (1, 2):
+        perturb(policy, seed=version)
+        folders[version] = policy.save(root / f"version-{version}")
+        write_probes(root / f"version-{version}", compute_probes(policy))
+    fleet = LocalFleet()
+    host = replace(
+        EngineHost.of(policy), fleet=fleet, place=EnginePlace(servers=2), shares_gpus=False, logs=root / "logs"
+    )
+    [job] = make_jobs(host, VllmEngine(cpu_cache_gib=0.1).options, KEY).values()
+    engine = PoolEngine(host, {base: job}, KEY)  # starts and waits
+    dispatcher: Any = engine._dispatcher
+    servers = [server.running for server in dispatcher._serving]
+    world = World(host, servers, folders, [])
+    try:
+        alone = world.open(0)
+        world.alone = alone.serve(1, folders[1]).generate(ASKED)
+        alone.close()
+        yield world
+    finally:
+        engine.close()
+        fleet.close()
+
+
+def tokens(actions: list[Action]) -> list[tuple[int, ...]]:
+    return [action.token_ids for action in actions]
+
+
+def test_two_servers_give_the_samples_of_one(world: World) -> None:
+    engine = world.open(0, 1)
+    served = engine.serve(1, world.folders[1])
+    assert tokens(served.generate(ASKED)) == tokens(world.alone)
+    engine.close()
+
+
+def test_a_server_with_an_old_version_under_the_new_name_loads_the_new_one(world: World, tmp_path: Path) -> None:
+    """The folder had the weights of version 2 when the server loaded it, and has those of version 1 now."""
+    weights = tmp_path / "weights"
+    shutil.copytree(world.folders[1]["helper"].parent, weights)
+    folders = {agent: weights / agent for agent in AGENTS}
+    first = world.open(0, 1)
+    names = {agent: adapter.name for agent, adapter in first.serve(1, folders).adapters.items() if adapter}
+    first.close()
+    shutil.rmtree(weights)
+    shutil.copytree(world.folders[2]["helper"].parent, weights)
+    (weights / "probe.json").unlink()
+    second = world.open(1)
+    dispatcher: Any = second._dispatcher
+    [server] = dispatcher._serving
+    for agent in AGENTS:
+        second._wait(server._client.load_adapter(names[agent], weights / agent))
+    shutil.rmtree(weights)
+    shutil.copytree(world.folders[1]["helper"].parent, weights)
+    engine = world.open(0, 1)
+    assert tokens(engine.serve(1, folders).generate(ASKED)) == tokens(world.alone)
+    engine.close()
+    second.close()
+
+
+def test_a_stopped_server_leaves_in_the_middle_of_a_batch(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    engine = world.open(0, 1, silence_s=15.0)
+    served = engine.serve(1, world.folders[1])
+    finished: list[int] = []
+    family = world.family(1)
+
+    def stop(count: int) -> None:
+        finished.append(count)
+        if len(finished) == 10:
+            for process in family:
+                process.send_signal(signal.SIGSTOP)
+
+    try:
+        assert tokens(served.generate(ASKED, stop)) == tokens(world.alone)
+    finally:
+        for process in family:
+            process.send_signal(signal.SIGCONT)
+    assert sum(finished) == len(ASKED)
+    assert "is out of the pool" in caplog.text
+    assert "did not answer within 15 s" in caplog.text
+    engine.close()
+
+
+def test_a_killed_server_leaves_in_the_middle_of_a_batch(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    engine = world.open(0, 1)
+    served = engine.serve(1, world.folders[1])
+    finished: list[int] = []
+    family = world.family(1)
+
+    def kill(count: int) -> None:
+        finished.append(count)
+        if len(finished) == 10:
+            for process in family:
+                process.kill()
+
+    assert tokens(served.generate(ASKED, kill)) == tokens(world.alone)
+    assert sum(finished) == len(ASKED)
+    assert "is out of the pool: lost the connection to http" in caplog.text
+    engine.close()
