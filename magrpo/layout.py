@@ -11,6 +11,7 @@ A run directory, ``<root>/<run_id>``::
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
     place.json                        where the run runs, if not in one process; may change at every resume
+    logs/                             output of the processes that the place asks for
     start.json                        the registered version the run started from, if it asked for the champion
 """
 
@@ -52,6 +53,7 @@ WEIGHTS = "weights"
 AGENTS = "agents"
 START = "start.json"
 PLACE = "place.json"
+LOGS = "logs"
 LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""

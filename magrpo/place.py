@@ -73,8 +73,12 @@ class UpdatePlace(Section):
     """The processes that compute updates."""
 
     ranks: int = Field(0, ge=0)
-    """Number of processes under ``torchrun``, one GPU each; must divide ``optim.lanes`` times the number of trained
+    """Number of processes under ``torchrun``; must divide ``optim.lanes`` times the number of trained
     adapters and copies. 0: the update runs in the run's own process."""
+    gpus: int | None = Field(None, ge=0, le=1)
+    """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
+    deadline_s: float = Field(1800.0, gt=0)
+    """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
     shard: Literal["none", "base"] = "none"
     """``base``: each rank holds a part of the frozen base model (FSDP2). Full weights are always sharded."""
     colocate: bool = False

@@ -13,7 +13,7 @@ from pydantic import Field
 
 from magrpo.engines import check_prompts, make_action
 from magrpo.interfaces import Listener, Progress
-from magrpo.plugins import Plugin
+from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
 
 if TYPE_CHECKING:
@@ -29,6 +29,11 @@ class TransformersEngine(Plugin):
     """Maximum number of completions of one agent decoded at once. Affects only speed and memory."""
 
     def open(self, host: EngineHost) -> LocalEngine:
+        if host.place.is_remote:
+            raise ConfigError(
+                "engine.kind = 'transformers' samples in the run's own process and has no use for engine.servers of "
+                "the place; set engine.kind = 'vllm' or 'auto', or leave engine.servers out"
+            )
         return LocalEngine(host.open_policy(), self.max_batch)
 
 

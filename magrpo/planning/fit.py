@@ -27,6 +27,11 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
             f"{', '.join(fitting)}, or choose other optim.lanes when a new run begins"
         )
+    if place.update.colocate and config.train.lag:
+        yield (
+            f"update.colocate lets servers and ranks work by turns, train.lag = {config.train.lag} at the same time: "
+            "leave out update.colocate, or set train.lag = 0"
+        )
     if place.sandbox.nodes and config.sandbox.kind == "none":
         yield 'sandbox.nodes has nothing to place: sandbox.kind = "none"; leave it out'
 

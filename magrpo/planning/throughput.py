@@ -77,8 +77,9 @@ class Workload:
     """Whether all parameters are trained."""
 
     @classmethod
-    def of(cls, config: RunConfig, dtype_bytes: int) -> "Workload":
+    def of(cls, config: RunConfig) -> "Workload":
         """The work of a configuration. Raises ConfigError if the configuration of a base model cannot be read."""
+        dtype_bytes = 4 if config.model.dtype == "float32" or config.model.device == "cpu" else 2
         work, sizes = estimate_work(config), [read_base_model(agent, config) for agent in config.agents]
         return cls(
             completions=work.completions,

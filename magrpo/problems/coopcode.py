@@ -71,6 +71,10 @@ class CoopCode(Plugin):
         Raises:
             ConfigError: a split cannot be as large as requested.
         """
+        return {split: [*problems] for split, problems in self._generate().items()}
+
+    @functools.lru_cache(maxsize=4)  # noqa: B019  # two seconds; a process asks for few sets, again and again
+    def _generate(self) -> dict[Split, list[Problem]]:
         train: list[Problem] = []
         test: list[Problem] = []
         ood: list[Problem] = []

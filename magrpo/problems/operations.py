@@ -52,12 +52,12 @@ class BoundOperation:
         return self.operation.expression.format(k=self.constant, v=variable)
 
     def __call__(self, value: Any) -> Any:
-        return _compile_expression(self.write_expression("v"))(value)
+        return _compile_expression(self.operation.expression, self.constant)(value)
 
 
 @functools.cache
-def _compile_expression(expression: str) -> Callable[[Any], Any]:
-    function: Callable[[Any], Any] = eval(f"lambda v: {expression}")
+def _compile_expression(expression: str, constant: str) -> Callable[[Any], Any]:
+    function: Callable[[Any], Any] = eval(f"lambda v: {expression.format(k=constant, v='v')}")
     return function
 
 
@@ -121,7 +121,13 @@ class Composition:
 def _is_small(value: Any, largest: int, longest: int) -> bool:
     if isinstance(value, int):
         return abs(value) < largest
-    return len(value) < longest and all(isinstance(item, str) or abs(item) < largest for item in value)
+    if len(value) >= longest or isinstance(value, str):
+        return len(value) < longest
+    # A loop: a generator takes twice as long, and this is most of generating problems.
+    for item in value:  # noqa: SIM110
+        if not isinstance(item, str) and abs(item) >= largest:
+            return False
+    return True
 
 
 def parse_operation(key: str) -> BoundOperation:

@@ -31,6 +31,9 @@ class Ranks(Protocol):
     def count(self) -> int:
         """How many there are."""
 
+    def tell_progress(self, doing: str) -> None:
+        """Say that this one is alive, and what it does next."""
+
     def agree_on(self, fits: bool) -> bool:
         """Whether ``fits`` is true on all of them."""
 
@@ -50,6 +53,9 @@ class OneRank:
 
     number: int = 0
     count: int = 1
+
+    def tell_progress(self, doing: str) -> None:
+        """No-op."""
 
     def agree_on(self, fits: bool) -> bool:
         return fits

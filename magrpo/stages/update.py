@@ -35,7 +35,7 @@ from magrpo.layout import OPTIMIZER, WEIGHTS
 from magrpo.policy import Policy
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.probe import compute_probes, write_probes
-from magrpo.stages.work import CompletionCounter, Part, Work, is_out_of_memory
+from magrpo.stages.work import CompletionCounter, NonFiniteLoss, Part, Work, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
@@ -52,10 +52,6 @@ ResultT = TypeVar("ResultT")
 _ModelContext = AbstractContextManager[PreTrainedModel]
 _Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
-
-
-class NonFiniteLoss(RuntimeError):
-    """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
 class SamplingGapTooLarge(RuntimeError):
@@ -283,6 +279,7 @@ class Updater:
         def accumulate(lane: Sequence[int]) -> None:
             self._optimizers[work.agent].zero_grad(set_to_none=True)
             for number in lane:
+                self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
                 batch = collate(work.samples, work.batches[number], self.policy.device)
                 loss, metrics = self._compute_loss(work, batch, constants)
                 loss.backward()  # type: ignore[no-untyped-call]
@@ -362,6 +359,7 @@ class Updater:
             table = {name: torch.zeros(num_tokens, device=self.policy.device) for name in contexts}
             slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
             for number in chain.from_iterable(self._lanes_here(work)) if contexts else ():
+                self.ranks.tell_progress(f"agent {work.agent!r}, constants of micro-batch {number + 1}")
                 batch = collate(work.samples, work.batches[number], self.policy.device)
                 lengths = [work.lengths[i] for i in batch.samples]
                 for name, context in contexts.items():

@@ -14,6 +14,10 @@ from magrpo.types import Sample
 from magrpo_kernels import Groups
 
 
+class NonFiniteLoss(RuntimeError):
+    """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One agent's samples of one update, split into micro-batches of rows."""

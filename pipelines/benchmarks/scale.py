@@ -109,7 +109,7 @@ def measure_run(store: RunStore, cpu_s: float) -> Measured:
 
 def fit_rates(config: RunConfig, place: Place, measured: Measured, rates: Rates) -> Rates:
     """``rates`` with the factors that make the model agree with a measurement at ``place``."""
-    load = Workload.of(config, 4 if config.model.dtype == "float32" else 2)
+    load = Workload.of(config)
     machines = Machines.of(place, load.num_bases)
     frac = measured.tokens / max(measured.completions * load.max_tokens, 1.0)
     plain = rates.model_copy(update={"length_frac": frac, "rollout_factor": 1.0, "update_factor": 1.0})

@@ -42,8 +42,8 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     """The forecast of a run at ``place``, with the constants measured in ``root`` or those that ship."""
     from magrpo.planning import throughput  # torch, transformers
 
-    rates, lag = throughput.load_rates(root), 0
-    load = throughput.Workload.of(config, 2 if config.model.dtype != "float32" else 4)
+    rates, lag = throughput.load_rates(root), config.train.lag
+    load = throughput.Workload.of(config)
     machines = throughput.Machines.of(place, load.num_bases)
     forecast = throughput.forecast_run(load, machines, rates, lag)
     parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in forecast.seconds.items())

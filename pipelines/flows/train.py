@@ -26,6 +26,7 @@ from magrpo.engines import EngineError
 from magrpo.layout import Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.store import Pointer
+from magrpo.updates import UpdatesDied
 from pipelines.flows.progress_page import ProgressPage
 from pipelines.progress.notify import Notices
 from pipelines.progress.state import Observer
@@ -35,7 +36,7 @@ from pipelines.training.recorder import FLOW_RUN_URL
 
 log = logging.getLogger(__name__)
 
-TRANSIENT = (EngineError, SandboxDied, OSError)
+TRANSIENT = (EngineError, SandboxDied, UpdatesDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING
 from magrpo.config import AgentConfig, BaselineRow, RunConfig, start_weights
 from magrpo.engines import EngineError
 from magrpo.engines.host import EngineHost
-from magrpo.layout import WEIGHTS, checkpoint_iteration
+from magrpo.fleets import Fleet
+from magrpo.fleets.local import LocalFleet
+from magrpo.layout import LOGS, WEIGHTS, checkpoint_iteration, read_place
 from magrpo.sandboxes import SandboxDied
+from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.store import Pointer, RunStore
 
 if TYPE_CHECKING:
+    import torch
+
     from magrpo.interfaces import Engine, Sandbox, Served, Updates
     from magrpo.lineup import Lineup
     from magrpo.policy import Policy
@@ -38,6 +43,7 @@ class Resources:
     ) -> None:
         self._config, self._store, self._on_sandbox = config, store, on_sandbox
         self._show_loading = show_loading
+        self._place = read_place(store)
         self._lag = 0 if config.baselines.rows else config.train.lag
         self._close_part: dict[str, Callable[[], None]] = {}
         """Closes each open part, by name."""
@@ -75,7 +81,7 @@ class Resources:
             from magrpo.lineup import Lineup  # torch, transformers
 
         config = self._config
-        return Lineup.open(config.agents, config.model, config.lora)
+        return Lineup.open(config.agents, config.model, config.lora, self._find_device())
 
     @cached_property
     def _policy(self) -> Policy:
@@ -89,18 +95,38 @@ class Resources:
             return Policy.of(lineup, self._config.train.seed)
 
     @cached_property
-    def _updates(self) -> Updates:
-        policy = self._policy
-        from magrpo.updates.inline import InlineUpdates  # torch
+    def _fleet(self) -> Fleet:
+        """Starts the processes that the place asks for."""
+        place = self._place.fleet
+        if place.kind == "ray":
+            from magrpo.fleets.ray import RayFleet  # ray, which is optional
 
-        updates = InlineUpdates(policy, self._config, self._store.path / "failed-batch")
+            fleet: Fleet = RayFleet(place.address)
+        else:
+            fleet = LocalFleet()
+        self._note_open("_fleet", fleet.close)
+        return fleet
+
+    @cached_property
+    def _updates(self) -> Updates:
+        config, dump = self._config, self._store.path / "failed-batch"
+        updates: Updates
+        if self._place.update.ranks:
+            from magrpo.updates.ranks import RanksUpdates  # torch
+
+            updates = RanksUpdates(config, self._place, self._fleet, dump, self._store.path / LOGS)
+        else:
+            policy = self._policy
+            from magrpo.updates.inline import InlineUpdates  # torch
+
+            updates = InlineUpdates(policy, config, dump)
         self._note_open("_updates", updates.close)
         return updates
 
     @cached_property
     def _sandbox(self) -> Sandbox:
         with self._show_loading("sandbox"):
-            sandbox = self._config.sandbox.open()
+            sandbox = self._open_sandbox()
         self._note_open("_sandbox", sandbox.close)
         if sandbox.level:
             self._on_sandbox(sandbox.level)
@@ -108,7 +134,17 @@ class Resources:
 
     @cached_property
     def _engine(self) -> Engine:
-        host = EngineHost(self.lineup, self._engine_policy, num_served=self._lag + 1, shares_gpus=not self._lag)
+        with self._opening:
+            fleet = self._fleet
+        host = EngineHost(
+            self.lineup,
+            self._engine_policy,
+            fleet=fleet,
+            place=self._place.engine,
+            num_served=self._lag + 1,
+            shares_gpus=self._shares_gpus,
+            logs=self._store.path / LOGS,
+        )
         with self._show_loading("engine"):
             engine = self._config.engine.open(host)
         self._note_open("_engine", engine.close)
@@ -117,7 +153,27 @@ class Resources:
     def _engine_policy(self) -> Policy:
         """The policy of an engine in this process: that of the updates, unless these run while it samples."""
         with self._opening:
-            return self._load_policy() if self._lag else self._policy
+            return self._load_policy() if self._lag or self._place.update.ranks else self._policy
+
+    @property
+    def _shares_gpus(self) -> bool:
+        """Whether engine and updates use the same GPUs by turns."""
+        return not self._lag and (self._place.update.colocate or not self._place.engine.is_remote)
+
+    def _find_device(self) -> torch.device | None:
+        """The device of weights that only other processes hold, whether or not this machine has one; else None."""
+        import torch  # half a second
+
+        is_elsewhere = self._place.engine.is_remote and self._place.update.ranks > 0
+        return torch.device("cuda") if is_elsewhere and self._config.model.device == "cuda" else None
+
+    def _open_sandbox(self) -> Sandbox:
+        plugin, nodes = self._config.sandbox, self._place.sandbox.nodes
+        if nodes and isinstance(plugin, PoolSandbox):
+            from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
+
+            return open_ray_sandbox(plugin, nodes, self._place.fleet.address)
+        return plugin.open()
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
@@ -132,7 +188,7 @@ class Resources:
 
     def free_gpus(self) -> None:
         """Let the engine release its GPU memory for an update, unless it samples meanwhile."""
-        if self._served and not self._lag:
+        if self._served and self._shares_gpus:
             self._engine.sleep()
 
     def discard_dead(self, error: EngineError | SandboxDied, discarded_before: Counter[str]) -> None:

@@ -18,6 +18,8 @@ import torch
 from magrpo.engines import EngineError
 from magrpo.engines.dispatch import Patience
 from magrpo.engines.pool import PoolEngine
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.engines.vllm import VllmEngine
 from magrpo.fleets import Job, ProcessDied
 from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
@@ -380,6 +382,19 @@ def test_numbers_that_are_none_are_an_error_of_the_weights(
     monkeypatch.setattr("tests.engines.fake_vllm.score", lambda weights, tokens: [-9999.0] * len(tokens))
     with pytest.raises(EngineError, match="logits are not finite at policy version 4"):
         served.generate(ask())
+
+
+def test_the_engine_in_this_process_has_no_use_for_servers() -> None:
+    host: Any = SimpleNamespace(place=EnginePlace(servers=2))
+    with pytest.raises(ConfigError, match=r"engine.kind = 'transformers' .*set engine.kind = 'vllm' or 'auto'"):
+        TransformersEngine().open(host)
+
+
+def test_full_weights_are_refused_by_the_agent() -> None:
+    lineup = SimpleNamespace(agents=("main", "solo"), weights=lambda agent: "full" if agent == "solo" else "lora")
+    host: Any = SimpleNamespace(place=EnginePlace(servers=2), lineup=lineup)
+    with pytest.raises(ConfigError, match=r'weights = "full": .*set weights = "lora"'):
+        VllmEngine().open(host)
 
 
 # ------------------------------------------------------------------------------------------- servers of the fleet

@@ -6,7 +6,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +15,10 @@ import pytest
 
 from magrpo.fleets import Job, ProcessDied
 from magrpo.fleets.ray import RayFleet
-from magrpo.sandboxes import SandboxError
+from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
-from magrpo.sandboxes.ray import RaySandbox, open_ray_sandbox
-from magrpo.types import Execution
+from magrpo.sandboxes.ray import Jails, RaySandbox, open_ray_sandbox
+from magrpo.types import Execution, ExecutionReport
 from tests.contracts import test_sandboxes as contract
 from tests.fleets.clusters import add_node
 from tests.fleets.test_local import wait_for_end
@@ -167,6 +167,39 @@ globals().update({name: value for name, value in vars(contract).items() if name.
 def test_a_node_that_offers_too_little_isolation_is_refused(cluster: Any) -> None:
     with pytest.raises(SandboxError, match="a node of the cluster has no usable jails"):
         open_ray_sandbox(PoolSandbox(level="landlock", min_level="namespaces"), 1, cluster.address)
+
+
+class FragileJails(Jails):
+    """Its actor dies of programs that say so."""
+
+    def run_chunk(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
+        if any("deadly" in execution.source for execution in executions):
+            os._exit(1)
+        return super().run_chunk(executions)
+
+
+@pytest.fixture
+def fragile(cluster: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[RaySandbox]:
+    monkeypatch.setattr("magrpo.sandboxes.ray.Jails", FragileJails)
+    monkeypatch.setattr("magrpo.sandboxes.ray._CHUNK", (1, 1))
+    sandbox = open_ray_sandbox(PoolSandbox(workers=1), 1, cluster.address)
+    yield sandbox
+    sandbox.close()
+
+
+def test_a_chunk_that_is_lost_with_three_actors_is_an_infra_error(fragile: RaySandbox) -> None:
+    executions = [Execution(source, "f", "assert f() == 1") for source in ("# deadly", "def f(): return 1")]
+    [deadly, harmless] = fragile.run(executions)
+    assert deadly.status == "infra_error"
+    assert "a node with jails was lost" in deadly.cases[0].message
+    assert harmless.status in ("pass", "infra_error")  # it may have waited at each of the actors
+    assert fragile.run(executions[1:])[0].status == "pass"
+
+
+def test_a_sandbox_without_nodes_has_died(fragile: RaySandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("magrpo.sandboxes.ray._JOIN_S", 0.0)
+    with pytest.raises(SandboxDied, match="no node with jails is left"):
+        fragile.run([Execution("# deadly", "f", "assert f() == 1")])
 
 
 def test_lost_nodes(cluster: Any, tmp_path: Path) -> None:

@@ -31,6 +31,11 @@ def test_one_process_fits_everything() -> None:
 @pytest.mark.parametrize(
     ("place", "overrides", "words"),
     [
+        (
+            {"engine": {"servers": 2}, "update": {"ranks": 2, "colocate": True}},
+            ["engine.kind=vllm", "model.device=cuda", "train.lag=1", "algo.importance_cap=2"],
+            ["update.colocate", "train.lag = 1", "train.lag = 0"],
+        ),
         (SERVERS, ["engine.kind=transformers"], ["engine.servers", 'engine.kind = "transformers"']),
         ({"update": {"ranks": 3}}, [], ["update.ranks = 3", "must divide 2, optim.lanes times", "set it to 1, 2"]),
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),

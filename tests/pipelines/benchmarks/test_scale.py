@@ -31,7 +31,7 @@ def test_measured_constants_make_the_model_agree(tmp_path: Path) -> None:
     assert measured.period_s > 0
 
     rates = fit_rates(config, Place(), measured, load_rates(tmp_path))
-    load = Workload.of(config, 4 if config.model.dtype == "float32" else 2)
+    load = Workload.of(config)
     machines = Machines.of(Place(), load.num_bases)
     assert rollout_s(load, machines, rates) == pytest.approx(measured.seconds["rollout"])
     assert update_s(load, machines, rates) == pytest.approx(measured.seconds["update"])

@@ -1,0 +1,184 @@
+"""Updates by ranks under torchrun: the files of an update in one process, to the bit, whatever happens to a rank."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from magrpo.config import RunConfig, load_config
+from magrpo.fleets.local import LocalFleet
+from magrpo.layout import samples_file
+from magrpo.place import Place
+from magrpo.plugins import ConfigError
+from magrpo.policy import Policy
+from magrpo.stages.work import NonFiniteLoss
+from magrpo.store import write_records
+from magrpo.types import Sample
+from magrpo.updates import UpdatesDied
+from magrpo.updates.inline import InlineUpdates
+from magrpo.updates.ranks import RanksUpdates
+from tests.stages.updating import make_samples
+from tests.tiny import tiny_base
+
+EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
+NUM_UPDATES = 5
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A base model, and folders of samples ``samples-1``, ``samples-2``, ..."""
+    folder = tmp_path_factory.mktemp("ranks")
+    tiny_base(folder / "base")
+    for number in range(1, NUM_UPDATES + 1):
+        write_samples(folder / f"samples-{number}", make_samples(2 * number), make_samples(2 * number + 1, groups=5))
+    return folder
+
+
+@pytest.fixture
+def fleet() -> Iterator[LocalFleet]:
+    fleet = LocalFleet()
+    yield fleet
+    fleet.close()
+
+
+def write_samples(folder: Path, *samples: list[Sample]) -> None:
+    folder.mkdir()
+    for agent, of_agent in zip(("helper", "main"), samples, strict=True):
+        write_records(folder / samples_file(agent), of_agent)
+
+
+def make_config(folder: Path, lanes: int) -> RunConfig:
+    """Two agents with a KL term and two epochs, so that every exchange of the ranks happens."""
+    agents = [f"agents.{i}.model={folder / 'base'}" for i in range(2)]
+    algo = ["algo.beta=0.1", "algo.update_epochs=2"]
+    sizes = ["lora.rank=4", "rollout.max_new_tokens=16", "optim.micro_batch_tokens=40", "optim.lr=1e-3"]
+    return load_config(EMBEDDED, [*agents, *algo, *sizes, f"optim.lanes={lanes}", "model.device=cpu"])
+
+
+def make_place(num_ranks: int, **update: Any) -> Place:
+    return Place.model_validate({"update": {"ranks": num_ranks, **update}})
+
+
+def update_inline(config: RunConfig, folder: Path, out: Path) -> dict[str, float]:
+    """Begin and take all updates in this process, ``out/0``, ``out/1``, ...; returns the last metrics."""
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    updates = InlineUpdates(policy, config, out / "failed-batch")
+    updates.begin(out / "0")
+    metrics: dict[str, float] = {}
+    for number in range(1, NUM_UPDATES + 1):
+        metrics = updates.update(folder / f"samples-{number}", out / f"{number - 1}", out / f"{number}")
+        updates.adopt(out / f"{number}")
+    return metrics
+
+
+def digest_checkpoint(folder: Path) -> dict[str, str]:
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def open_ranks(config: RunConfig, place: Place, fleet: LocalFleet, out: Path) -> RanksUpdates:
+    return RanksUpdates(config, place, fleet, out / "failed-batch", out / "logs")
+
+
+def find_ranks() -> dict[int, psutil.Process]:
+    """The processes of ranks that this process has started, by number."""
+    found = {}
+    for process in psutil.Process().children(recursive=True):
+        command = process.cmdline()
+        if "magrpo.updates.rank" in command and "torch.distributed.run" not in command:
+            found[int(process.environ()["RANK"])] = process
+    return found
+
+
+def test_a_number_of_ranks_that_does_not_divide_the_work_is_refused(folder: Path, fleet: LocalFleet) -> None:
+    with pytest.raises(ConfigError, match=r"update.ranks = 4 must divide optim.lanes = 1"):
+        open_ranks(make_config(folder, lanes=1), make_place(4), fleet, folder)
+
+
+def run_updates(
+    updates: RanksUpdates, folder: Path, out: Path, numbers: range = range(1, NUM_UPDATES + 1)
+) -> dict[str, float]:
+    """Take updates from checkpoint to checkpoint, from the beginning where ``numbers`` start at 1."""
+    metrics: dict[str, float] = {}
+    if numbers[0] == 1:
+        updates.begin(out / "0")
+        updates.adopt(out / "0")
+    for number in numbers:
+        metrics = updates.update(folder / f"samples-{number}", out / f"{number - 1}", out / f"{number}")
+        updates.adopt(out / f"{number}")
+    return metrics
+
+
+def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+    config, reported = make_config(folder, lanes=1), list[int]()
+    expected = update_inline(config, folder, tmp_path / "one")
+    updates = open_ranks(config, make_place(2), fleet, tmp_path)
+    assert run_updates(updates, folder, tmp_path) == expected
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "again", reported.append)
+    assert digest_checkpoint(tmp_path / "again") == digest_checkpoint(tmp_path / "1")
+    assert sum(reported) == len(make_samples(2)) + len(make_samples(3, groups=5))
+    huge = replace(make_samples(2)[0], advantage=1e39)
+    write_samples(tmp_path / "broken", make_samples(2), [huge, *make_samples(3)])
+    with pytest.raises(NonFiniteLoss, match=r"agent 'main'.*failed-batch/update-2-main.jsonl"):
+        updates.update(tmp_path / "broken", tmp_path / "1", tmp_path / "never")
+    assert (tmp_path / "failed-batch" / "update-2-main.jsonl").exists()
+    assert not find_ranks()
+
+
+@pytest.mark.slow
+def test_one_two_and_four_ranks_write_the_same_files(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+    """Begun on two ranks and resumed on four included."""
+    config = make_config(folder, lanes=4)
+    expected = update_inline(config, folder, tmp_path / "one")
+    digests = digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    for num_ranks in (1, 2, 4):
+        out = tmp_path / f"{num_ranks}"
+        updates = open_ranks(config, make_place(num_ranks), fleet, out)
+        assert run_updates(updates, folder, out) == expected
+        assert digest_checkpoint(out / f"{NUM_UPDATES}") == digests
+        if num_ranks == 4:
+            (tmp_path / "2" / "3").rename(out / "from-two")
+            updates.update(folder / "samples-4", out / "from-two", out / "4-again")
+            assert digest_checkpoint(out / "4-again") == digest_checkpoint(out / "4")
+        updates.close()
+    assert not find_ranks()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGKILL, "update rank 1 was killed by SIGKILL, at: agent 'main', .*"),
+        (signal.SIGSTOP, "update rank 1 made no progress for 40 s, at: agent 'main', .*"),
+    ],
+)
+def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
+    folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, words: str
+) -> None:
+    """The update is then taken again by new ranks, with the same result."""
+    config, sent = make_config(folder, lanes=1), list[int]()
+    update_inline(config, folder, tmp_path / "one")
+    updates = open_ranks(config, make_place(2, deadline_s=40), fleet, tmp_path)
+    run_updates(updates, folder, tmp_path, range(1, 2))
+
+    def strike(_: int) -> None:
+        if not sent:
+            sent.append(find_ranks()[1].pid)
+            os.kill(sent[0], number)
+
+    write_samples(tmp_path / "many", make_samples(4), make_samples(5, groups=500))
+    with pytest.raises(UpdatesDied, match=rf"{words}log: .*/logs/rank-1\.0\.log"):
+        updates.update(tmp_path / "many", tmp_path / "1", tmp_path / "2", strike)
+    assert not find_ranks()
+    run_updates(updates, folder, tmp_path, range(2, NUM_UPDATES + 1))
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+    updates.close()
