@@ -71,7 +71,8 @@ def policy_loss(
     ``+ (beta/n) sum_i c_i k3_i``. ``n`` is ``divisor``, ``A_i`` the advantage, ``c_i`` the sample weight and ``w_i``
     the truncated importance weight of the token, 1 without ``options.importance_cap``.
 
-    The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``.
+    The sums: ``tokens`` computed, ``sampling_gap`` of |logp - sampling_logp|, ``clipped`` tokens, ``kl``; of the
+    importance weights ``importance``, its square, and the number of ``importance_capped`` ones.
     """
     weights = torch.ones_like(tokens.advantages) if tokens.sample_weights is None else tokens.sample_weights
     kl_coefficients = None
@@ -100,6 +101,12 @@ def policy_loss(
             ratio = (logps - tokens.old_logps).exp()
             clipped = ((ratio > 1 + clip_high) & (gains > 0)) | ((ratio < 1 - clip_low) & (gains < 0))
             sums["clipped"] = clipped.float().sum()
+        if options.importance_cap is not None:
+            before_update = logps if tokens.old_logps is None else tokens.old_logps
+            ratio = (before_update - tokens.sampling_logps).exp()
+            importance = ratio.clamp(max=options.importance_cap) * computed
+            sums["importance"], sums["importance_squared"] = importance.sum(), importance.square().sum()
+            sums["importance_capped"] = ((ratio > options.importance_cap) * computed).sum()
         if tokens.ref_logps is not None:
             sums["kl"] = k3(logps, tokens.ref_logps).sum()
     return result.loss, sums

@@ -39,11 +39,23 @@ from magrpo.stages.work import CompletionCounter, NonFiniteLoss, Part, Work, is_
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
+_IMPORTANCE_SUMS = {
+    "importance": "importance_mean",
+    "importance_capped": "importance_capped_frac",
+    "importance_squared": "importance_square",
+}
+"""Sums over tokens of the loss, and the names of their means."""
+_MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", "importance_ess_frac"}
+"""Metrics that are also told as the mean over agents."""
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 _ModelContext = AbstractContextManager[PreTrainedModel]
 _Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
+
+
+class SamplingGapTooLarge(RuntimeError):
+    """The samples were not drawn from the weights that they claim, or in another precision; see the message."""
 
 
 @dataclass(eq=False)
@@ -59,6 +71,8 @@ class Updater:
     """The folder for batches with a non-finite loss."""
     ranks: Ranks = field(default_factory=OneRank)
     """The processes that compute updates together; each holds all weights and optimizers and takes the same steps."""
+    lag: int = 0
+    """``train.lag``: above 0 the metrics tell of importance weights."""
 
     def __post_init__(self) -> None:
         self.micro_batch_tokens = self.optim.micro_batch_tokens  # lowered when memory runs out
@@ -95,13 +109,13 @@ class Updater:
         self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
         self._position = {agent: i for i, agent in enumerate(self._optimizers)}
         clipped, kl = ["clipped"] * (self.algo.update_epochs > 1), ["kl"] * (self.algo.beta > 0)
-        self._sum_names = ["loss", "tokens", "sampling_gap", *clipped, *kl]
+        self._sum_names = ["loss", "tokens", "sampling_gap", *clipped, *kl, *(_IMPORTANCE_SUMS if self.lag else ())]
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path, ranks: Ranks | None = None) -> Updater:
         """The updater of a run. Raises ConfigError if the work cannot be shared evenly among ``ranks``."""
         length, ranks = config.train.num_iterations, ranks or OneRank()
-        return cls(policy, config.algo, config.optim, config.rollout, length, dump, ranks)
+        return cls(policy, config.algo, config.optim, config.rollout, length, dump, ranks, config.train.lag)
 
     def update(self, samples: Mapping[str, Sequence[Sample]], progress: Progress | None = None) -> dict[str, float]:
         """Take a step for every trained agent; returns the metrics of ``update/``.
@@ -114,7 +128,7 @@ class Updater:
         """
         self.policy.sources = None  # until somebody says what the new weights are called
         metrics = {"update/lr": learning_rate(self.optim, self.policy.version + 1, self.num_iterations)}
-        gaps = []
+        by_quantity: dict[str, list[float]] = defaultdict(list)
         samples_by_holder: dict[str, dict[str, Sequence[Sample]]] = defaultdict(dict)
         for name, agent_samples in samples.items():
             samples_by_holder[self.policy.lineup.holder(name)][name] = agent_samples
@@ -127,11 +141,12 @@ class Updater:
         waiting = iter(samples_by_holder.items())
         while at_once := dict(islice(waiting, self._plan.agents_at_once)):
             for agent, result in self._update_agents(at_once, progress).items():
-                gaps.append(result["sampling_gap"])
+                for name in _MEANS_OF_AGENTS & result.keys():
+                    by_quantity[name].append(result[name])
                 metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
         metrics["update/micro_batch_tokens"] = float(self.micro_batch_tokens)
-        metrics["update/sampling_gap"] = fmean(gaps)
+        metrics |= {f"update/{name}": fmean(values) for name, values in sorted(by_quantity.items())}
         self.policy.lineup.release_cached_memory()  # for an engine in a process of its own
         return metrics
 
@@ -184,7 +199,10 @@ class Updater:
             counter = CompletionCounter(progress if epoch == self.algo.update_epochs else None)
             works, parts = self._fit_memory(works, partial(self._compute_gradients, constants, counter))
             for work, part in zip(works, parts, strict=True):
-                totals[work.agent] = self._step(work, self._add_ranks(work, part))
+                sums = self._add_ranks(work, part)
+                if epoch == 1:
+                    self._check_sampling_gap(work, sums)
+                totals[work.agent] = self._step(work, sums)
         return {agent: _agent_metrics(totals[agent], samples[agent]) for agent in samples}
 
     def _plan_work(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> Work:
@@ -298,6 +316,22 @@ class Updater:
         tokens = replace(batch.tokens, **joined)
         return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
 
+    def _check_sampling_gap(self, work: Work, sums: Tensor) -> None:
+        """Refuse samples of the current weights whose log-probabilities are too far from the trainer's."""
+        limit, version = self.algo.max_sampling_gap, self.policy.version
+        if limit is None or any(sample.policy_version != version for sample in work.samples):
+            return
+        by_name = dict(zip(self._sum_names, sums.sum(1).tolist(), strict=True))
+        gap = by_name["sampling_gap"] / by_name["tokens"]
+        if gap > limit:
+            self._optimizers[work.agent].zero_grad(set_to_none=True)
+            raise SamplingGapTooLarge(
+                f"update {version + 1}, agent {work.agent!r}: the engine's log-probabilities are {gap:.3g} from the "
+                f"trainer's, above algo.max_sampling_gap = {limit:g}; the step was not taken. The engine holds other "
+                "weights, or computes in another precision: sample again with --resume and --from-stage rollout, set "
+                'model.dtype = "float32", or raise the limit'
+            )
+
     def _step(self, work: Work, sums: Tensor) -> dict[str, float]:
         """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
         optimizer = self._optimizers[work.agent]
@@ -400,7 +434,9 @@ def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample]) -> di
         "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
         "entropy": -math.fsum(logp for sample in samples for logp in sample.sampling_logps) / max(num_sampled, 1),
     }
-    for total, mean in (("clipped", "clip_frac"), ("kl", "kl")):
+    for total, mean in (("clipped", "clip_frac"), ("kl", "kl"), *_IMPORTANCE_SUMS.items()):
         if total in totals:
             metrics[mean] = totals[total] / max(tokens, 1.0)
+    if square := metrics.pop("importance_square", 0.0):
+        metrics["importance_ess_frac"] = metrics["importance_mean"] ** 2 / square
     return metrics

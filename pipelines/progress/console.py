@@ -180,7 +180,7 @@ class RunConsole:
 
     def expect_items(self, total: int) -> None:
         """The step that the calling thread computes will finish ``total`` items."""
-        self._works[get_ident()].total = total
+        self._works.get(get_ident(), self._idle).total = total
 
     @contextmanager
     def show_loading(self, name: str) -> Iterator[None]:

@@ -17,7 +17,7 @@ from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.lineup import Lineup
 from magrpo.stages import update
-from magrpo.stages.update import Updater, learning_rate
+from magrpo.stages.update import SamplingGapTooLarge, Updater, learning_rate
 from magrpo.stages.work import NonFiniteLoss, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs
@@ -256,3 +256,37 @@ def test_the_same_run_is_the_same_bit_for_bit_resumed_or_not(
     files = [path.relative_to(tmp_path / "whole") for path in (tmp_path / "whole").rglob("*") if path.is_file()]
     assert Path("optimizer.pt") in files
     assert all((tmp_path / "whole" / f).read_bytes() == (tmp_path / "resumed" / f).read_bytes() for f in files)
+
+
+def test_the_metrics_of_importance_weights_by_hand(base: Path, dump: Path) -> None:
+    """With a lag only, and the loss does not change."""
+    samples, cap = make_samples(), 1.2
+    updater, without = (make(base, dump, algo={"importance_cap": cap}) for _ in range(2))
+    updater = replace(updater, lag=1)
+    logps = [naive_logps(updater, "main", s).detach() for s in samples]
+    ratios = torch.cat(logps).sub(torch.tensor([logp for s in samples for logp in s.sampling_logps])).exp()
+    ratios = ratios[torch.cat([torch.full((len(s.completion_ids),), s.advantage != 0) for s in samples])]
+    weights = ratios.clamp(max=cap)
+    metrics = updater.update({"main": samples})
+    assert metrics["update/importance_mean"] == pytest.approx(float(weights.mean()), rel=1e-4)
+    assert metrics["update/importance_capped_frac"] == pytest.approx(float((ratios > cap).float().mean()), rel=1e-4)
+    effective = weights.sum().square() / weights.square().sum() / len(weights)
+    assert metrics["update/importance_ess_frac"] == pytest.approx(float(effective), rel=1e-4)
+    assert metrics["update/main/importance_mean"] == metrics["update/importance_mean"]
+    before = without.update({"main": samples})
+    assert before == {name: value for name, value in metrics.items() if "importance" not in name}
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_samples_of_other_weights_are_refused(base: Path, dump: Path, epochs: int) -> None:
+    """Unless they say that they are older, as those of a run with a lag are; nothing is trained."""
+    samples = make_samples()
+    updater = make(base, dump, algo={"max_sampling_gap": 0.01, "update_epochs": epochs})
+    before = {name: p.detach().clone() for name, p in updater.policy.parameters("main").items()}
+    with pytest.raises(SamplingGapTooLarge, match=r"update 1, agent 'main': .* above algo.max_sampling_gap = 0.01"):
+        updater.update({"main": samples})
+    assert all(torch.equal(p, before[name]) for name, p in updater.policy.parameters("main").items())
+    exact = [replace(s, sampling_logps=tuple(naive_logps(updater, "main", s).tolist())) for s in samples]
+    assert updater.update({"main": exact})["update/sampling_gap"] < 10.0
+    assert updater.policy.version == 1
+    updater.update({"main": samples})
