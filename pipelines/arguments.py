@@ -154,7 +154,7 @@ PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False),
 GivenPlace = Annotated[
     Place,
     Parameter(
-        help="TOML file that says where to run (docs/scale.md); none: in one process. By default as the last time.",
+        help="TOML file that says where to run; none: one process.",
         converter=_convert_place,
         completer=complete_places,
         accepts_keys=False,

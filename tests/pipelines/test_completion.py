@@ -44,7 +44,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("sync seed", {"seed-1", "seed-2"}),
         ("compare seed-1 seed", {"seed-1", "seed-2"}),
         ("train embedded rollout.g", {"rollout.group_size=8"}),
-        ("train embedded train.", {"train.num_iterations=100", "train.seed=0"}),
+        (
+            "train embedded train.",
+            {"train.num_iterations=100", "train.seed=0", *(f"train.lag={lag}" for lag in range(3))},
+        ),
         ("train embedded algo.normalize=", {"algo.normalize=none", "algo.normalize=std"}),
         ("train embedded agents.0.we", {f"agents.0.weights={kind}" for kind in ("lora", "shared", "full")}),
         ("train embedded env.prompt=b", {"env.prompt=bare"}),

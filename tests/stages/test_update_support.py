@@ -181,7 +181,7 @@ def test_engine_and_trainer_agree_on_what_was_sampled(base: Path, dump: Path, im
     asked = [Request("main", (5, 6, 7), sampling, seed) for seed in range(8)]
     samples = [
         Sample((5, 6, 7), a.token_ids, a.sampling_logps, 0.0, (-1.0) ** i, 0, 0, support=a.support)
-        for i, a in enumerate(LocalEngine(updater.policy, 8).generate(asked))
+        for i, a in enumerate(LocalEngine(updater.policy, 8).serve(0, {}).generate(asked))
     ]
     for sample in samples:
         assert naive_logps(updater, "main", sample).tolist() == pytest.approx(sample.sampling_logps, abs=1e-4)
