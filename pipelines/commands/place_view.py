@@ -40,6 +40,10 @@ def show_place(file: GivenPlace | None = None, config: ConfigFile | None = None,
 
 def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]:
     """The forecast of a run at ``place``, with the constants measured in ``root`` or those that ship."""
+    yield f"place    {place.describe()}"
+    if config.model.device == "cpu":
+        yield '  no forecast: its model is of GPUs, and model.device = "cpu"'
+        return
     from magrpo.planning import throughput  # torch, transformers
 
     rates, lag = throughput.load_rates(root), config.train.lag
@@ -47,7 +51,6 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     machines = throughput.Machines.of(place, load.num_bases)
     forecast = throughput.forecast_run(load, machines, rates, lag)
     parts = ", ".join(f"{name} {seconds:.3g} s" for name, seconds in forecast.seconds.items())
-    yield f"place    {place.describe()}"
     yield f"  a model, not a measurement: {forecast.tokens_per_s:,.0f} tokens/s on {forecast.gpus} GPUs"
     yield f"  {forecast.period_s:.3g} s an iteration at lag {lag}: {parts}"
     working = f"servers work {forecast.serving_frac:.0%} of the time, ranks {forecast.updating_frac:.0%}"

@@ -67,7 +67,9 @@ def test_a_dry_run_forecasts_a_place(
     box: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["train", "embedded", "--dry-run", "--place", box]) == 0
+    gpus = tmp_path / "gpus.toml"
+    gpus.write_text(BOX.replace("gpus = 0", "gpus = 1"))
+    assert cli.main(["train", "embedded", "model.device=cuda", "--dry-run", "--place", str(gpus)]) == 0
     shown = capsys.readouterr().out
     wanted = (
         "a model, not a measurement",
@@ -79,5 +81,7 @@ def test_a_dry_run_forecasts_a_place(
     )
     assert [words for words in wanted if words not in shown] == []
     assert not (tmp_path / "runs").exists()
+    assert cli.main(["train", "embedded", "--dry-run", "--place", box]) == 0
+    assert "no forecast: its model is of GPUs" in capsys.readouterr().out
     assert cli.main(["train", "embedded", "--dry-run"]) == 0
     assert "not a measurement" not in capsys.readouterr().out
