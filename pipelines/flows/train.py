@@ -23,6 +23,7 @@ from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
 
 from magrpo.engines import EngineError
+from magrpo.fleets import ProcessDied
 from magrpo.layout import Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.store import Pointer
@@ -36,7 +37,7 @@ from pipelines.training.recorder import FLOW_RUN_URL
 
 log = logging.getLogger(__name__)
 
-TRANSIENT = (EngineError, SandboxDied, UpdatesDied, OSError)
+TRANSIENT = (EngineError, SandboxDied, UpdatesDied, ProcessDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 
