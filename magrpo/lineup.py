@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, first_line
 from magrpo.types import Observation
 
 
@@ -168,8 +168,3 @@ def _generation_stops(model: str, base: Any) -> list[int]:
         generation = GenerationConfig.from_model_config(base)
     listed = generation.eos_token_id
     return [listed] if isinstance(listed, int) else listed or []
-
-
-def first_line(error: Exception) -> str:
-    """The first line of an error's message, or the name of its type."""
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)

@@ -85,6 +85,11 @@ def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     return f"{hint}choices: {', '.join(sorted(known))}"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, or the name of its type."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)
+
+
 def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
     """Import the class named by ``kind``; ValueError, with the choices, if there is none."""
     path = table.get(kind, kind)

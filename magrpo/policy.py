@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, start_weights
-from magrpo.lineup import Lineup, first_line, load_pretrained
-from magrpo.plugins import ConfigError, list_choices
+from magrpo.lineup import Lineup, load_pretrained
+from magrpo.plugins import ConfigError, first_line, list_choices
 from magrpo.seeds import derive_seed
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -32,7 +32,6 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 @dataclass(frozen=True)
 class _Agent:
-    config: AgentConfig
     model: PreTrainedModel
     """The causal language model: the agent's own copy, or the shared base with adapters inside."""
     peft: PeftModel | None
@@ -75,7 +74,7 @@ class Policy:
                 if lineup.holder(agent) == agent:
                     adapted[config.model] = _add_adapter(causal, adapted.get(config.model), config, lineup.lora, seed)
             peft = None if config.weights == "full" else adapted[config.model]
-            policy._agents[agent] = _Agent(config, causal, peft)
+            policy._agents[agent] = _Agent(causal, peft)
         policy.load(0, start_weights([lineup.config(agent) for agent in lineup.agents]))
         return policy
 
@@ -111,9 +110,9 @@ class Policy:
             with entry.peft.disable_adapter():
                 yield entry.model
             return
-        base = entry.config.model
+        base = self.lineup.base(agent)
         if base not in self._frozen:
-            self._frozen[base] = _load_model(entry.config, self.dtype, self.device).requires_grad_(False)
+            self._frozen[base] = _load_model(self.lineup.config(agent), self.dtype, self.device).requires_grad_(False)
         yield self._frozen[base]
 
     def parameters(self, agent: str) -> dict[str, nn.Parameter]:

@@ -12,7 +12,7 @@ from huggingface_hub.errors import (  # type: ignore[attr-defined]  # HTTPError 
 )
 from huggingface_hub.utils._validators import validate_repo_id
 
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, first_line
 
 
 def check_repository(repository: str) -> None:
@@ -43,13 +43,9 @@ def push_folder(folder: Path, repository: str, *, private: bool) -> str:
     except (LocalTokenNotFoundError, HfHubHTTPError) as error:
         refused = isinstance(error, LocalTokenNotFoundError) or error.response.status_code in (401, 403)
         remedy = "log in with: hf auth login" if refused else "try again later"
-        raise ConfigError(f"--push {repository}: {hub.endpoint} refused: {_first_line(error)}; {remedy}") from None
+        raise ConfigError(f"--push {repository}: {hub.endpoint} refused: {first_line(error)}; {remedy}") from None
     except OfflineModeIsEnabled:
         raise ConfigError(f"--push {repository}: HF_HUB_OFFLINE is set: unset it") from None
     except (HTTPError, OSError) as error:
-        raise ConfigError(f"--push {repository}: {hub.endpoint} cannot be reached: {_first_line(error)}") from None
+        raise ConfigError(f"--push {repository}: {hub.endpoint} cannot be reached: {first_line(error)}") from None
     return str(url)
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).strip().splitlines()), type(error).__name__)
