@@ -53,6 +53,7 @@ torch.distributed.init_process_group("gloo")
 total = torch.tensor(float(os.environ["RANK"]) + 1)
 torch.distributed.all_reduce(total)
 print("total", total.item(), os.environ["WORLD_SIZE"])
+torch.distributed.destroy_process_group()  # else gloo's thread may still run at the exit, which aborts
 """
 
 
