@@ -160,6 +160,6 @@ def print_ratio(pairs: Sequence[tuple[float, float]], batch: str) -> None:
 class _NotingFleet(LocalFleet):
     """A fleet that says what it started."""
 
-    def start(self, job: Job) -> list[LocalProcess]:
+    def start(self, job: Job) -> Sequence[LocalProcess]:
         self.started = super().start(job)
         return self.started
