@@ -19,7 +19,7 @@ _KEEP_ALIVE_S = 4.0
 GENERATE = "/inference/v1/generate"
 _ROUTES = "/inference/magrpo"
 """Where the paths of ``magrpo.engines.vllm_routes`` lie."""
-_NO_NUMBER = -9999.0
+NO_NUMBER = -9999.0
 """What vLLM sends in place of a log-probability that is not finite."""
 AnswerT = TypeVar("AnswerT")
 
@@ -264,7 +264,7 @@ def make_body(model: str, request: Request, stop_token_ids: Sequence[int]) -> di
 
 
 def _read_logp(value: float) -> float:
-    return value if value > _NO_NUMBER else float("nan")
+    return value if value > NO_NUMBER else float("nan")
 
 
 def _read_error(text: bytes) -> str:

@@ -7,6 +7,7 @@ vLLM answers only to those who have its key. They call :class:`magrpo.engines.vl
 from __future__ import annotations
 
 import asyncio
+from math import isfinite
 from uuid import uuid4
 
 import msgspec
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from vllm.entrypoints.scale_out.token_in_token_out.api_router import generate
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
 
+from magrpo.engines.http import NO_NUMBER
 from magrpo.engines.vllm_worker import SUPPORT, expand_support
 
 PREFIX = "/inference/magrpo"
@@ -32,14 +34,11 @@ class MagrpoRoutes:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if not self._is_complete:
             self._is_complete = True
-            _add_routes(scope["app"])
+            app: FastAPI = scope["app"]
+            app.add_api_route(f"{PREFIX}/watch", _watch_truncation, methods=["POST"])
+            app.add_api_route(f"{PREFIX}/generate", _generate_with_support, methods=["POST"], response_model=None)
+            app.add_api_route(f"{PREFIX}/load", _load_weights, methods=["POST"])
         await self._app(scope, receive, send)
-
-
-def _add_routes(app: FastAPI) -> None:
-    app.add_api_route(f"{PREFIX}/watch", _watch_truncation, methods=["POST"])
-    app.add_api_route(f"{PREFIX}/generate", _generate_with_support, methods=["POST"], response_model=None)
-    app.add_api_route(f"{PREFIX}/load", _load_weights, methods=["POST"])
 
 
 async def _watch_truncation(raw_request: Request) -> Response:
@@ -67,28 +66,21 @@ async def _generate_with_support(request: GenerateRequest, raw_request: Request)
     logps = [token["logprob"] for token in tokens]
     logps, support = expand_support(logps, truncated, engine.model_config.get_vocab_size())
     for token, logp in zip(tokens, logps, strict=True):
-        token["logprob"] = logp
+        token["logprob"] = logp if isfinite(logp) else NO_NUMBER
     body["choices"][0]["sampling_mask"] = support
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-class WeightsToLoad(msgspec.Struct):
-    """A transformers folder, a path on the server's machine, and the name of its weights."""
-
-    name: str
-    folder: str
-
-
 async def _load_weights(raw_request: Request) -> Response:
-    """Replace all weights, and let every answer name them in ``weight_versions``; ends requests that are under way."""
+    """Replace all weights by those in ``folder``, which answers name from now on; ends requests that are under way."""
     engine = raw_request.app.state.engine_client
-    weights = msgspec.json.decode(await raw_request.body(), type=WeightsToLoad)
+    weights = msgspec.json.decode(await raw_request.body(), type=dict[str, str])
     async with _WEIGHTS:
         await engine.pause_generation(mode="abort")  # resets the prefix cache as well
         try:
             await engine.update_weight_version("unknown")
-            await engine.collective_rpc("reload_from", args=(weights.folder,))
-            await engine.update_weight_version(weights.name)
+            await engine.collective_rpc("reload_from", args=(weights["folder"],))
+            await engine.update_weight_version(weights["name"])
         finally:
             await engine.resume_generation()
     return Response()

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Self
 
 import aiohttp
 import msgspec
@@ -66,11 +65,12 @@ def bench_pool(*, completions: Positive = 256, tokens: Positive = 96, repetition
             try:
                 served, [server] = engine.serve(0, weights), fleet.started
                 requests = make_requests(lineup, completions, tokens)
-                with PlainClient(f"http://{server.host}:{server.port}", key) as client:
-                    bodies = encode_bodies(lineup, served, requests)
-                    pairs = time_by_turns(
-                        lambda: served.generate(requests), lambda: client.post_batch(bodies), max(repetitions, 3)
-                    )
+                bodies, url = encode_bodies(lineup, served, requests), f"http://{server.host}:{server.port}"
+                pairs = time_by_turns(
+                    lambda: served.generate(requests),
+                    lambda: asyncio.run(post_batch(url, key, bodies)),
+                    max(repetitions, 3),
+                )
             finally:
                 engine.close()
         finally:
@@ -101,42 +101,25 @@ def encode_bodies(lineup: Lineup, served: PooledWeights, requests: Sequence[Requ
     return bodies
 
 
-class PlainClient:
-    """Posts batches to one server, and does nothing with the answers."""
+async def post_batch(server: str, key: str, bodies: Sequence[bytes]) -> None:
+    """Post all bodies at once, and do nothing with the answers. Raises aiohttp.ClientResponseError."""
+    headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
-    def __init__(self, url: str, key: str) -> None:
-        self._url = url + GENERATE
-        self._headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
-        self._runner = asyncio.Runner()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._runner.close()
-
-    def post_batch(self, bodies: Sequence[bytes]) -> None:
-        """Post all bodies at once; returns when all answers are there. Raises aiohttp.ClientResponseError."""
-        self._runner.run(self._post_all(bodies))
-
-    async def _post_all(self, bodies: Sequence[bytes]) -> None:
-        async with open_session() as session:
-            await asyncio.gather(*(self._post(session, body) for body in bodies))
-
-    async def _post(self, session: aiohttp.ClientSession, body: bytes) -> None:
-        async with session.post(self._url, data=body, headers=self._headers, raise_for_status=True) as answer:
+    async def post(session: aiohttp.ClientSession, body: bytes) -> None:
+        async with session.post(server + GENERATE, data=body, headers=headers, raise_for_status=True) as answer:
             await answer.read()
+
+    async with open_session() as session:
+        await asyncio.gather(*(post(session, body) for body in bodies))
 
 
 def time_by_turns(
     through_pool: Callable[[], object], plainly: Callable[[], object], repetitions: int
 ) -> list[tuple[float, float]]:
     """Seconds of both ways, in pairs of which every other begins with the second; one pair before warms up."""
-    pairs = []
+    pairs, seconds = [], [0.0, 0.0]
     for repetition in range(repetitions + 1):
-        order = (0, 1) if repetition % 2 else (1, 0)
-        seconds = {}
-        for way in order:
+        for way in (0, 1) if repetition % 2 else (1, 0):
             started = perf_counter()
             (through_pool, plainly)[way]()
             seconds[way] = perf_counter() - started

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,8 +25,9 @@ def test_both_ways_ask_for_the_same_completions(tmp_path: Path, capsys: pytest.C
         served = engine.serve(1, {agent: write_weights(tmp_path, agent, text) for agent, text in WEIGHTS.items()})
         requests: Any = pool.make_requests(lineup, 20, 3)  # type: ignore[arg-type]
         bodies = pool.encode_bodies(lineup, served, requests)  # type: ignore[arg-type]
-        with pool.PlainClient(fake.url, KEY) as client:
-            pairs = pool.time_by_turns(lambda: served.generate(requests), lambda: client.post_batch(bodies), 3)
+        pairs = pool.time_by_turns(
+            lambda: served.generate(requests), lambda: asyncio.run(pool.post_batch(fake.url, KEY, bodies)), 3
+        )
         asked = [fake.served[start : start + 20] for start in range(0, len(fake.served), 20)]
     finally:
         engine.close()
