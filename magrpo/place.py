@@ -63,6 +63,13 @@ class EnginePlace(Section):
             raise ValueError(f"{twice} is named twice")
         return urls
 
+    def describe(self) -> str:
+        """The servers in words: ``8 servers of 1 GPU``; empty if there are none."""
+        if isinstance(self.servers, tuple):
+            return f"{_count(len(self.servers), 'server')} of others"
+        size = f"of {_count(self.gpus, 'GPU')}" if self.gpus else "on processors"
+        return f"{_count(self.servers, 'server')} {size}" if self.servers else ""
+
     @property
     def is_remote(self) -> bool:
         """Whether completions come from servers over HTTP."""
@@ -123,13 +130,9 @@ class Place(Section):
 
     def describe(self) -> str:
         """The place in words: ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
-        engine, update = self.engine, self.update
+        update = self.update
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
-        if isinstance(engine.servers, tuple):
-            parts.append(f"{_count(len(engine.servers), 'server')} of others")
-        elif engine.servers:
-            size = f"of {_count(engine.gpus, 'GPU')}" if engine.gpus else "on processors"
-            parts.append(f"{_count(engine.servers, 'server')} {size}")
+        parts += [self.engine.describe()] if self.engine.is_remote else []
         if update.ranks:
             parts.append(_count(update.ranks, "rank"))
         if update.colocate:

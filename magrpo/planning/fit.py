@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 
-from magrpo.config import RunConfig, weight_holders
+from magrpo.config import RunConfig, trained_holders
 from magrpo.place import Place
 from magrpo.plugins import ConfigError
 
@@ -38,9 +38,7 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
 
 def count_units(config: RunConfig) -> int:
     """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
-    holders = weight_holders(config.agents)
-    trained = {holders[agent.name] for agent in config.agents if agent.trained}
-    return config.optim.lanes * len(trained)
+    return config.optim.lanes * len(trained_holders(config.agents))
 
 
 def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:

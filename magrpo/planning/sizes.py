@@ -19,6 +19,12 @@ counts 17 for a GPT layer, without attention scores: a gated feed-forward and ro
 """
 
 
+POLICY = ("frozen parameters", "adapters", "full copies")
+"""Purposes of memory of every policy; the others are those of updates and sampling."""
+KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, which samples"
+"""Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
@@ -65,7 +71,8 @@ class BaseSize:
 def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
-    ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
+    ``max_batch`` completions are decoded at once by an engine in this process, which with ``train.lag`` has a policy of
+    its own; None: the engine and its memory are elsewhere.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
@@ -91,7 +98,9 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
-        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * token_bytes
+        sizes[KV_CACHE] = at_once * config.rollout.max_new_tokens * token_bytes
+        if config.train.lag:
+            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
 
 

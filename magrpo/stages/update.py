@@ -31,7 +31,7 @@ from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
 from magrpo.interfaces import Progress
-from magrpo.layout import OPTIMIZER, WEIGHTS
+from magrpo.layout import OPTIMIZER, WEIGHTS, locate_weights
 from magrpo.policy import Policy
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
 from magrpo.stages.probe import compute_probes, write_probes
@@ -179,7 +179,7 @@ class Updater:
     def load(self, folder: Path) -> None:
         """Load weights, optimizer states and the number of updates that :meth:`save` wrote."""
         stored = torch.load(folder / OPTIMIZER, map_location=self.policy.device, weights_only=True)
-        self.policy.load(stored["version"], {agent: folder / WEIGHTS / agent for agent in self.policy.agents})
+        self.policy.load(stored["version"], locate_weights(folder, self.policy.agents))
         for agent, optimizer in self._optimizers.items():
             optimizer.load_state_dict(stored["optimizers"][agent])
 

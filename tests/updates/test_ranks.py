@@ -17,7 +17,6 @@ from magrpo.config import RunConfig, load_config
 from magrpo.fleets.local import LocalFleet
 from magrpo.layout import samples_file
 from magrpo.place import Place
-from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.stages.work import NonFiniteLoss
 from magrpo.store import write_records
@@ -96,11 +95,6 @@ def find_ranks() -> dict[int, psutil.Process]:
         if "magrpo.updates.rank" in command and "torch.distributed.run" not in command:
             found[int(process.environ()["RANK"])] = process
     return found
-
-
-def test_a_number_of_ranks_that_does_not_divide_the_work_is_refused(folder: Path, fleet: LocalFleet) -> None:
-    with pytest.raises(ConfigError, match=r"update.ranks = 4 must divide optim.lanes = 1"):
-        open_ranks(make_config(folder, lanes=1), make_place(4), fleet, folder)
 
 
 def run_updates(
