@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import sys
 import tempfile
@@ -13,7 +12,7 @@ from pathlib import Path
 from threading import Lock
 
 from magrpo.fleets import ProcessDied
-from magrpo.fleets.process import Child
+from magrpo.fleets.process import Child, share_paths
 
 Function = Callable[[bytes], bytes]
 """A pure function, defined at the top level of a module."""
@@ -86,10 +85,7 @@ class _Worker:
 
     def _start(self) -> Child:
         self._log.parent.mkdir(parents=True, exist_ok=True)
-        paths = os.pathsep.join(path or str(Path.cwd()) for path in sys.path)
-        child = Child(
-            [sys.executable, "-P", "-m", "magrpo.fleets.workers"], self._log, {**os.environ, "PYTHONPATH": paths}
-        )
+        child = Child([sys.executable, "-P", "-m", "magrpo.fleets.workers"], self._log, share_paths())
         child.name = "a worker"
         return child
 

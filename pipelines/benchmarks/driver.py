@@ -4,7 +4,6 @@ Rollout, score and credit of one iteration run as in training: the engine asks s
 made beforehand; the reward prices programs; the sandbox reports without running them.
 """
 
-import os
 import random
 import tempfile
 import zlib
@@ -109,8 +108,7 @@ def measure_driver(completions: int, tokens: int) -> DriverCosts:
         folder = Path(name)
         config = _make_config(folder, max(1, completions // (2 * GROUP_SIZE)), tokens)
         run = RunStore.create(config, "bench")
-        paths = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH", "")])}
-        servers = StandIns(NUM_SERVERS, folder, {**os.environ, **paths})
+        servers = StandIns(NUM_SERVERS, folder)
         exits.callback(servers.close)
         exits.enter_context(patch.dict(_STAND_INS, {"all": servers}))
         exits.enter_context(patch.object(pool, "check_prompts"))  # the window of a model that computes nothing

@@ -2,7 +2,6 @@
 
 import asyncio
 import sys
-from collections.abc import Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,7 @@ import msgspec
 from aiohttp import web
 
 from magrpo.engines.probes import read_probe
-from magrpo.fleets.process import Child
+from magrpo.fleets.process import Child, share_paths
 
 _WINDOW = 2**20
 Answers = dict[int, bytes]
@@ -21,9 +20,9 @@ Answers = dict[int, bytes]
 class StandIns:
     """``count`` servers in one process. Close it."""
 
-    def __init__(self, count: int, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, count: int, folder: Path) -> None:
         command = [sys.executable, "-m", __name__, str(count)]
-        self._child = Child(command, folder / "stand-ins.log", environment)
+        self._child = Child(command, folder / "stand-ins.log", share_paths())
         self.urls = msgspec.json.decode(self._child.receive(), type=list[str])
 
     def prepare(self, base: str, answers: Answers) -> None:
