@@ -46,11 +46,6 @@ def test_one_process_fits_everything() -> None:
         ),
         (SERVERS, ["engine.kind=vllm", "model.device=cuda"], ["engine.gpus = 0", 'model.device = "cuda"']),
         (
-            {"engine": {"servers": ["http://a:1"]}},
-            ["engine.kind=vllm", "rollout.top_p=0.9", "rollout.top_k=5"],
-            ["rollout.top_p = 0.9 and rollout.top_k = 5", "http://a:1"],
-        ),
-        (
             {"fleet": {"kind": "ray"}, "sandbox": {"nodes": 2}},
             ['sandbox={kind="none"}'],
             ["sandbox.nodes", 'sandbox.kind = "none"'],
