@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,6 +17,8 @@ from magrpo.store import RunStore
 from magrpo.types import EvalRow
 from pipelines.cli import main
 from tests.fleets.clusters import open_cluster
+from tests.fleets.drivers import Driver, lose_node
+from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.micro import write_config
 
 RANKS = "[update]\nranks = 2\n"
@@ -78,28 +81,76 @@ def test_two_ranks_give_the_run_of_one_process_and_it_may_move(tmp_path: Path) -
     assert weights_of(shared) == weights_of(alone)
 
 
-@pytest.fixture
+VLLM = [*SMALL, "engine.kind=vllm"]
+
+
+@pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     with open_cluster(4, 4) as cluster:
         yield cluster
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("places")
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> RunStore:
+    """The embedded run in one process."""
+    return train(folder, "alone", "embedded", "", *VLLM)
+
+
 @pytest.mark.slow
 @pytest.mark.vllm
-@pytest.mark.timeout(3600)
-def test_servers_ranks_and_a_cluster_give_the_run_of_one_process(tmp_path: Path, cluster: Any) -> None:
-    """The embedded run through Prefect: in one process, on servers and ranks, on Ray, and moved in the middle."""
-    overrides = [*SMALL, "engine.kind=vllm"]
-    alone = train(tmp_path, "alone", "embedded", "", *overrides)
-    servers = train(tmp_path, "servers", "embedded", SERVERS + RANKS, *overrides)
+@pytest.mark.timeout(1800)
+def test_servers_and_ranks_give_the_run_of_one_process(folder: Path, alone: RunStore) -> None:
+    servers = train(folder, "servers", "embedded", SERVERS + RANKS, *VLLM)
     assert processes_of(servers) == {"vllm-0", "update", "rank"}
     assert weights_of(servers) == weights_of(alone)
     assert rows_of(servers) == rows_of(alone)
-    ray = f'[fleet]\nkind = "ray"\naddress = "{cluster.address}"\n[sandbox]\nnodes = 2\n'
-    spread = train(tmp_path, "spread", "embedded", ray + SERVERS + RANKS, *overrides)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_a_run_of_the_schedule_on_a_cluster_gives_the_run_of_one_process(
+    folder: Path, alone: RunStore, cluster: Any
+) -> None:
+    """It is started from the deployment, with a place that the schedule does not have, and moved in the middle."""
+    place, root = folder / "ray.toml", folder / "scheduled"
+    place.write_text(write_ray(cluster, "[sandbox]\nnodes = 2\n" + SERVERS + RANKS))
+    with serve_schedule(folder, "served", ["embedded", *VLLM, f"root={root}"]) as schedule:
+        run = schedule.begin([f"place={place}"])
+        assert schedule.wait_for_end(run) == "Completed", schedule.log.read_text()
+    [path] = root.glob("served-*")
+    spread = RunStore.open(root, path.name)
     assert processes_of(spread) == {"vllm-0", "update", "rank"}
     assert weights_of(spread) == weights_of(alone)
     assert rows_of(spread) == rows_of(alone)
     move_in_the_middle(spread)
     assert weights_of(spread) == weights_of(alone)
     assert rows_of(spread) == rows_of(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_a_node_that_is_lost_in_a_rollout_changes_nothing(folder: Path, alone: RunStore, cluster: Any) -> None:
+    place, root = folder / "lost.toml", folder / "lost"
+    place.write_text(write_ray(cluster, SERVERS))
+    arguments = ["train", "embedded", *VLLM, f"root={root}", "--name", "lost", "--place", str(place)]
+    with (
+        Driver(cluster, folder, "lost", arguments, ["00001/rollout.0"]) as driver,
+        lose_node(cluster, driver.catch("00001/rollout.0")),
+    ):
+        said = driver.finish()
+    assert re.search("is out of the pool: .* requests go to others", said), said
+    lost = RunStore.open(root, "lost")
+    assert weights_of(lost) == weights_of(alone)
+    assert rows_of(lost) == rows_of(alone)
+
+
+def write_ray(cluster: Any, rest: str) -> str:
+    """The text of a place on ``cluster``."""
+    return f'[fleet]\nkind = "ray"\naddress = "{cluster.address}"\n{rest}'
