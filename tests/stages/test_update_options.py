@@ -17,7 +17,8 @@ from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.lineup import Lineup
 from magrpo.stages import update
-from magrpo.stages.update import SamplingGapTooLarge, Updater, learning_rate
+from magrpo.stages.optimizers import learning_rate
+from magrpo.stages.update import SamplingGapTooLarge, Updater
 from magrpo.stages.work import NonFiniteLoss, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs
