@@ -8,7 +8,8 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from magrpo.config import HIDDEN, SECRETS, RunConfig
+from magrpo.config import RunConfig
+from magrpo.services import HIDDEN, SECRETS
 from magrpo.store import digest
 
 LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")

@@ -212,6 +212,12 @@ class HasHiddenTests(Protocol):
 
 
 @runtime_checkable
+class ChecksSource(Protocol):
+    def check_source(self) -> None:
+        """Raise ConfigError if a file that the problem set reads is missing; loads and downloads nothing."""
+
+
+@runtime_checkable
 class HasMaxBatch(Protocol):
     @property
     def max_batch(self) -> int:

@@ -286,6 +286,11 @@ def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS
 
 
+def locate_weights(checkpoint: Path, agents: Iterable[str]) -> dict[str, Path]:
+    """The folders of trained weights in the folder of a checkpoint, by agent."""
+    return {agent: checkpoint / WEIGHTS / agent for agent in agents}
+
+
 def checkpoint_iteration(checkpoint: Pointer) -> int:
     """The number of updates that the weights of a committed checkpoint have seen."""
     return int(Path(checkpoint["dir"]).parent.name)

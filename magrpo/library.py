@@ -19,7 +19,7 @@ from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
 from magrpo.config import RunConfig, load_config, start_weights  # noqa: F401  # load_config: a name of the package
 from magrpo.engines.host import EngineHost
-from magrpo.layout import Step, checkpoint_weights, committed_iterations, find_evaluations, read_evaluation, read_scored
+from magrpo.layout import Step, committed_iterations, find_evaluations, locate_weights, read_evaluation, read_scored
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
@@ -179,8 +179,8 @@ class Run:
         """The folders of trained weights by agent after an iteration, the last one by default."""
         if iteration is None:
             iteration = max(committed_iterations(self.store, "update"), default=0)
-        folder = checkpoint_weights(self.store, iteration)
-        return {agent.name: folder / agent.name for agent in self.config.agents}
+        checkpoint = self.store.stage_folder(Step("update", iteration).folder)
+        return locate_weights(checkpoint, [agent.name for agent in self.config.agents])
 
 
 def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, str]) -> Scored:

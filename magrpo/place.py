@@ -63,6 +63,13 @@ class EnginePlace(Section):
             raise ValueError(f"{twice} is named twice")
         return urls
 
+    def describe(self) -> str:
+        """The servers in words: ``8 servers of 1 GPU``; empty if there are none."""
+        if isinstance(self.servers, tuple):
+            return f"{_count(len(self.servers), 'server')} of others"
+        size = f"of {_count(self.gpus, 'GPU')}" if self.gpus else "on processors"
+        return f"{_count(self.servers, 'server')} {size}" if self.servers else ""
+
     @property
     def is_remote(self) -> bool:
         """Whether completions come from servers over HTTP."""
@@ -78,8 +85,8 @@ class UpdatePlace(Section):
     gpus: int | None = Field(None, ge=0, le=1)
     """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
     shard: Literal["none", "base"] = "none"
-    """``base``: the layers of base models, and all weights, gradients and optimizers of agents with
-    ``weights = "full"``, are spread over the ranks. ``none``: each rank holds everything."""
+    """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``: each
+    rank holds everything."""
     deadline_s: float = Field(1800.0, gt=0)
     """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
     colocate: bool = False
@@ -128,13 +135,9 @@ class Place(Section):
 
     def describe(self) -> str:
         """The place in words: ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
-        engine, update = self.engine, self.update
+        update = self.update
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
-        if isinstance(engine.servers, tuple):
-            parts.append(f"{_count(len(engine.servers), 'server')} of others")
-        elif engine.servers:
-            size = f"of {_count(engine.gpus, 'GPU')}" if engine.gpus else "on processors"
-            parts.append(f"{_count(engine.servers, 'server')} {size}")
+        parts += [self.engine.describe()] if self.engine.is_remote else []
         if update.ranks:
             parts.append(_count(update.ranks, "rank") + " with models spread over them" * (update.shard != "none"))
         if update.colocate:

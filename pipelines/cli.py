@@ -292,7 +292,7 @@ def sweep(
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import launch_sweep
-    from pipelines.experiments.sweep_grid import load_sweep, plan_sweep, save_sweep, show_sweep
+    from pipelines.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
@@ -302,6 +302,7 @@ def sweep(
         raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
     else:
         chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
+    check_sweep_place(chosen, place)
     if dry_run:
         show_sweep(chosen)
         return 0
@@ -343,7 +344,7 @@ def evaluate(
     from pipelines.commands.train import train_run
     from pipelines.experiments.derive import Source, create_baselines, create_evaluation
 
-    source = Source(run, checkpoint, root, overrides)
+    source = Source(run, checkpoint, root, overrides, place)
     if baselines is not None:
         return train_run(create_baselines(source, baselines, name, single_run, partner), place, local=local)
     if single_run or partner:

@@ -37,6 +37,11 @@ def write_place(folder: Path, text: str) -> Path:
         ('[engine]\nservers = ["http://a:1", "http://a:1/"]', "engine.servers: http://a:1 is named twice"),
         ("[sandbox]\nnodes = 2", "sandbox.nodes needs a cluster"),
         ("[update]\ncolocate = true\nranks = 2", "update.colocate needs engine.servers that are started here"),
+        (
+            '[update]\nshard = "base"\nranks = 1',
+            "update.shard spreads models over ranks: set update.ranks",
+        ),
+        ('[update]\nshard = "bse"\nranks = 2', "update.shard: unknown value 'bse'; did you mean 'base'?"),
         ("[[agents]]\nname = 'helper'", "is the configuration of a run, not a place"),
         ("[engine", "cannot be read as TOML"),
     ],

@@ -87,6 +87,13 @@ def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(stor
     assert store.find("s", "k") == pointer
 
 
+def test_a_folder_is_pruned_with_all_its_files_and_one_that_is_not_there_is_none(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune(pointer, "sub", "optimizer")
+    assert store.pruned_files("s") == ["sub/a.txt"]
+    assert store.find("s", "k") == pointer
+
+
 def test_a_file_that_a_kill_left_while_it_was_pruned_goes(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
     file = store.folder(pointer) / "sub" / "a.txt"

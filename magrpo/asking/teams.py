@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import RunConfig, TrackingConfig
+from magrpo.config import RunConfig
 from magrpo.layout import checkpoint_weights, committed_iterations, makes_tables
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.services import TrackingConfig
 from magrpo.store import CONFIG, RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry

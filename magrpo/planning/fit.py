@@ -3,7 +3,7 @@
 import importlib.util
 from collections.abc import Iterator
 
-from magrpo.config import RunConfig, weight_holders
+from magrpo.config import RunConfig, trained_holders
 from magrpo.place import Place
 from magrpo.plugins import ConfigError
 
@@ -29,9 +29,9 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
         )
     if place.update.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
         yield (
-            f'update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: update.ranks = '
-            f"{ranks} must divide optim.lanes = {config.optim.lanes}; leave out update.shard, or begin a new run with "
-            "more optim.lanes"
+            f'update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
+            f"update.ranks = {ranks} must divide optim.lanes = {config.optim.lanes}; leave out update.shard, or begin "
+            "a new run with more optim.lanes"
         )
     if place.update.colocate and config.train.lag:
         yield (
@@ -44,9 +44,7 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
 
 def count_units(config: RunConfig) -> int:
     """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
-    holders = weight_holders(config.agents)
-    trained = {holders[agent.name] for agent in config.agents if agent.trained}
-    return config.optim.lanes * len(trained)
+    return config.optim.lanes * len(trained_holders(config.agents))
 
 
 def count_models(config: RunConfig) -> int:

@@ -19,6 +19,12 @@ counts 17 for a GPT layer, without attention scores: a gated feed-forward and ro
 """
 
 
+POLICY = ("frozen parameters", "adapters", "full copies")
+"""Purposes of memory of every policy; the others are those of updates and sampling."""
+KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, which samples"
+"""Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """Upper bounds for one iteration: no episode ends early, every completion has the maximal length."""
@@ -55,6 +61,8 @@ class BaseSize:
     """Sizes of one base model, without its weights."""
 
     num_parameters: int
+    outer_parameters: int
+    """Those of embeddings and head."""
     adapter_parameters: int
     token_units: int
     """Hidden units of all layers."""
@@ -62,10 +70,13 @@ class BaseSize:
     """Numbers that the key-value cache holds for a token."""
 
 
-def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+def estimate_memory(
+    config: RunConfig, dtype_bytes: int, max_batch: int | None, num_shards: int = 1
+) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
-    ``max_batch`` completions are decoded at once; None leaves out the key-value cache, for an engine with its own.
+    ``max_batch`` completions are decoded at once by an engine in this process, which with ``train.lag`` has a policy of
+    its own; None: the engine and its memory are elsewhere. ``num_shards`` ranks share layers and full copies.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
@@ -75,15 +86,19 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     full = [agent.model for agent in apart if agent.weights == "full"]
     references = set(full) if config.algo.beta > 0 else set()
     trained = [
-        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
+        models[agent.model].num_parameters / num_shards
+        if agent.weights == "full"
+        else models[agent.model].adapter_parameters
         for agent in apart
         if agent.trained
     ]
     per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
+    frozen = [models[name] for name in [*set(adapted), *references]]
+    layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
     sizes = {
-        "frozen parameters": sum(models[name].num_parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
-        "full copies": sum(models[name].num_parameters for name in full) * 4,
+        "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
         "activations": config.optim.micro_batch_tokens * per_token,
@@ -91,7 +106,9 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
-        sizes["KV cache of completions"] = at_once * config.rollout.max_new_tokens * token_bytes
+        sizes[KV_CACHE] = at_once * config.rollout.max_new_tokens * token_bytes
+        if config.train.lag:
+            sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
 
 
@@ -105,6 +122,7 @@ def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
         num_parameters, adapter_parameters = model.num_parameters(), 0
+        outer = {*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters()}
         if agent.weights != "full":
             wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
             adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
@@ -112,4 +130,6 @@ def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = text.num_hidden_layers
-    return BaseSize(num_parameters, adapter_parameters, layers * text.hidden_size, 2 * layers * heads * width)
+    outer_parameters = sum(parameter.numel() for parameter in outer)
+    cache = 2 * layers * heads * width
+    return BaseSize(num_parameters, outer_parameters, adapter_parameters, layers * text.hidden_size, cache)

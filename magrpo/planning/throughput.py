@@ -5,6 +5,7 @@ S servers of g GPUs, each with at most B completions at once; R ranks. The funct
 """
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
@@ -75,12 +76,17 @@ class Workload:
     """Base models, and full copies, each with servers of its own."""
     full_weights: bool = False
     """Whether all parameters are trained."""
+    adapter_bytes: float = 0.0
+    """Bytes of the adapters that a server holds: of all agents of a base and, with a lag, of several versions."""
 
     @classmethod
     def of(cls, config: RunConfig) -> "Workload":
         """The work of a configuration. Raises ConfigError if the configuration of a base model cannot be read."""
         dtype_bytes = 4 if config.model.dtype == "float32" or config.model.device == "cpu" else 2
         work, sizes = estimate_work(config), [read_base_model(agent, config) for agent in config.agents]
+        adapters = Counter[str]()
+        for agent, size in zip(config.agents, sizes, strict=True):
+            adapters[agent.model] += size.adapter_parameters
         return cls(
             completions=work.completions,
             max_tokens=config.rollout.max_new_tokens,
@@ -91,6 +97,7 @@ class Workload:
             programs=work.programs or 0,
             num_bases=count_bases(config),
             full_weights=any(agent.weights == "full" for agent in config.agents),
+            adapter_bytes=max(adapters.values()) * (config.train.lag + 1) * dtype_bytes,
         )
 
     def count_tokens(self, rates: Rates) -> float:
@@ -251,15 +258,16 @@ def best_forecast(load: Workload, gpus: int, rates: Rates, lag: int, max_batch: 
 
 
 def server_memory(load: Workload, machines: Machines, rates: Rates) -> float:
-    """Bytes on each GPU of a server: weights and the cache of B completions at their mean length, over g GPUs."""
+    """Bytes on each GPU of a server: weights, adapters and the cache of B completions at mean length, over g GPUs."""
     batch = min(machines.max_batch, math.ceil(load.completions / machines.servers))
     context = rates.prompt_tokens + rates.length_frac * load.max_tokens
-    return (load.parameters * load.dtype_bytes + batch * context * load.cache_bytes) / machines.gpus_per_server
+    weights = load.parameters * load.dtype_bytes + load.adapter_bytes
+    return (weights + batch * context * load.cache_bytes) / machines.gpus_per_server
 
 
-def rank_memory(config: RunConfig, dtype_bytes: int) -> float:
-    """Bytes on the GPU of a rank: all that an update holds, on each rank."""
-    return sum(estimate_memory(config, dtype_bytes, None).values())
+def rank_memory(config: RunConfig, dtype_bytes: int, num_shards: int = 1) -> float:
+    """Bytes on the GPU of a rank: all that an update holds, on each rank or spread over ``num_shards``."""
+    return sum(estimate_memory(config, dtype_bytes, None, num_shards).values())
 
 
 def _prompt_tokens(load: Workload, rates: Rates) -> float:

@@ -8,7 +8,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import Row, one_line, read_rows, split_by_hash
+from magrpo.problems.rows import Row, check_source, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,10 @@ class FileProblems(Plugin):
         Raises:
             ConfigError: a field is missing or unusable; the message names row, field and remedy.
         """
+
+    def check_source(self) -> None:
+        """See :class:`magrpo.interfaces.ChecksSource`."""
+        check_source(self.source)
 
     def load(self) -> dict[Split, list[Problem]]:
         """``train`` and ``test``; warns if the training split holds a public benchmark's test problems.

@@ -65,13 +65,21 @@ def read_rows(source: str, split: str) -> list[Row]:
         path = _download_file(repository, name)
     if path.is_file():
         rows = list(_read_parquet(path) if path.suffix == ".parquet" else _read_json(path))
-    elif source.endswith(_SUFFIXES) or source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
     else:
+        check_source(source)
         rows = list(_load_hub_split(source, split))
     if not rows:
         raise ConfigError(f"{source}: holds no rows")
     return rows
+
+
+def check_source(source: str) -> None:
+    """Raise ConfigError if ``source`` is no file that exists, and not written like a hub id either."""
+    path = Path(source).expanduser()
+    repository, _, name = source.partition(":")
+    is_hub_id = repository.count("/") == 1 and not source.startswith((".", "/", "~"))
+    if not path.is_file() and not (is_hub_id and (name or not source.endswith(_SUFFIXES))):
+        raise ConfigError(f"{source}: no such file; give a {', '.join(_SUFFIXES)} file or a hub id like owner/name")
 
 
 def _read_json(path: Path) -> Iterator[Row]:

@@ -11,7 +11,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError, Plugin
-from magrpo.problems.rows import one_line, read_rows, split_by_hash
+from magrpo.problems.rows import check_source, one_line, read_rows, split_by_hash
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
 
@@ -43,6 +43,10 @@ class Texts(Plugin):
     """Texts with fewer words are left out."""
     max_words: int = Field(500, ge=1)
     """Texts with more words are left out."""
+
+    def check_source(self) -> None:
+        """See :class:`magrpo.interfaces.ChecksSource`."""
+        check_source(self.resolved_source)
 
     def load(self) -> dict[Split, list[Problem]]:
         """``train`` and ``test``.

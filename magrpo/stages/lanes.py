@@ -17,8 +17,6 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from magrpo.plugins import ConfigError
-
 
 class Ranks(Protocol):
     """The processes that compute one update together; each calls the same methods in the same order."""
@@ -82,18 +80,11 @@ class LanePlan:
     def make(cls, num_lanes: int, num_agents: int, num_ranks: int) -> LanePlan:
         """Split lanes first, agents only where there are fewer lanes than ranks: lanes are of like length.
 
-        Raises ConfigError unless ``num_ranks`` divides ``num_lanes`` (a power of two) times ``num_agents``.
+        ``num_ranks`` must divide ``num_lanes`` (a power of two) times ``num_agents``: see :mod:`magrpo.planning.fit`.
         """
         num_blocks = math.gcd(num_lanes, num_ranks)
         agents_at_once = num_ranks // num_blocks
-        if num_agents % agents_at_once:
-            units = num_lanes * num_agents
-            *others, largest = (n for n in range(1, units + 1) if units % n == 0)
-            possible = f"{', '.join(map(str, others))} or {largest}" if others else "0"
-            raise ConfigError(
-                f"place: update.ranks = {num_ranks} must divide optim.lanes = {num_lanes} times the number of trained "
-                f"adapters and copies, {num_agents}: set it to {possible}, or choose more optim.lanes"
-            )
+        assert num_agents % agents_at_once == 0, "check_place refuses other numbers of ranks"
         return cls(num_lanes, num_blocks, agents_at_once)
 
     @property

@@ -28,8 +28,7 @@ from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
 from magrpo.interfaces import Progress
-from magrpo.layout import WEIGHTS
-from magrpo.plugins import ConfigError
+from magrpo.layout import WEIGHTS, locate_weights
 from magrpo.policy import Policy
 from magrpo.sharding import gather_tensor
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
@@ -95,7 +94,6 @@ class Updater:
             )
             self._models.probe_model(agent)
         self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
-        self._check_shards()
         self._position = {agent: i for i, agent in enumerate(self._optimizers)}
         self._sum_names = list_sums(self.algo, self.lag)
 
@@ -171,17 +169,7 @@ class Updater:
     def load(self, folder: Path) -> None:
         """Load weights, optimizer states and the number of updates that :meth:`save` wrote."""
         version = read_optimizers(folder, self.policy, self._optimizers)
-        self.policy.load(version, {agent: folder / WEIGHTS / agent for agent in self.policy.agents})
-
-    def _check_shards(self) -> None:
-        """Raise ConfigError if ranks would run different models that are spread over them at the same time."""
-        models = {self.policy.lineup.base(agent) for agent in self._optimizers if not self.policy.is_spread(agent)}
-        num_models = len(models) + sum(map(self.policy.is_spread, self._optimizers))
-        if self.policy.shards and self._plan.agents_at_once > 1 and num_models > 1:
-            raise ConfigError(
-                f'place: update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
-                f"update.ranks = {self.ranks.count} must divide optim.lanes = {self.optim.lanes}"
-            )
+        self.policy.load(version, locate_weights(folder, self.policy.agents))
 
     # -------------------------------------------------------------------------------- agents computed at the same time
     def _update_agents(

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from magrpo.config import TrackingConfig
+from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
 TRAINING_MODE = "workflowType=machine_learning"

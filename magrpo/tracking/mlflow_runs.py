@@ -16,7 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from magrpo.config import TrackingConfig
+from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import make_database, mlflow_page, quieten_mlflow, tracking_uri, translate_errors
 from magrpo.tracking.experiment_view import missing_tags
 from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from magrpo.config import RunConfig
 from magrpo.interfaces import Progress
-from magrpo.layout import WEIGHTS, samples_file
+from magrpo.layout import locate_weights, samples_file
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
 from magrpo.store import read_records
@@ -42,4 +42,4 @@ class InlineUpdates:
         """No-op."""
 
     def _weights(self, checkpoint: Path) -> dict[str, Path]:
-        return {agent: checkpoint / WEIGHTS / agent for agent in self._policy.agents}
+        return locate_weights(checkpoint, self._policy.agents)

@@ -21,13 +21,12 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # not in its __all__
 
-from magrpo.config import RunConfig, weight_holders
+from magrpo.config import RunConfig
 from magrpo.fleets import Fleet, Job, ProcessDied, Running
 from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
 from magrpo.place import Place
 from magrpo.plugins import ConfigError
-from magrpo.stages.lanes import LanePlan
 from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss
 from magrpo.updates import UpdatesDied
 
@@ -50,14 +49,9 @@ class RanksUpdates:
     Args:
         dump: Folder for batches with a non-finite loss.
         logs: Folder for the logs of the processes.
-
-    Raises ConfigError if the work cannot be shared evenly among the ranks of ``place``.
     """
 
     def __init__(self, config: RunConfig, place: Place, fleet: Fleet, dump: Path, logs: Path) -> None:
-        holders = weight_holders(config.agents)
-        num_trained = sum(agent.trained and holders[agent.name] == agent.name for agent in config.agents)
-        LanePlan.make(config.optim.lanes, num_trained, place.update.ranks)
         self._config, self._place, self._fleet = config, place, fleet
         self._dump, self._logs = dump.resolve(), logs.resolve()
         self._group: _Group | None = None

@@ -13,9 +13,9 @@ from typing import Literal
 from rich.console import Console
 from rich.table import Table
 
-from magrpo.config import TrackingConfig
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import Root

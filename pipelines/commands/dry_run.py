@@ -10,16 +10,17 @@ from statistics import fmean
 import torch
 from rich.filesize import pick_unit_and_suffix
 
-from magrpo.config import RunConfig
+from magrpo.config import RunConfig, start_weights
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.interfaces import HasMaxBatch, ProbesIsolation
+from magrpo.interfaces import ChecksSource, HasMaxBatch, ProbesIsolation
 from magrpo.layout import Step, read_place, steps, steps_to_repeat
 from magrpo.lineup import device_of, dtype_of
-from magrpo.place import EnginePlace, Place
+from magrpo.place import Place
 from magrpo.planning.fit import check_place
-from magrpo.planning.sizes import estimate_memory, estimate_work
+from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_memory, estimate_work
+from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
 from pipelines.commands.place_view import forecast_lines
@@ -37,6 +38,7 @@ def show_plan(
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
+    _check_files(config)
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
     reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}
@@ -48,7 +50,7 @@ def show_plan(
         *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
-        *_describe_machine(config),
+        *_describe_machine(config, place),
         _describe_time(config, root, remaining),
         *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
         "values that differ from their defaults, or have none",
@@ -57,6 +59,15 @@ def show_plan(
     ):
         print(line)
     return 0
+
+
+def _check_files(config: RunConfig) -> None:
+    """Raise ConfigError if data or weights that the run reads are missing."""
+    if isinstance(config.problems, ChecksSource):
+        config.problems.check_source()
+    for agent, folder in start_weights(config.agents).items():
+        if not folder.is_dir():
+            raise ConfigError(f"agent {agent!r}: start_from = {folder}: no such folder")
 
 
 def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
@@ -89,26 +100,34 @@ def _describe_work(config: RunConfig) -> Iterator[str]:
         yield f"         isolation level: only {config.sandbox.kind} knows"
 
 
-def _describe_machine(config: RunConfig) -> Iterator[str]:
+def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
     # A run for a GPU can be planned on a machine without one.
     device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
     dtype = dtype_of(config.model, device)
     engine = config.engine
     if isinstance(engine, AutoEngine):
-        engine = engine.choose_engine(device, EnginePlace())
+        engine = engine.choose_engine(device, place.engine)
     chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
     missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
-    yield f"engine   {chosen}, on {device.type} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
+    over = f", on {place.engine.describe()}" if place.engine.is_remote else f", on {device.type}"
+    missing = missing and isinstance(place.engine.servers, int)
+    yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
     if device.type == "cuda" and not torch.cuda.is_available():
         yield "         PyTorch sees no CUDA device here: the run would be refused"
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
     sizes = estimate_memory(config, dtype.itemsize, max_batch)
-    yield f"memory   about {_format_bytes(sum(sizes.values()))}, without libraries"
+    sampling = sum(sizes.get(purpose, 0.0) for purpose in (*POLICY, KV_CACHE)) if KV_CACHE in sizes else 0.0
+    if place.update.ranks:
+        sizes = {purpose: size for purpose, size in sizes.items() if purpose not in (KV_CACHE, SECOND_POLICY)}
+    where = " on each rank" if place.update.ranks else ""
+    yield f"memory   about {_format_bytes(sum(sizes.values()))}{where}, without libraries"
     for name, size in sizes.items():
         yield f"  {_format_bytes(size):>9}  {name}"
-    if isinstance(engine, VllmEngine):
+    if isinstance(engine, VllmEngine) and not place.engine.is_remote:
         of_gpu, of_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield f"             vLLM uses in addition: {of_gpu if device.type == 'cuda' else of_cpu}"
+    if place.update.ranks and sampling:
+        yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy that samples, and its KV cache"
     yield "             from the configurations of the base models; AdamW in float32; activations as measured on"
     yield "             Llama models, for a full micro-batch; cache: without prompts"
 

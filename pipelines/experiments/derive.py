@@ -10,9 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.config import AgentConfig, RegistryConfig, RunConfig, load_config
+from magrpo.config import AgentConfig, RunConfig, load_config
 from magrpo.layout import checkpoint_weights, committed_iterations
+from magrpo.place import Place
+from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.services import RegistryConfig
 from magrpo.store import RunStore
 from pipelines.arguments import list_shipped, locate_config
 from pipelines.experiments.baselines import Team, Teams, parse_names, with_baselines
@@ -29,6 +32,8 @@ class Source:
     checkpoint: int | None
     root: Path
     overrides: Sequence[str] = ()
+    place: Place | None = None
+    """Where the new run is to run. None: in one process."""
 
     def load_file(self) -> RunConfig | None:
         """The configuration in the file, without training; None for a run. Raises ConfigError for its checkpoint."""
@@ -59,13 +64,13 @@ def create_evaluation(source: Source, name: str | None) -> RunStore:
     """The directory of a new run that evaluates ``source``. Raises ConfigError if that or an override is unusable."""
     config = source.load_file()
     if config is not None:
-        return RunStore.create(config, name)
+        return _create_run(config, source, name)
     run = RunStore.open(source.root, source.run)
     iteration = _find_checkpoint(run, source.checkpoint)
     tree: dict[str, Any] = json.loads(run.config().resolved(secrets=True))
     start_from(tree, checkpoint_weights(run, iteration))
     name = name or _free_name(source.root, f"{source.run}-eval-{iteration}")
-    return RunStore.create(derive_config(tree, source.root, source.overrides, f"run {source.run}"), name)
+    return _create_run(derive_config(tree, source.root, source.overrides, f"run {source.run}"), source, name)
 
 
 def create_baselines(
@@ -96,7 +101,13 @@ def create_baselines(
         partners=tuple(_team_like(partner, config, root) for partner in partners),
     )
     table = with_baselines(config, names, teams)
-    return RunStore.create(table, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
+    return _create_run(table, source, name or _free_name(root, f"{Path(source.run).stem}-baselines"))
+
+
+def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
+    """A new run directory. Raises ConfigError before there is one if the run does not fit its place."""
+    check_place(config, source.place or Place())
+    return RunStore.create(config, name)
 
 
 def _team_of(run: RunStore, checkpoint: int | None) -> Team:

@@ -121,16 +121,24 @@ def load_sweep(root: Path, name: str) -> Sweep:
     return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
 
 
+def check_sweep_place(sweep: Sweep, place: Place | None) -> None:
+    """Raise ConfigError if an unfinished run of a sweep cannot run at ``place``."""
+    if place is not None:
+        for child in _list_unfinished(sweep):
+            check_place(load_resolved(child.config), place)
+
+
 def keep_sweep_place(sweep: Sweep, place: Place | None) -> None:
-    """Let the unfinished runs of a sweep run at ``place``; None leaves it as it is. ConfigError if a run cannot."""
+    """Let the unfinished runs of a sweep run at ``place``; None leaves it as it is."""
     if place is None:
         return
-    unfinished = [child for child in sweep.children if not is_finished(sweep.store(child))]
-    for child in unfinished:
-        check_place(load_resolved(child.config), place)
-    for store in [sweep.folder_store, *(sweep.store(child) for child in unfinished)]:
+    for store in [sweep.folder_store, *map(sweep.store, _list_unfinished(sweep))]:
         if store.path.exists():
             keep_place(store, place)
+
+
+def _list_unfinished(sweep: Sweep) -> list[Child]:
+    return [child for child in sweep.children if not is_finished(sweep.store(child))]
 
 
 def show_sweep(sweep: Sweep) -> None:

@@ -10,7 +10,7 @@ from pydantic import Field
 from rich.console import Console
 
 from pipelines.arguments import locate_config, parse_place
-from pipelines.experiments.sweep_grid import keep_sweep_place, load_sweep, plan_sweep, save_sweep
+from pipelines.experiments.sweep_grid import check_sweep_place, keep_sweep_place, load_sweep, plan_sweep, save_sweep
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.train import train
 
@@ -43,12 +43,14 @@ def swept(
         place: TOML file on the machine that trains that says where to run; empty: in one process there.
     """
     sweep_id = f"{name}-{flow_run.scheduled_start_time.astimezone(UTC):%Y%m%d-%H%M%S}"
+    given = parse_place(place) if place else None
     if (Path(root) / "sweeps" / sweep_id).exists():
         sweep = load_sweep(Path(root), sweep_id)
     else:
         sweep = plan_sweep(locate_config(config), overrides, settings, seeds, sweep_id, Path(root))
+        check_sweep_place(sweep, given)
         save_sweep(sweep)
-    keep_sweep_place(sweep, parse_place(place) if place else None)
+    keep_sweep_place(sweep, given)
     console = Console(highlight=False, soft_wrap=True)
     failures = run_sweep(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
     if failures:

@@ -14,9 +14,9 @@ from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
-from magrpo.config import NotifyConfig, check_webhook
 from magrpo.layout import Step
 from magrpo.reports.verdict import read_verdict
+from magrpo.services import NotifyConfig, check_webhook
 from magrpo.store import atomic_write
 from pipelines.environment import prefect_target
 from pipelines.progress.state import Attempt, RunState

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from magrpo.config import NotifyConfig
 from magrpo.layout import Step, first_missing, steps
 from magrpo.reports.budget import format_count
+from magrpo.services import NotifyConfig
 from magrpo.store import RunStore
 
 

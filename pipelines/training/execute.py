@@ -9,6 +9,7 @@ from time import perf_counter, time
 
 from magrpo.config_diff import flatten_config
 from magrpo.layout import Step, hold_run, makes_tables, read_place
+from magrpo.planning.fit import check_place
 from magrpo.reports.publish import publish_report
 from magrpo.store import Pointer, RunStore
 from magrpo.tracking.mlflow_runs import MlflowTracker
@@ -119,6 +120,7 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
     timing = Timing(loading=startup.loading)
     with RunConsole(attempt.state) as console:
         place = read_place(store)
+        check_place(config, place)
         for line in filter(None, [start, "" if place.is_default else f"at {place.describe()}"]):
             console.say(line)
         root, began_s = store.path.parent, startup.began_s

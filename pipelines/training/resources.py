@@ -15,7 +15,7 @@ from magrpo.engines import EngineError
 from magrpo.engines.host import EngineHost
 from magrpo.fleets import Fleet
 from magrpo.fleets.local import LocalFleet
-from magrpo.layout import LOGS, WEIGHTS, checkpoint_iteration, read_place
+from magrpo.layout import LOGS, checkpoint_iteration, locate_weights, read_place
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.store import Pointer, RunStore
@@ -177,12 +177,12 @@ class Resources:
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
-        weights = _weights_in(self._store.folder(checkpoint) / WEIGHTS, self._config.agents)
+        weights = locate_weights(self._store.folder(checkpoint), _names_of(self._config.agents))
         return self._serve(checkpoint["sha"], checkpoint_iteration(checkpoint), weights)
 
     def serve_row(self, row: BaselineRow, untrained: Pointer) -> Served:
         """The weights named by ``row``, which match no checkpoint, on the engine."""
-        weights = _weights_in(self._store.folder(untrained) / WEIGHTS, row.agents) | start_weights(row.agents)
+        weights = locate_weights(self._store.folder(untrained), _names_of(row.agents)) | start_weights(row.agents)
         version = self._rows.setdefault(row.name, len(self._rows) + 1)
         return self._serve(f"row {row.name}", version, weights)
 
@@ -231,5 +231,5 @@ class Resources:
             return self._served[name][1]
 
 
-def _weights_in(folder: Path, agents: Sequence[AgentConfig]) -> dict[str, Path]:
-    return {agent.name: folder / agent.name for agent in agents}
+def _names_of(agents: Sequence[AgentConfig]) -> list[str]:
+    return [agent.name for agent in agents]

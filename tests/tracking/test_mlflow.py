@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import TrackingConfig
+from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags
 from magrpo.tracking.mlflow_runs import MlflowTracker, newest_by_step

@@ -18,7 +18,7 @@ import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Trace
 
-from magrpo.config import TrackingConfig
+from magrpo.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.spool import Refused
 from magrpo.tracking.traces import deliver_traces, trace_record

@@ -8,11 +8,14 @@ import pytest
 import torch
 
 from magrpo.config import RunConfig, load_config
-from magrpo.planning.sizes import estimate_memory, estimate_work
+from magrpo.place import Place
+from magrpo.planning.sizes import SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
+from magrpo.problems.rows import check_source
 from magrpo.store import RunStore, read_records
 from magrpo.types import RolloutGroup, Turn
+from pipelines.arguments import locate_config
 from pipelines.cli import main
 from pipelines.commands.dry_run import mean_stage_seconds, show_plan
 from tests.pipelines.micro import command
@@ -127,6 +130,32 @@ def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
     assert {"prepare", "rollout.0", "score.0", "credit", "update", "evaluate", "report"} == set(seconds)
     assert mean_stage_seconds(runs.root, config(runs, "rollout.group_size=2")) == ({}, 0)
     assert mean_stage_seconds(runs.root, config(runs, "train.num_iterations=50"))[1] == 1
+
+
+def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    lagged = config(runs, "train.lag=1", "algo.importance_cap=2", "optim.lanes=2")
+    one, two = estimate_memory(config(runs), 4, 256), estimate_memory(lagged, 4, 256)
+    assert two.pop(SECOND_POLICY) == one["frozen parameters"] + one["adapters"]
+    assert one == two
+    assert SECOND_POLICY not in estimate_memory(lagged, 4, None), "servers have their own"
+    assert show_plan(lagged, None, None, Place.model_validate({"update": {"ranks": 2}})) == 0
+    said = capsys.readouterr().out
+    assert " on each rank, without libraries\n" in said
+    assert "in the run's own process: a policy that samples" in said
+
+
+def test_missing_files_are_found_by_the_plan(runs: Runs, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"agent 'helper': start_from = .*nowhere: no such folder"):
+        show_plan(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), None, None)
+    for problems, name in (("mbpp", "no-problems.jsonl"), ("tldr", "no-texts.json")):
+        given = [f"problems.kind={problems}", f"problems.source={tmp_path / name}"]
+        with pytest.raises(ConfigError, match=rf"{name}: no such file; give a "):
+            show_plan(load_config(locate_config("tldr" if problems == "tldr" else "mbpp"), given), None, None)
+
+
+@pytest.mark.parametrize("source", ["openai/openai_humaneval", "owner/name:file.jsonl"])
+def test_a_hub_id_is_not_asked_for(source: str) -> None:
+    check_source(source)
 
 
 def test_a_model_that_is_not_there(runs: Runs) -> None:

@@ -63,6 +63,16 @@ def test_a_place_that_does_not_fit_is_refused(box: str, capsys: pytest.CaptureFi
     assert "nowhere.toml: no such file" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", ["train", "evaluate", "sweep"])
+def test_a_place_that_does_not_fit_leaves_no_folder(
+    command: str, box: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [command, "embedded", "engine.kind=transformers", "--place", box, "--root", str(tmp_path / "runs")]
+    assert cli.main([*given, "--local"]) == 2
+    assert "engine.servers are servers of vLLM" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_dry_run_forecasts_a_place(
     box: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

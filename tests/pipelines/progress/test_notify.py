@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import HIDDEN, NotifyConfig, RunConfig, load_config, load_resolved
+from magrpo.config import RunConfig, load_config, load_resolved
 from magrpo.config_diff import flatten_config
 from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
+from magrpo.services import HIDDEN, NotifyConfig
 from magrpo.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices

@@ -16,10 +16,11 @@ from mlflow import MlflowClient
 from mlflow.artifacts import download_artifacts
 from safetensors.torch import load_file
 
-from magrpo.config import RegistryConfig, load_config
+from magrpo.config import load_config
 from magrpo.export.model_card import find_licence
 from magrpo.layout import read_evaluation
 from magrpo.plugins import ConfigError
+from magrpo.services import RegistryConfig
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
 from pipelines.cli import main

@@ -1,0 +1,92 @@
+"""The sections of a configuration about services that a run reports to: MLflow, its registry of models, notices."""
+
+from __future__ import annotations
+
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
+
+from magrpo.plugins import Section
+
+SECRETS = ("notify.webhook", "notify.urls")
+"""Keys whose values are shown as ``HIDDEN``."""
+HIDDEN = "***"
+
+
+class TrackingConfig(Section):
+    """Recording of runs in MLflow."""
+
+    uri: str | None = None
+    """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else a sqlite database in ``root``."""
+    experiment: str = "magrpo"
+    """Name of the MLflow experiment."""
+    traces: int = Field(3, ge=0)
+    """Number of trajectories traced in each evaluation and in every ``trace_every``-th iteration. 0: none."""
+    trace_every: int = Field(10, ge=1)
+    """Number of iterations between traced iterations."""
+    system_metrics: bool = True
+    """Whether the use of processors, memory and GPUs is recorded every ten seconds."""
+
+
+class RegistryConfig(Section):
+    """The trained team as a registered model of MLflow, and the champion among its versions."""
+
+    model: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*$")
+    """Registered model; every finished run adds its agents as one version. None: nothing is registered."""
+    continue_from_champion: bool = False
+    """Start every agent from the champion's weights; untrained while there is no champion."""
+    promote: bool = False
+    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both."""
+
+    @model_validator(mode="after")
+    def _needs_a_model(self) -> RegistryConfig:
+        for key in ("continue_from_champion", "promote"):
+            if self.model is None and getattr(self, key):
+                raise ValueError(f"{key} needs the name of a registered model: set registry.model")
+        return self
+
+
+class NotifyConfig(Section):
+    """Notices of a run's failure, recovery or promotion."""
+
+    webhook: SecretStr | None = None
+    """URL that receives each notice as JSON; kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK."""
+    urls: tuple[SecretStr, ...] = ()
+    """Services that receive each notice, as URLs of apprise; kept out of records: ``slack://...``, ``mailto://...``."""
+    block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
+    """Notification block on the Prefect server that receives each notice, by type and name: ``slack-webhook/ops``."""
+    on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
+    """Events that send a notice; ``recovery``: a run continues after a failure."""
+
+    @field_validator("webhook")
+    @classmethod
+    def _check_url(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is None or value.get_secret_value() == HIDDEN:
+            return None
+        check_webhook(value.get_secret_value())
+        return value
+
+    @field_validator("urls")
+    @classmethod
+    def _check_services(cls, values: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        urls = tuple(value for value in values if value.get_secret_value() != HIDDEN)
+        if urls:
+            from apprise import Apprise  # loads a hundred services
+
+            if not all(Apprise().add(url.get_secret_value()) for url in urls):
+                raise ValueError("must be URLs of apprise, such as mailto://user:password@example.org")
+        return urls
+
+    @field_serializer("webhook", "urls", when_used="json-unless-none")
+    def _hide(self, value: SecretStr | tuple[SecretStr, ...], info: SerializationInfo) -> str | list[str]:
+        if isinstance(value, tuple):
+            return [str(self._hide(url, info)) for url in value]
+        return value.get_secret_value() if (info.context or {}).get("secrets") else HIDDEN
+
+
+def check_webhook(url: str) -> None:
+    """Raise ValueError unless ``url`` can be posted to; the message does not repeat it, as it may be a secret."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or "{{" in url:
+        raise ValueError("must be an http:// or https:// URL with a host")
