@@ -85,8 +85,8 @@ class UpdatePlace(Section):
     gpus: int | None = Field(None, ge=0, le=1)
     """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
     shard: Literal["none", "base"] = "none"
-    """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``: each
-    rank holds everything."""
+    """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``:
+    each rank holds everything."""
     deadline_s: float = Field(1800.0, gt=0)
     """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
     colocate: bool = False

@@ -36,7 +36,15 @@ from magrpo.stages.model_runs import ModelContext, ModelRuns
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.stages.update_metrics import MEANS_OF_AGENTS, list_sums, summarize_agent
-from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss, Part, Work, is_out_of_memory
+from magrpo.stages.work import (
+    CompletionCounter,
+    MicroBatchTooLarge,
+    NonFiniteLoss,
+    Part,
+    SamplingGapTooLarge,
+    Work,
+    is_out_of_memory,
+)
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions
 
@@ -44,10 +52,6 @@ log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
 _Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
-
-
-class SamplingGapTooLarge(RuntimeError):
-    """The samples were not drawn from the weights that they claim, or in another precision; see the message."""
 
 
 @dataclass(eq=False)

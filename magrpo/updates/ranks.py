@@ -27,7 +27,7 @@ from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
 from magrpo.place import Place
 from magrpo.plugins import ConfigError
-from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss
+from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
 from magrpo.updates import UpdatesDied
 
 WAITS = "waits for other ranks"
@@ -37,6 +37,7 @@ ERRORS: Mapping[str, type[Exception]] = {
     "MicroBatchTooLarge": MicroBatchTooLarge,
     "NonFiniteLoss": NonFiniteLoss,
     "OutOfMemoryError": torch.cuda.OutOfMemoryError,
+    "SamplingGapTooLarge": SamplingGapTooLarge,
 }
 """Errors that are raised again by the driver, by name."""
 _POLL_S = 0.02

@@ -18,8 +18,8 @@ from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.lineup import Lineup
 from magrpo.stages import update
 from magrpo.stages.optimizers import learning_rate
-from magrpo.stages.update import SamplingGapTooLarge, Updater
-from magrpo.stages.work import NonFiniteLoss, is_out_of_memory
+from magrpo.stages.update import Updater
+from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS

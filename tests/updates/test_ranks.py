@@ -21,7 +21,7 @@ from magrpo.layout import samples_file
 from magrpo.place import Place
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
-from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss
+from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
 from magrpo.store import write_records
 from magrpo.types import Sample
 from magrpo.updates import UpdatesDied, ranks
@@ -222,6 +222,18 @@ def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
     of_ranks, alone = (read_checkpoint(config, path) for path in (tmp_path / "2", tmp_path / "one" / "2"))
     weights = {name for name in alone if "exp_avg" not in name}
     assert_near({name: of_ranks[name] for name in weights}, {name: alone[name] for name in weights}, 1e-4)
+
+
+@pytest.mark.slow
+def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
+    folder: Path, fleet: LocalFleet, tmp_path: Path
+) -> None:
+    config = make_config(folder, lanes=1)
+    limited = config.algo.model_copy(update={"max_sampling_gap": 0.01})
+    updates = open_ranks(config.model_copy(update={"algo": limited}), make_place(2), fleet, tmp_path)
+    with pytest.raises(SamplingGapTooLarge, match=r"above algo.max_sampling_gap = 0.01"):
+        run_updates(updates, folder, tmp_path)
+    assert not find_ranks()
 
 
 def test_ranks_without_memory_begin_anew_with_smaller_micro_batches(
