@@ -205,6 +205,16 @@ class HasMaxExecutions(Protocol):
 
 
 @runtime_checkable
+class RunsElsewhere(Protocol):
+    @property
+    def runs_elsewhere(self) -> bool:
+        """Whether other processes may call ``executions`` and ``price`` of a large batch: they are pure, and slow.
+
+        Only the class's own attribute counts, not an inherited one: what a subclass adds may depend on this process.
+        """
+
+
+@runtime_checkable
 class HasHiddenTests(Protocol):
     @property
     def hidden_tests(self) -> bool:

@@ -130,6 +130,10 @@ LAZY_COMMANDS = {
         "benchmarks.driver:bench_driver",
         "Measure the CPU time that a run spends on a completion, besides models and programs.",
     ),
+    "bench pool": (
+        "benchmarks.pool:bench_pool",
+        "Measure what the pool of vLLM servers costs over posting the same batch to one server.",
+    ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
         "Time the sandbox, and for comparison one bubblewrap per candidate.",

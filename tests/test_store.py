@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import random
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -160,3 +161,18 @@ def test_turns_and_scored_turns_are_told_apart(tmp_path: Path) -> None:
 def test_floats_survive_exactly(value: float) -> None:
     assert json.loads(json.dumps(value)) == value
     assert digest(value) == digest(json.loads(json.dumps(value)))
+
+
+def test_large_files_are_compressed_elsewhere_to_the_same_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = random.Random(0)
+    logps = [tuple(-rng.expovariate(2) for _ in range(100)) for _ in range(300)]
+    samples = [Sample((1, 2), tuple(range(100)), some, 1.0, 0.5, 0, 7) for some in logps]
+    write_records(tmp_path / "here", samples)
+    monkeypatch.setattr("magrpo.store.COMPRESSED_HERE", 200_000)
+    write_records(tmp_path / "elsewhere", samples)
+    assert (tmp_path / "here").read_bytes() == (tmp_path / "elsewhere").read_bytes()
+    assert read_records(tmp_path / "elsewhere", Sample) == samples
+    with pytest.raises(OSError, match=r"none/file could not be compressed \(FileNotFoundError"):
+        write_records(tmp_path / "none" / "file", samples)

@@ -16,7 +16,10 @@ from magrpo.types import Request
 _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0
 """A vLLM server closes a connection that is idle for 5 s."""
-_NO_NUMBER = -9999.0
+GENERATE = "/inference/v1/generate"
+_ROUTES = "/inference/magrpo"
+"""Where the paths of ``magrpo.engines.vllm_routes`` lie."""
+NO_NUMBER = -9999.0
 """What vLLM sends in place of a log-probability that is not finite."""
 AnswerT = TypeVar("AnswerT")
 
@@ -25,8 +28,8 @@ class ServerFailed(Exception):
     """A server did not answer, or not as it must. The same question may be put to another server."""
 
 
-class AdapterMissing(ServerFailed):
-    """A server does not have the adapter that a request names."""
+class WeightsMissing(ServerFailed):
+    """A server does not have the weights that a request names."""
 
 
 class Refused(Exception):
@@ -60,10 +63,16 @@ class _Logprobs(msgspec.Struct):
     content: list[_Token]
 
 
+class _Span(msgspec.Struct):
+    version: str
+
+
 class _Choice(msgspec.Struct):
     token_ids: list[int]
     finish_reason: str
     logprobs: _Logprobs | None = None
+    sampling_mask: list[list[int]] | None = None
+    weight_versions: list[_Span] | None = None
 
 
 class _Answer(msgspec.Struct):
@@ -97,40 +106,33 @@ class ServerClient:
         self._session, self._deadline_s = session, deadline_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
-    async def generate(self, model: str, request: Request, stop_token_ids: Sequence[int]) -> Completion:
-        """The completion of ``request`` by the adapter or base called ``model``."""
+    async def generate(
+        self, model: str, request: Request, stop_token_ids: Sequence[int], version: str | None = None
+    ) -> Completion:
+        """The completion of ``request`` by the adapter or base called ``model``, with its support if it asks for it.
+
+        Args:
+            version: The name of the base's weights; None: they never change.
+        """
         sampling = request.sampling
-        answer = await self._ask(
-            model,
-            request.prompt_ids,
-            {
-                "temperature": sampling.temperature,
-                "top_p": sampling.top_p,
-                "top_k": sampling.top_k,
-                "min_p": 0.0,
-                "repetition_penalty": 1.0,
-                "presence_penalty": 0.0,
-                "frequency_penalty": 0.0,
-                "max_tokens": sampling.max_new_tokens,
-                "seed": request.seed,
-                "stop_token_ids": list(stop_token_ids),
-                "ignore_eos": True,
-                "logprobs": 0,
-                "detokenize": False,
-            },
-        )
+        path = f"{_ROUTES}/generate" if sampling.records_support else GENERATE
+        answer = await self._ask(path, make_body(model, request, stop_token_ids), version)
         choice = answer.choices[0]
         tokens = choice.logprobs.content if choice.logprobs else []
         if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
             raise ServerFailed(f"{self.url} broke a completion off ({choice.finish_reason})")
         if [token.token_id for token in tokens] != choice.token_ids:
             raise ServerFailed(f"{self.url} sent no log-probabilities for its tokens")
-        return Completion(choice.token_ids, [_read_logp(token.logprob) for token in tokens])
+        support = choice.sampling_mask or []
+        if sampling.records_support and len(support) != len(tokens):
+            raise ServerFailed(f"{self.url} sent no support for its tokens")
+        return Completion(choice.token_ids, [_read_logp(token.logprob) for token in tokens], support)
 
-    async def score(self, model: str, probe: Probe) -> list[float]:
-        """Log-probabilities of the tokens of ``probe`` at temperature 1 by ``model``."""
+    async def score(self, model: str, probe: Probe, version: str | None = None) -> list[float]:
+        """Log-probabilities of the tokens of ``probe`` at temperature 1 by ``model``; see :meth:`generate`."""
         sampling = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
-        answer = await self._ask(model, [*probe.prompt_ids, *probe.token_ids], sampling)
+        body = {"model": model, "token_ids": [*probe.prompt_ids, *probe.token_ids], "sampling_params": sampling}
+        answer = await self._ask(GENERATE, body, version)
         scored = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
         if len(scored) != len(probe.token_ids):
             raise ServerFailed(f"{self.url} sent no log-probabilities of a prompt")
@@ -145,7 +147,7 @@ class ServerClient:
         """Load the adapter in ``folder``, a path on the server's machine, under ``name``."""
         try:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, self._deadline_s)
-        except AdapterMissing:
+        except WeightsMissing:
             raise ServerFailed(
                 f"{self.url} cannot load adapters, or does not see {folder}: start it with --enable-lora and "
                 "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, where the run directory is mounted"
@@ -155,8 +157,23 @@ class ServerClient:
         """Forget the adapter called ``name``."""
         try:
             await self._post("/v1/unload_lora_adapter", {"lora_name": name}, self._deadline_s)
-        except AdapterMissing:
+        except WeightsMissing:
             return
+
+    async def load_full(self, name: str, folder: Path) -> None:
+        """Replace the base by the full copy in ``folder``, a path on the server's machine; answers then name it."""
+        try:
+            await self._post(f"{_ROUTES}/load", {"name": name, "folder": str(folder)}, self._deadline_s)
+        except WeightsMissing as error:
+            raise ServerFailed(str(error)) from None
+
+    async def watch_truncation(self) -> bool:
+        """Get log-probabilities from before truncation from now on; False if the server was not started for it."""
+        try:
+            await self._post(f"{_ROUTES}/watch", {}, self._deadline_s)
+        except WeightsMissing:
+            return False
+        return True
 
     async def list_models(self) -> list[Model]:
         """The bases and adapters that the server has."""
@@ -174,13 +191,15 @@ class ServerClient:
         """Undo :meth:`sleep`."""
         await self._post("/wake_up", {}, self._deadline_s)
 
-    async def _ask(self, model: str, prompt_ids: Sequence[int], sampling: Mapping[str, object]) -> _Answer:
-        body = {"model": model, "token_ids": list(prompt_ids), "sampling_params": sampling}
-        answer = self._decode(await self._post("/inference/v1/generate", body, self._deadline_s), _Answer)
+    async def _ask(self, path: str, body: Mapping[str, object], version: str | None) -> _Answer:
+        answer, model = self._decode(await self._post(path, body, self._deadline_s), _Answer), body["model"]
         if answer.model != model:
             raise ServerFailed(f"{self.url} was asked for {model} and answered from {answer.model}")
         if len(answer.choices) != 1:
             raise ServerFailed(f"{self.url} sent {len(answer.choices)} completions for one request")
+        versions = [span.version for span in answer.choices[0].weight_versions or ()]
+        if version is not None and versions != [version]:
+            raise WeightsMissing(f"{self.url} was asked for {version} and answered from {', '.join(versions)}")
         return answer
 
     async def _post(self, path: str, body: Mapping[str, object], deadline_s: float) -> bytes:
@@ -209,7 +228,7 @@ class ServerClient:
             return text
         message = f"{self.url} answered {answer.status} ({_read_error(text)})"
         if answer.status == 404:
-            raise AdapterMissing(message)
+            raise WeightsMissing(message)
         if answer.status in (401, 403):
             raise Refused(f"{message}; put its key into the environment variable VLLM_API_KEY")
         if 400 <= answer.status < 500 and answer.status not in (408, 429):
@@ -223,8 +242,29 @@ class ServerClient:
             raise ServerFailed(f"{self.url} sent an answer that cannot be read ({error})") from None
 
 
+def make_body(model: str, request: Request, stop_token_ids: Sequence[int]) -> dict[str, object]:
+    """What is posted for the completion of ``request`` by ``model``; it sets all that a model's own files might set."""
+    sampling = request.sampling
+    params = {
+        "temperature": sampling.temperature,
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "max_tokens": sampling.max_new_tokens,
+        "seed": request.seed,
+        "stop_token_ids": list(stop_token_ids),
+        "ignore_eos": True,
+        "logprobs": 0,
+        "detokenize": False,
+    }
+    return {"model": model, "token_ids": list(request.prompt_ids), "sampling_params": params}
+
+
 def _read_logp(value: float) -> float:
-    return value if value > _NO_NUMBER else float("nan")
+    return value if value > NO_NUMBER else float("nan")
 
 
 def _read_error(text: bytes) -> str:

@@ -6,17 +6,20 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from magrpo.engines import check_prompts, make_action
-from magrpo.engines.dispatch import Batch, Dispatcher, Patience
-from magrpo.engines.servers import Adapter
+from magrpo.engines.dispatch import Batch, Dispatcher
+from magrpo.engines.named_weights import NamedWeights, ServerGroup
+from magrpo.engines.roster import Patience
+from magrpo.engines.vllm_arguments import EXTENSION
 from magrpo.fleets import Job
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
-from magrpo.types import Action, Request
+from magrpo.types import Action, Request, SamplingParams
 
 if TYPE_CHECKING:
     from magrpo.engines.host import EngineHost
@@ -31,15 +34,16 @@ class PoolEngine:
     Raises EngineError if a base model is left without servers, ConfigError if a server rejects the key.
 
     Args:
-        jobs: How the fleet starts the servers of each base model; empty: ``host.place`` has addresses.
+        jobs: How the fleet starts the servers of each group; empty: ``host.place`` has addresses.
         key: API key of the servers.
     """
 
     def __init__(
-        self, host: EngineHost, jobs: Mapping[str, Job], key: str | None, patience: Patience | None = None
+        self, host: EngineHost, jobs: Mapping[ServerGroup, Job], key: str | None, patience: Patience | None = None
     ) -> None:
         self._host, self._starts_servers = host, bool(jobs)
         self._asleep = self._closed = self._warned = False
+        self._full_copies = threading.Lock()  # a server holds one full copy: batches of several versions take turns
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-pool", daemon=True)
         self._thread.start()
@@ -50,18 +54,21 @@ class PoolEngine:
             raise
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> PooledWeights:
-        """Load adapters into all servers. Raises EngineError if none is left that serves them."""
+        """Load adapters into all servers; full copies load when they generate.
+
+        Raises EngineError if no server is left that serves them.
+        """
         lineup = self._host.lineup
         by_holder = {
-            holder: Adapter.of(holder, version, lineup.base(holder), Path(weights[holder]))
+            holder: NamedWeights.of(holder, version, ServerGroup.of(lineup, holder), Path(weights[holder]))
             for holder in dict.fromkeys(map(lineup.holder, lineup.agents))
             if holder in weights
         }
-        unproved = [adapter.name for adapter in by_holder.values() if adapter.probe is None]
+        unproved = [named.name for named in by_holder.values() if named.probe is None]
         if unproved and not self._warned:
             self._warned = True
             log.warning("no probe lies beside %s, so servers cannot prove them", ", ".join(unproved))
-        self._wait(self._dispatcher.open_adapters(list(by_holder.values())))
+        self._wait(self._dispatcher.roster.open_weights(list(by_holder.values())))
         return PooledWeights(self, version, {agent: by_holder.get(lineup.holder(agent)) for agent in lineup.agents})
 
     def generate(
@@ -70,13 +77,19 @@ class PoolEngine:
         """One completion for each request, in order, by ``weights``; raises as :class:`magrpo.interfaces.Served`."""
         lineup = self._host.lineup
         check_prompts(lineup, requests)
-        refuse_truncation(requests)
+        groups = {agent: ServerGroup.of(lineup, agent) for agent in {request.agent for request in requests}}
+        self._refuse_truncation({groups[r.agent]: r.sampling for r in requests if r.sampling.truncates})
         batch = Batch(
             requests,
-            [weights.adapters[request.agent] for request in requests],
-            [lineup.base(request.agent) for request in requests],
+            [weights.by_agent[request.agent] for request in requests],
+            [groups[request.agent] for request in requests],
             [lineup.stop_token_ids(request.agent) for request in requests],
         )
+        with self._full_copies if any(group.agent for group in groups.values()) else nullcontext():
+            return self._collect_actions(weights, batch, progress)
+
+    def _collect_actions(self, weights: PooledWeights, batch: Batch, progress: Progress | None) -> list[Action]:
+        lineup, requests = self._host.lineup, batch.requests
         actions: dict[int, Action] = {}
         self._loop.call_soon_threadsafe(self._dispatcher.begin, batch)
         try:
@@ -95,21 +108,21 @@ class PoolEngine:
     def unload(self, weights: PooledWeights) -> None:
         """Unload the adapters of ``weights``, unless others opened the same."""
         if not self._closed:
-            adapters = {adapter.name: adapter for adapter in weights.adapters.values() if adapter is not None}
-            self._wait(self._dispatcher.close_adapters(list(adapters.values())))
+            named = {named.name: named for named in weights.by_agent.values() if named is not None}
+            self._wait(self._dispatcher.roster.close_weights(list(named.values())))
 
     def sleep(self) -> None:
         """Release GPU memory for the update, where servers share GPUs with it. No-op on CPU."""
         host = self._host
         if self._starts_servers and host.shares_gpus and host.lineup.device.type == "cuda" and not self._asleep:
-            self._wait(self._dispatcher.sleep())
+            self._wait(self._dispatcher.roster.sleep())
             self._asleep = True
 
     def wake(self) -> None:
         """Undo :meth:`sleep`."""
         if self._asleep:
             self._host.lineup.release_cached_memory()
-            self._wait(self._dispatcher.wake())
+            self._wait(self._dispatcher.roster.wake())
             self._asleep = False
 
     def close(self) -> None:
@@ -118,6 +131,20 @@ class PoolEngine:
             self._closed = True
             self._wait(self._dispatcher.close())
             self._stop_loop()
+
+    def _refuse_truncation(self, sampling: Mapping[ServerGroup, SamplingParams]) -> None:
+        """Raise ConfigError if a server's log-probabilities would be those of what truncation left."""
+
+        async def find_obstacle() -> str:
+            for group, params in sampling.items():
+                for server in self._dispatcher.roster.list_serving(group):
+                    if not server.is_extended:
+                        key = f"top_p = {params.top_p:g}" if params.top_p < 1 else f"top_k = {params.top_k}"
+                        return f"rollout.{key}: {server} sends no log-probabilities from before truncation"
+            return ""
+
+        if sampling and (obstacle := self._wait(find_obstacle())):
+            raise ConfigError(f"{obstacle}; start it with {EXTENSION}, or set rollout.top_p = 1 and rollout.top_k = 0")
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -134,11 +161,11 @@ class PoolEngine:
 
 @dataclass(eq=False)
 class PooledWeights:
-    """A :class:`magrpo.interfaces.Served`: adapters by agent, which every server of the pool holds."""
+    """A :class:`magrpo.interfaces.Served`: weights by agent, which every server of the agent's group can hold."""
 
     _engine: PoolEngine
     version: int
-    adapters: Mapping[str, Adapter | None]
+    by_agent: Mapping[str, NamedWeights | None]
     """None: the agent acts with its base."""
     _closed: bool = False
 
@@ -151,14 +178,3 @@ class PooledWeights:
         if not self._closed:
             self._closed = True
             self._engine.unload(self)
-
-
-def refuse_truncation(requests: Sequence[Request]) -> None:
-    """Raise ConfigError for requests that truncate: servers send log-probabilities of what truncation left."""
-    for sampling in {request.sampling for request in requests}:
-        if sampling.truncates:
-            key = f"rollout.top_p = {sampling.top_p:g}" if sampling.top_p < 1 else f"rollout.top_k = {sampling.top_k}"
-            raise ConfigError(
-                f"{key}: vLLM servers over HTTP send no log-probabilities from before truncation; set "
-                "rollout.top_p = 1 and rollout.top_k = 0, or leave engine.servers out of the place"
-            )

@@ -3,44 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import aiohttp
 
 from magrpo.engines import Completion
-from magrpo.engines.http import AdapterMissing, Refused, ServerClient, ServerFailed
-from magrpo.engines.probes import Probe, read_probe
+from magrpo.engines.http import Refused, ServerClient, ServerFailed, WeightsMissing
+from magrpo.engines.named_weights import NamedWeights, ServerGroup
+from magrpo.engines.vllm_arguments import EXTENSION
 from magrpo.fleets import Fleet, Job, ProcessDied, Running
 from magrpo.types import Request
 
 log = logging.getLogger(__name__)
 _POLL_S = 0.5
-_WEIGHT_FILES = ("adapter_model.safetensors", "adapter_config.json")
+_UNTRAINED = "default"
+"""What vLLM calls the weights that it started with."""
 
 
 class WrongServer(ServerFailed):
     """A server that would give wrong answers: other weights than it names, another base, too short a window."""
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter, under a name that means these weights for ever: ``helper.7.1f3a9c0d2b4e``."""
-
-    name: str
-    base: str
-    folder: Path
-    probe: Probe | None
-
-    @classmethod
-    def of(cls, agent: str, version: int, base: str, folder: Path) -> Adapter:
-        """The adapter in ``folder``; its name ends with the first digits of the SHA-256 of its two files."""
-        folder = folder.resolve()
-        content = hashlib.sha256(b"".join((folder / file).read_bytes() for file in _WEIGHT_FILES))
-        return cls(f"{agent}.{version}.{content.hexdigest()[:12]}", base, folder, read_probe(folder))
 
 
 @dataclass(frozen=True)
@@ -49,8 +33,8 @@ class Terms:
 
     session: aiohttp.ClientSession
     key: str | None
-    windows: dict[str, int]
-    """The shortest context window that does, by base model, in tokens."""
+    windows: dict[ServerGroup, int]
+    """The shortest context window that does, by group, in tokens."""
     tolerance: float
     """Largest gap between the log-probabilities of a server and those of a probe."""
     max_batch: int
@@ -60,6 +44,8 @@ class Terms:
     """Maximum duration of a start."""
     silence_s: float
     """Maximum duration of a check of health."""
+    foreign: Counter[ServerGroup] = field(default_factory=Counter)
+    """Number of servers of others that each group was given."""
 
 
 @dataclass(eq=False)
@@ -68,8 +54,8 @@ class PooledServer:
 
     terms: Terms
     url: str = ""
-    base: str = ""
-    """The base model it serves; empty until a server that somebody else runs has said so."""
+    group: ServerGroup | None = None
+    """None until a server that somebody else runs has said which base it serves."""
     job: Job | None = None
     """How the fleet starts it; None: somebody else does."""
     running: Running | None = None
@@ -79,8 +65,12 @@ class PooledServer:
     reason: str = ""
     """Why it last left the pool."""
     _client: ServerClient = field(init=False)
+    is_extended: bool = False
+    """Whether it gives log-probabilities from before truncation, and loads full copies."""
+    _model: str = ""
+    """The name of its base."""
     _loaded: dict[str, int] = field(default_factory=dict)
-    """Adapters that it holds and has proved, by name, with the number of the loading."""
+    """Weights that it holds and has proved, by name, with the number of the loading."""
     _loadings: int = 0
 
     def __post_init__(self) -> None:
@@ -114,46 +104,70 @@ class PooledServer:
         self._loaded.clear()
         if self.running is not None:
             await self._wait_for_start(self.running)
-        models = {model.id: model for model in await self._client.list_models()}
-        bases = [model for model in models.values() if model.parent is None]
-        known = [base for base in self.terms.windows if any(base in (model.id, model.root) for model in bases)]
-        if not known:
-            names = ", ".join(sorted(self.terms.windows))
-            raise WrongServer(f"serves {', '.join(model.id for model in bases) or 'no model'}, and none of {names}")
-        self.base = known[0]
+        bases = [model for model in await self._client.list_models() if model.parent is None]
+        names = {name: model.id for model in bases for name in (model.root, model.id)}
+        fitting = [group for group in self.terms.windows if group.base in names]
+        if not fitting:
+            wanted = ", ".join(sorted({group.base for group in self.terms.windows}))
+            raise WrongServer(f"serves {', '.join(model.id for model in bases) or 'no model'}, and none of {wanted}")
+        self.is_extended = await self._client.watch_truncation()
+        if self.group not in fitting:
+            self.group = self._choose_group(fitting)
+            self.terms.foreign[self.group] += 1
+        self._model = names[self.group.base]
         window = min((model.max_model_len or 0 for model in bases), default=0)
-        needed = self.terms.windows[self.base]
+        needed = self.terms.windows[self.group]
         if window < needed:
             raise WrongServer(f"has a context window of {window} tokens; start it with --max-model-len {needed}")
 
-    async def load_adapter(self, adapter: Adapter) -> int:
-        """Load an adapter unless the server has it, and let it prove its weights; returns the number of the loading."""
-        async with self._lock:
-            if adapter.name not in self._loaded:
-                await self._load_and_prove(adapter)
-                self._loadings += 1
-                self._loaded[adapter.name] = self._loadings
-            return self._loaded[adapter.name]
+    def _choose_group(self, fitting: Sequence[ServerGroup]) -> ServerGroup:
+        """The group with the fewest servers of others; one of a full copy first, which not every server can hold."""
+        able = [group for group in fitting if self.is_extended or not group.agent]
+        if not able:
+            raise Refused(
+                f'agent {fitting[0].agent!r}: {self} cannot load weights = "full"; start it with {EXTENSION}, or set '
+                'weights = "lora"'
+            )
+        return min(able, key=lambda group: (self.terms.foreign[group], not group.agent))
 
-    async def unload_adapter(self, name: str) -> None:
-        """Forget an adapter, so that nothing can ask for its folder any more."""
+    async def load_weights(self, weights: NamedWeights) -> int:
+        """Load weights unless the server has them, and let it prove them; returns the number of the loading."""
         async with self._lock:
-            if self._loaded.pop(name, None) is not None:
+            if weights.name not in self._loaded:
+                await (self._load_full(weights) if weights.group.agent else self._load_adapter(weights))
+                self._loadings += 1
+                self._loaded[weights.name] = self._loadings
+            return self._loaded[weights.name]
+
+    async def unload_weights(self, name: str) -> None:
+        """Forget an adapter, so that nothing can ask for its folder any more. A full copy stays until the next."""
+        async with self._lock:
+            if self.group is not None and not self.group.agent and self._loaded.pop(name, None) is not None:
                 await self._client.unload_adapter(name)
 
-    async def complete(self, model: Adapter | None, request: Request, stop_token_ids: Sequence[int]) -> Completion:
-        """The completion of ``request`` by an adapter; None: by the base."""
-        if model is None:
-            return await self._client.generate(self.base, request, stop_token_ids)
-        loading = await self.load_adapter(model)
+    async def complete(
+        self, weights: NamedWeights | None, request: Request, stop_token_ids: Sequence[int]
+    ) -> Completion:
+        """The completion of ``request`` by ``weights``; None: by the base."""
+        if request.sampling.truncates and not self.is_extended:
+            raise WrongServer(f"sends no log-probabilities from before truncation; start it with {EXTENSION}")
+        if weights is None:
+            version = _UNTRAINED if self.group is not None and self.group.agent else None
+            return await self._client.generate(self._model, request, stop_token_ids, version)
+        loading = await self.load_weights(weights)
         try:
-            return await self._client.generate(model.name, request, stop_token_ids)
-        except AdapterMissing:
-            if self._loaded.get(model.name) == loading:
-                del self._loaded[model.name]
-                log.warning("%s has lost the adapter %s; loading it again", self, model.name)
-        await self.load_adapter(model)
-        return await self._client.generate(model.name, request, stop_token_ids)
+            return await self._generate(weights, request, stop_token_ids)
+        except WeightsMissing:
+            if self._loaded.get(weights.name) == loading:
+                del self._loaded[weights.name]
+                log.warning("%s has lost the weights %s; loading them again", self, weights.name)
+        await self.load_weights(weights)
+        return await self._generate(weights, request, stop_token_ids)
+
+    async def _generate(self, weights: NamedWeights, request: Request, stop_token_ids: Sequence[int]) -> Completion:
+        if weights.group.agent:
+            return await self._client.generate(self._model, request, stop_token_ids, weights.name)
+        return await self._client.generate(weights.name, request, stop_token_ids)
 
     async def check_health(self) -> None:
         """Return if the server is well."""
@@ -186,7 +200,7 @@ class PooledServer:
         last_words = running.last_words()
         return f"ended with status {status}{f' ({last_words})' if last_words else ''}; log: {running.log}"
 
-    async def _load_and_prove(self, adapter: Adapter) -> None:
+    async def _load_adapter(self, adapter: NamedWeights) -> None:
         """A server of somebody else may have the name already, with these weights or not: then it loads them anew."""
         held = {model.id: model.root for model in await self._client.list_models()}
         if adapter.name in held:
@@ -200,14 +214,22 @@ class PooledServer:
         if fault := await self._find_fault(adapter):
             raise WrongServer(fault)
 
-    async def _find_fault(self, adapter: Adapter) -> str:
-        """How log-probabilities of the adapter differ from the trainer's; empty if they do not, or without a probe."""
-        if adapter.probe is None:
+    async def _load_full(self, copy: NamedWeights) -> None:
+        """Load a full copy in place of the one before."""
+        self._loaded.clear()
+        await self._client.load_full(copy.name, copy.folder)
+        if fault := await self._find_fault(copy):
+            raise WrongServer(fault)
+
+    async def _find_fault(self, weights: NamedWeights) -> str:
+        """How log-probabilities of the weights differ from the trainer's; empty if they do not, or without a probe."""
+        if weights.probe is None:
             return ""
-        gap = adapter.probe.measure_gap(await self._client.score(adapter.name, adapter.probe))
+        model, version = (self._model, weights.name) if weights.group.agent else (weights.name, None)
+        gap = weights.probe.measure_gap(await self._client.score(model, weights.probe, version))
         if gap <= self.terms.tolerance:
             return ""
         return (
-            f"does not compute what the weights of {adapter.name} would: its log-probabilities differ by {gap:.2g} on "
-            f"average, {self.terms.tolerance:g} is allowed; it serves the base, an older adapter or another base"
+            f"does not compute what the weights of {weights.name} would: its log-probabilities differ by {gap:.2g} on "
+            f"average, {self.terms.tolerance:g} is allowed; it serves the base, older weights or another base"
         )

@@ -21,7 +21,7 @@ import torch
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import ServerOptions, make_arguments
+from magrpo.engines.vllm_arguments import WORKER_EXTENSION, ServerOptions, make_arguments
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -200,7 +200,7 @@ class VllmClient:
         arguments = make_arguments(self._lineup, agents, self._config.options, self._num_served) | {
             "max_num_seqs": self._config.max_batch,
             "skip_tokenizer_init": True,
-            "worker_extension_cls": "magrpo.engines.vllm_worker.WorkerExtension",
+            "worker_extension_cls": WORKER_EXTENSION,
         }
         if self._lineup.device.type == "cuda":
             share = self._config.memory_frac / len(self._agents)

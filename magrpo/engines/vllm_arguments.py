@@ -11,6 +11,11 @@ if TYPE_CHECKING:
 MAX_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """Values that vLLM accepts as the maximum rank of an adapter."""
 
+WORKER_EXTENSION = "magrpo.engines.vllm_worker.WorkerExtension"
+MIDDLEWARE = "magrpo.engines.vllm_routes.MagrpoRoutes"
+EXTENSION = f"--worker-extension-cls {WORKER_EXTENSION} --middleware {MIDDLEWARE} and VLLM_USE_V2_MODEL_RUNNER=0"
+"""What a server must be started with to give log-probabilities from before truncation, and to load full copies."""
+
 
 class ServerOptions(NamedTuple):
     """Options of the engine ``vllm`` that concern every server."""

@@ -10,10 +10,11 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from magrpo.engines.dispatch import Patience
 from magrpo.engines.host import EngineHost
+from magrpo.engines.named_weights import ServerGroup
 from magrpo.engines.pool import PoolEngine
-from magrpo.engines.vllm_arguments import ServerOptions, make_arguments
+from magrpo.engines.roster import Patience
+from magrpo.engines.vllm_arguments import MIDDLEWARE, WORKER_EXTENSION, ServerOptions, make_arguments
 from magrpo.fleets import Job
 from magrpo.plugins import ConfigError
 
@@ -24,6 +25,7 @@ _SETTINGS = {
     "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
+    "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_worker.WorkerExtension knows
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "TOKENIZERS_PARALLELISM": "false",
 }
@@ -32,14 +34,8 @@ _SETTINGS = {
 def open_pool(host: EngineHost, options: ServerOptions) -> PoolEngine:
     """The engine over the servers of ``host.place``, which it starts if the place has only their number.
 
-    Raises ConfigError for agents that such servers cannot serve, or if vLLM is not installed for those to start.
+    Raises ConfigError if vLLM is not installed for servers to start, or if those given cannot serve the agents.
     """
-    full = [agent for agent in host.lineup.agents if host.lineup.weights(agent) == "full"]
-    if full:
-        raise ConfigError(
-            f'agent {full[0]!r}: weights = "full": vLLM servers over HTTP take adapters only; set weights = "lora", '
-            "or leave engine.servers out of the place"
-        )
     patience = Patience(deadline_s=options.deadline_s)
     if not isinstance(host.place.servers, int):
         return PoolEngine(host, {}, os.environ.get(KEY), patience)
@@ -49,8 +45,8 @@ def open_pool(host: EngineHost, options: ServerOptions) -> PoolEngine:
     return PoolEngine(host, make_jobs(host, options, key), key, patience)
 
 
-def make_jobs(host: EngineHost, options: ServerOptions, key: str) -> dict[str, Job]:
-    """How a fleet starts the servers of each base model."""
+def make_jobs(host: EngineHost, options: ServerOptions, key: str) -> dict[ServerGroup, Job]:
+    """How a fleet starts the servers of each base model, and of each full copy."""
     lineup, place = host.lineup, host.place
     uses_cuda = lineup.device.type == "cuda"
     environment = {**_SETTINGS, KEY: key}
@@ -62,26 +58,29 @@ def make_jobs(host: EngineHost, options: ServerOptions, key: str) -> dict[str, J
     logs = host.logs or Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
     command = (sys.executable, "-m", "vllm.entrypoints.openai.api_server")
     return {
-        base: Job(
+        group: Job(
             name=f"vllm-{number}",
-            command=(*command, *_make_flags(_make_arguments(host, options, base))),
+            command=(*command, *_make_flags(_make_arguments(host, options, group))),
             count=place.servers,
             gpus=place.gpus if uses_cuda else 0,
             shares_gpus=host.shares_gpus,
             environment=environment,
             logs=logs,
         )
-        for number, base in enumerate(dict.fromkeys(map(lineup.base, lineup.agents)))
+        for number, group in enumerate(dict.fromkeys(ServerGroup.of(lineup, agent) for agent in lineup.agents))
     }
 
 
-def _make_arguments(host: EngineHost, options: ServerOptions, base: str) -> dict[str, object]:
+def _make_arguments(host: EngineHost, options: ServerOptions, group: ServerGroup) -> dict[str, object]:
     lineup, place = host.lineup, host.place
-    holders = list(dict.fromkeys(lineup.holder(agent) for agent in lineup.agents if lineup.base(agent) == base))
+    agents = [agent for agent in lineup.agents if ServerGroup.of(lineup, agent) == group]
+    holders = list(dict.fromkeys(map(lineup.holder, agents)))
     arguments = make_arguments(lineup, holders, options, host.num_served, host.num_served + 1) | {
         "host": "{host}",
         "port": "{port}",
         "tokens_only": True,
+        "worker_extension_cls": WORKER_EXTENSION,
+        "middleware": MIDDLEWARE,
         "max_num_seqs": place.max_batch,
         "disable_uvicorn_access_log": True,
         "uvicorn_log_level": "warning",

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magrpo.engines import Completion
+from magrpo.engines.vllm_worker import SUPPORT, expand_support
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -127,11 +128,11 @@ class Server:
 
         engine, items = self._llm.llm_engine, call.items
         adapters = self._adapters.get(call.served, {})
-        records_support = any(request.sampling.records_support for request in items.values())
-        self._llm.collective_rpc("record_truncation", args=(records_support,))
         for i, request in items.items():
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt_ids))
             params = _sampling_params(request, call.stop_token_ids[request.agent])
+            if request.sampling.records_support:
+                params.extra_args = {SUPPORT: str(i)}
             engine.add_request(str(i), prompt, params, lora_request=adapters.get(request.agent))
         while engine.has_unfinished_requests():
             finished = Finished({})
@@ -141,20 +142,18 @@ class Server:
                 assert isinstance(sampled.logprobs, FlatLogprobs)
                 number, tokens, logprobs = int(output.request_id), list(sampled.token_ids), sampled.logprobs
                 if items[number].sampling.records_support:
-                    finished.completions[number] = self._over_support(tokens, logprobs)
+                    finished.completions[number] = self._over_support(number, tokens, logprobs)
                 else:
                     finished.completions[number] = Completion(tokens, list(logprobs.logprobs))
             if finished.completions:
                 channel.send_bytes(msgspec.msgpack.encode(finished))
 
-    def _over_support(self, token_ids: list[int], logprobs: FlatLogprobs) -> Completion:
+    def _over_support(self, number: int, token_ids: list[int], logprobs: FlatLogprobs) -> Completion:
         """The completion with log-probabilities over its support; the whole vocabulary where nothing was cut off."""
-        (truncated,) = self._llm.collective_rpc("take_truncated", args=(logprobs.ranks,))
-        everything = range(self._llm.llm_engine.model_config.get_vocab_size())
-        logps, support = [], []
-        for full, kept in zip(logprobs.logprobs, truncated, strict=True):
-            logps.append(full if kept is None else kept.logp)
-            support.append(list(everything) if kept is None else kept.ids.tolist())
+        (truncated,) = self._llm.collective_rpc("take_truncated", args=(str(number), logprobs.ranks))
+        logps, support = expand_support(
+            logprobs.logprobs, truncated, self._llm.llm_engine.model_config.get_vocab_size()
+        )
         return Completion(token_ids, logps, support)
 
 

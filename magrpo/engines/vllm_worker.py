@@ -2,31 +2,27 @@
 
 vLLM's ``processed_logprobs`` are at the sampling temperature, but after top-p and top-k. The changed sampler gives
 every request the log-probabilities before truncation, and records those after it, with the remaining ids, for requests
-that ask for their support.
+that ask for their support: their ``extra_args`` have a name under :data:`SUPPORT`.
 
 vLLM's own way (``return_sampling_mask``) needs its second model runner and a top-k on every request. Here each token
-carries a ticket through vLLM in place of its rank, which is never read. vLLM thus brings each ticket to the right
-request, however it orders, splits or preempts them.
+carries a ticket through vLLM in place of its rank, which is never read: the number of its record among those of its
+request, negative. vLLM thus brings each ticket to the right token, however it orders, splits or preempts requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    import numpy as np
-
-
-class Truncated(NamedTuple):
-    """A sampled token's log-probability over its support, and the ids of the support, ascending."""
-
-    logp: float
-    ids: np.ndarray[Any, np.dtype[np.int32]]
+SUPPORT = "magrpo_support"
+"""Key of vLLM's ``extra_args`` under which a request that asks for its support has a name of its own."""
+Truncated = tuple[float, bytes]
+"""A sampled token's log-probability over its support, and the ids of the support, ascending, as int32."""
 
 
 class WorkerExtension:
@@ -36,24 +32,21 @@ class WorkerExtension:
     reload_weights: Any
 
     def watch_truncation(self) -> None:
-        """Change the sampler, so that it can record the support of sampled tokens."""
-        self._records_support = False
-        self._truncated: dict[int, Truncated] = {}
-        self._num_tickets = 0
-        self._truncated_logps: Tensor | None = None  # (n, V) of the step under way, -inf where truncation cut off
+        """Change the sampler, so that it records the support of sampled tokens. May be called twice."""
         sampler = self.model_runner.sampler
+        if isinstance(sampler.gather_logprobs, partial):
+            return
+        self._truncated: dict[str, list[Truncated]] = {}
+        """By the name of the request, one for each ticket."""
+        self._truncated_logps: Tensor | None = None  # (n, V) of the step under way, -inf where truncation cut off
         truncating = sampler.topk_topp_sampler
         truncating.forward = partial(self._truncate, truncating.forward)
         sampler.gather_logprobs = partial(self._gather_logprobs, sampler.gather_logprobs)
 
-    def record_truncation(self, recording: bool) -> None:
-        """Switch the recording of support on or off; drop records of earlier requests."""
-        self._records_support = recording
-        self._truncated.clear()
-
-    def take_truncated(self, tickets: Sequence[int]) -> list[Truncated | None]:
-        """The records of tokens with these tickets; None where nothing was cut off."""
-        return [self._truncated.pop(ticket, None) for ticket in tickets]
+    def take_truncated(self, name: str, tickets: Sequence[int]) -> list[Truncated | None]:
+        """The records of tokens with these tickets, None where nothing was cut off; all of the request are dropped."""
+        records = self._truncated.pop(name, [])
+        return [records[-ticket - 1] if ticket < 0 else None for ticket in tickets]
 
     def reload_from(self, folder: str) -> None:
         """Reload all weights, and the packed copy of a tied head on CPU, which vLLM's own reload omits."""
@@ -68,8 +61,7 @@ class WorkerExtension:
         if k is None and p is None:
             return sample(logits, generators, k, p)
         full = logits.log_softmax(dim=-1)
-        tokens, logps = sample(logits, generators, k, p)
-        self._truncated_logps = logps if self._records_support else None
+        tokens, self._truncated_logps = sample(logits, generators, k, p)
         return tokens, full
 
     def _gather_logprobs(
@@ -80,13 +72,45 @@ class WorkerExtension:
         logps, self._truncated_logps = self._truncated_logps, None
         if logps is None:
             return gathered
+        rows, names = self._find_recorded()
+        if not rows:
+            return gathered
+        logps = logps[rows]
         kept = logps > -torch.inf
         ids = torch.split(kept.nonzero()[:, 1].to(torch.int32).cpu(), kept.sum(-1).tolist())
-        sampled = logps.gather(-1, token_ids[:, None]).squeeze(-1).tolist()
+        sampled = logps.gather(-1, token_ids[rows, None]).squeeze(-1).tolist()
+        ranks = gathered.selected_token_ranks.clone()
         tickets = []
-        for logp, row in zip(sampled, ids, strict=True):
-            self._num_tickets += 1
-            tickets.append(-self._num_tickets)  # a rank is positive
-            self._truncated[-self._num_tickets] = Truncated(logp, row.numpy().copy())
-        ranks = gathered.selected_token_ranks
-        return gathered._replace(selected_token_ranks=torch.tensor(tickets, dtype=ranks.dtype, device=ranks.device))
+        for name, logp, row in zip(names, sampled, ids, strict=True):
+            records = self._truncated.setdefault(name, [])
+            records.append((logp, row.numpy().tobytes()))
+            tickets.append(-len(records))  # a rank is positive
+        ranks[rows] = torch.tensor(tickets, dtype=ranks.dtype, device=ranks.device)
+        return gathered._replace(selected_token_ranks=ranks)
+
+    def _find_recorded(self) -> tuple[list[int], list[str]]:
+        """Rows of the step whose requests ask for their support, and the names of these requests."""
+        runner, rows, names = self.model_runner, [], []
+        for row, request in enumerate(runner.input_batch.req_ids):
+            params = runner.requests[request].sampling_params
+            if params is not None and params.extra_args and SUPPORT in params.extra_args:
+                rows.append(row)
+                names.append(params.extra_args[SUPPORT])
+        return rows, names
+
+
+def expand_support(
+    logps: Sequence[float], truncated: Sequence[Truncated | None], vocab_size: int
+) -> tuple[list[float], list[list[int]]]:
+    """Log-probabilities of the tokens of a completion over their support, and the ids of each support.
+
+    Args:
+        logps: Log-probabilities before truncation.
+        truncated: The record of each token; None: nothing was cut off, so that its support is the vocabulary.
+        vocab_size: Number of ids of the vocabulary.
+    """
+    over_support, ids = [], []
+    for logp, record in zip(logps, truncated, strict=True):
+        over_support.append(logp if record is None else record[0])
+        ids.append(list(range(vocab_size)) if record is None else np.frombuffer(record[1], np.int32).tolist())
+    return over_support, ids

@@ -40,6 +40,11 @@ def start_kept(command: Sequence[str], log: Path, environment: Mapping[str, str]
         )
 
 
+def share_paths() -> dict[str, str]:
+    """The environment in which another Python finds the modules that this one finds."""
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(path or str(Path.cwd()) for path in sys.path)}
+
+
 class Child:
     """A command at the other end of a socket that carries whole messages.
 

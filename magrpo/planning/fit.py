@@ -54,21 +54,15 @@ def count_models(config: RunConfig) -> int:
 
 
 def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:
-    engine, rollout = place.engine, config.rollout
+    engine = place.engine
     if config.engine.kind not in ("vllm", "auto"):
         yield (
             f'engine.servers are servers of vLLM, but engine.kind = "{config.engine.kind}" in the configuration: leave '
             'out engine.servers, or begin a new run with engine.kind = "vllm"'
         )
     if isinstance(engine.servers, tuple):
-        cut = [f"rollout.top_p = {rollout.top_p}"] * (rollout.top_p < 1)
-        cut += [f"rollout.top_k = {rollout.top_k}"] * (rollout.top_k > 0)
-        if cut:
-            yield (
-                f"{' and '.join(cut)} cannot be checked on servers of others, engine.servers = {list(engine.servers)}: "
-                "give a number of servers to start"
-            )
-    elif engine.gpus and config.model.device == "cpu":
+        return
+    if engine.gpus and config.model.device == "cpu":
         yield f'engine.gpus = {engine.gpus}, but model.device = "cpu": set engine.gpus = 0'
     elif not engine.gpus and config.model.device == "cuda":
         yield 'engine.gpus = 0 puts the servers on processors, but model.device = "cuda": set engine.gpus = 1 or more'

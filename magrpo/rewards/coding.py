@@ -56,6 +56,8 @@ class CodingReward(ProgramReward):
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
+    runs_elsewhere: ClassVar[bool] = True
+    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "coding"
     local_weight: float = Field(0.0, ge=0)
@@ -130,6 +132,8 @@ class SoloReward(ProgramReward):
     """See :class:`magrpo.interfaces.HasMaxExecutions`."""
 
     part_maxima: ClassVar[Mapping[str, float]] = SOLO_MAXIMA
+    runs_elsewhere: ClassVar[bool] = True
+    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "solo"
 
@@ -157,6 +161,9 @@ class TeamReward(CodingReward):
     The team thus gains from proposals that differ, so that one of them fits main. Names of reports end in the helper's
     role, as in ``program:helper2``.
     """
+
+    runs_elsewhere: ClassVar[bool] = True
+    """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "team"
     num_helpers: int = Field(2, ge=1)

@@ -8,8 +8,10 @@ from dataclasses import dataclass
 from itertools import compress
 from time import perf_counter
 
+from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.stages.backend import Cache, ScoreStats, Team
+from magrpo.stages.pricing import Pricing
 from magrpo.types import PENDING, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
 JointTexts = tuple[Problem, Mapping[str, str]]
@@ -26,12 +28,17 @@ class Scored:
 
 
 def score(
-    groups: Sequence[RolloutGroup[Turn]], team: Team, sandbox: Sandbox, cache: Cache, progress: Progress | None = None
+    groups: Sequence[RolloutGroup[Turn]],
+    team: Team,
+    sandbox: Sandbox,
+    cache: Cache,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> tuple[list[RolloutGroup[ScoredTurn]], ScoreStats]:
     """Price every joint action of every group.
 
     The reward sees the latest text of every role, from this turn or an earlier one. Until every role has written, the
-    reward of a joint action is :data:`~magrpo.types.PENDING`.
+    reward of a joint action is :data:`~magrpo.types.PENDING`. ``workers`` call the reward if it lets them.
     """
     roles = team.roles
     items = [
@@ -40,8 +47,9 @@ def score(
         for turn in group.turns
     ]
     complete = [len(texts) == len(roles) for _, texts in items]
+    complete_items = list(compress(items, complete))
     priced, stats = score_texts(
-        list(compress(items, complete)), reward=team.reward, sandbox=sandbox, cache=cache, progress=progress
+        complete_items, reward=team.reward, sandbox=sandbox, cache=cache, progress=progress, workers=workers
     )
     prices = iter(priced)
     results = iter([next(prices) if is_complete else Scored(PENDING, {}, masked=False) for is_complete in complete])
@@ -53,14 +61,20 @@ def score(
 
 
 def score_texts(
-    items: Sequence[JointTexts], *, reward: Reward, sandbox: Sandbox, cache: Cache, progress: Progress | None = None
+    items: Sequence[JointTexts],
+    *,
+    reward: Reward,
+    sandbox: Sandbox,
+    cache: Cache,
+    progress: Progress | None = None,
+    workers: Workers | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch."""
-    stats = ScoreStats()
+    stats, pricing = ScoreStats(), Pricing.of(reward, workers, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
     while open_items:
-        requested = {i: dict(reward.executions(*items[i], reports[i])) for i in open_items}
+        requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
         distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
         new = [execution for execution in distinct if execution not in cache or _sandbox_failed([cache[execution]])]
         if new:
@@ -73,12 +87,10 @@ def score_texts(
             stats.wanted += len(executions)
             reports[i] |= {name: cache[execution] for name, execution in executions.items()}
         open_items = [i for i in open_items if requested[i] and not _sandbox_failed(reports[i].values())]
-    results = []
-    for (problem, texts), item_reports in zip(items, reports, strict=True):
-        masked = _sandbox_failed(item_reports.values())
-        price = JointReward(0.0, {}) if masked else reward.price(problem, texts, item_reports)
-        results.append(Scored(price, item_reports, masked))
-    return results, stats
+    valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _sandbox_failed(reports[i].values())}
+    prices = pricing.list_prices(valid)
+    masked_price = JointReward(0.0, {})
+    return [Scored(prices.get(i, masked_price), reports[i], i not in prices) for i in range(len(items))], stats
 
 
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:

@@ -1,7 +1,7 @@
 """``magrpo bench driver``: CPU time that the process of a run spends on each completion, besides models and programs.
 
-Rollout, score and credit of one iteration run as in training, with an engine and a sandbox that answer from memory: the
-engine with bytes as a vLLM server sends them, which are decoded and become actions.
+Rollout, score and credit of one iteration run as in training: the engine asks servers over HTTP, which send answers
+made beforehand; the reward prices programs; the sandbox reports without running them.
 """
 
 import random
@@ -9,28 +9,33 @@ import tempfile
 import zlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from resource import RUSAGE_CHILDREN, getrusage
 from statistics import median
 from time import process_time
 from typing import Literal, Self
+from unittest.mock import patch
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from magrpo import layout
+from magrpo import layout, store
 from magrpo.config import RunConfig, load_config
-from magrpo.engines import Completion, make_action
+from magrpo.engines import pool
 from magrpo.engines.host import EngineHost
-from magrpo.interfaces import Progress
+from magrpo.interfaces import Progress, Served
 from magrpo.layout import Step
 from magrpo.lineup import Lineup
+from magrpo.place import Place
 from magrpo.plugins import Plugin
-from magrpo.rewards.coding import CodingReward
+from magrpo.stages import pricing
 from magrpo.store import Pointer, RunStore, read_records
-from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, JointReward, Problem, Request, Sample
+from magrpo.types import Action, Case, CaseStatus, Execution, ExecutionReport, Request, Sample
 from pipelines.arguments import Positive, locate_config
+from pipelines.benchmarks.stand_ins import StandIns
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunState
 from pipelines.training.stages import StageRunner
@@ -38,70 +43,111 @@ from pipelines.training.stages import StageRunner
 AIM_MS = 0.5
 """CPU time of a completion of 512 tokens that the process of a run may spend, in milliseconds."""
 GROUP_SIZE = 16
+NUM_SERVERS = 16
 _ITERATIONS = 3
-_PREPARATION, _REWARD = "preparation of the answers", "the reward's own work"
-_READ = "samples read by the update, in the ranks where it has any"
-_STAGES: tuple[Literal["rollout", "score", "credit"], ...] = ("rollout", "score", "credit")
+_PREPARATION = "preparation of the answers"
+_ANSWERS = "rollout: answers asked for over HTTP, decoded, made actions"
+_READ = "samples read by the update, if it runs in this process"
+_STAGES: Mapping[Literal["rollout", "score", "credit"], str] = {
+    "rollout": "rollout: prompts, files",
+    "score": "score: programs, prices, files",
+    "credit": "credit: advantages, files",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class DriverCosts:
+    """CPU time in milliseconds a completion, all threads together."""
+
+    parts: dict[str, float]
+    """Of the run's own process."""
+    besides: float
+    """Of :data:`_READ`."""
+    helpers: float
+    """Of the processes that work for it, their start included: median iterations have less."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.parts.values())
 
 
 def bench_driver(*, completions: Positive = 2048, tokens: Positive = 512) -> int:
-    """Print the figures of :func:`measure_driver` as a table; the exit code is 0.
+    """Print what a completion costs the process of a run, with helper processes and without; the exit code is 0.
 
     Args:
         completions: Completions of an iteration.
         tokens: Tokens of each completion.
     """
-    measured = measure_driver(completions, tokens)
-    apart = {f"besides: {part}": measured.pop(part) for part in (_READ, _REWARD)}
-    total = sum(measured.values())
-    table = Table("", "ms a completion", box=None, title=f"{completions:,} completions of {tokens:,} tokens")
-    table.columns[1].justify = "right"
-    for part, ms in {**measured, "all": total, **apart}.items():
-        table.add_row(part, f"{ms:.3f}")
+    costs = measure_driver(completions, tokens)
+    with _no_helpers():
+        alone = measure_driver(completions, tokens)
+    table = Table("ms of CPU a completion", "with helpers", "without", box=None)
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for part in costs.parts:
+        table.add_row(part, f"{costs.parts[part]:.3f}", f"{alone.parts[part]:.3f}")
+    table.add_row("all", f"{costs.total:.3f}", f"{alone.total:.3f}")
+    table.add_row("besides: " + _READ, f"{costs.besides:.3f}", f"{alone.besides:.3f}")
+    table.add_row("besides: in the helpers, with their start", f"{costs.helpers:.3f}", f"{alone.helpers:.3f}")
     console = Console(highlight=False, soft_wrap=True)
+    console.print(f"{completions:,} completions of {tokens:,} tokens from {NUM_SERVERS} servers")
     console.print(table)
-    rate = 1e3 * tokens / total
-    console.print(f"one core lasts for {rate:,.0f} tokens/s; the aim is {AIM_MS} ms for 512 tokens")
+    aim = AIM_MS * tokens / 512
+    console.print(
+        f"{costs.total / aim:.2f} of the aim of {aim:.2f} ms, {costs.total / alone.total:.2f} of the time without "
+        f"helpers; one core lasts for {1e3 * tokens / costs.total:,.0f} tokens/s ({costs.total / 1e3 / tokens:.1e} s a "
+        "token)"
+    )
     return 0
 
 
-def measure_driver(completions: int, tokens: int) -> dict[str, float]:
-    """CPU time of each part in milliseconds a completion, all threads together: the median of some iterations."""
-    with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
-        config = _make_config(Path(folder), max(1, completions // (2 * GROUP_SIZE)), tokens)
-        store = RunStore.create(config, "bench")
+def measure_driver(completions: int, tokens: int) -> DriverCosts:
+    """The median of some iterations after one that warms up."""
+    before = _count_children_s()
+    with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as name, ExitStack() as exits:
+        folder = Path(name)
+        config = _make_config(folder, max(1, completions // (2 * GROUP_SIZE)), tokens)
+        run = RunStore.create(config, "bench")
+        servers = StandIns(NUM_SERVERS, folder)
+        exits.callback(servers.close)
+        exits.enter_context(patch.dict(_STAND_INS, {"all": servers}))
+        exits.enter_context(patch.object(pool, "check_prompts"))  # the window of a model that computes nothing
+        layout.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls}}))
         measured: list[dict[str, float]] = []
         with (
             RunConsole(RunState(_ITERATIONS, config.reward.fraction)) as console,
-            StageRunner(config, store, console, lambda _: None) as stages,
+            StageRunner(config, run, console, lambda _: None) as stages,
         ):
             untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]
+            number = 0
             for iteration in range(_ITERATIONS + 1):
                 _SECONDS.clear()
-                number = _run_iteration(config, store, stages, untrained, iteration)
-                measured.append({part: 1e3 * seconds / number for part, seconds in _SECONDS.items()})
-    parts = [part for part in measured[0] if part != _PREPARATION]
-    return {part: median(of_iteration[part] for of_iteration in measured[1:]) for part in parts}  # the first warms up
+                in_iteration = _run_iteration(config, run, stages, untrained, iteration)
+                measured.append({part: 1e3 * seconds / in_iteration for part, seconds in _SECONDS.items()})
+                number += in_iteration
+        helpers = 1e3 * (_count_children_s() - before) / number  # the stand-ins still live
+    parts = {part: median(of_iteration[part] for of_iteration in measured[1:]) for part in measured[0]}
+    del parts[_PREPARATION]
+    return DriverCosts(parts, parts.pop(_READ), helpers)
 
 
 def _run_iteration(
-    config: RunConfig, store: RunStore, stages: StageRunner, untrained: Sequence[Pointer], iteration: int
+    config: RunConfig, run: RunStore, stages: StageRunner, untrained: Sequence[Pointer], iteration: int
 ) -> int:
     """Rollout, score and credit of an iteration; returns the number of completions."""
     pointers = untrained
-    for stage in _STAGES:
-        with _measure(f"{stage}, the rest" if stage == "rollout" else stage):
+    for stage, part in _STAGES.items():
+        with _measure(part):
             pointers = [stages.run_step(Step(stage, iteration, "" if stage == "credit" else "0"), pointers)]
     with _measure(_READ):
         files = [layout.samples_file(agent.name) for agent in config.agents]
-        return sum(len(read_records(store.folder(pointers[0]) / file, Sample)) for file in files)
+        return sum(len(read_records(run.folder(pointers[0]) / file, Sample)) for file in files)
 
 
 def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:
     settings = [
         f"root={root}",
-        f"engine.kind={__name__}:MemoryEngine",
-        f"reward.kind={__name__}:MeasuredReward",
+        f"engine.kind={__name__}:PreparedEngine",
         f"sandbox={{kind='{__name__}:MemorySandbox'}}",
         f"rollout.problems_per_iteration={num_problems}",
         f"rollout.group_size={GROUP_SIZE}",
@@ -110,83 +156,75 @@ def _make_config(root: Path, num_problems: int, tokens: int) -> RunConfig:
     return load_config(locate_config("embedded"), settings)
 
 
+@contextmanager
+def _no_helpers() -> Iterator[None]:
+    """Everything in this process, whatever its size."""
+    with patch.object(store, "COMPRESSED_HERE", 2**62), patch.object(pricing, "MANY", 2**62):
+        yield
+
+
+def _count_children_s() -> float:
+    usage = getrusage(RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
+
+
 # ------------------------------------------------------------------------------------------------------- answers
-class _Token(msgspec.Struct, gc=False):
-    logprob: float
+_STAND_INS: dict[str, StandIns] = {}
+"""The servers of the measurement under way."""
 
 
-class _Logprobs(msgspec.Struct):
-    content: list[_Token]
+class PreparedEngine(Plugin):
+    """The pool of servers, which have programs of the longest length that is allowed as answers."""
 
-
-class _Choice(msgspec.Struct):
-    token_ids: list[int]
-    logprobs: _Logprobs
-
-
-class _Answer(msgspec.Struct):
-    """What is read of an answer of ``/inference/v1/generate``."""
-
-    choices: list[_Choice]
-
-
-class MemoryEngine(Plugin):
-    """Answers requests with programs of the longest length that is allowed."""
-
-    kind: str = f"{__name__}:MemoryEngine"
+    kind: str = f"{__name__}:PreparedEngine"
 
     def open(self, host: EngineHost) -> "AnsweringEngine":
-        return AnsweringEngine(host.lineup)
+        base = host.lineup.base(host.lineup.agents[0])
+        _STAND_INS["all"].prepare(base, {})
+        return AnsweringEngine(host.lineup, base, pool.PoolEngine(host, {}, None))
 
 
 class AnsweringEngine:
-    """An :class:`magrpo.interfaces.Engine`, and what it serves: decodes answers made beforehand."""
+    """An :class:`magrpo.interfaces.Engine`, and what it serves: prepares the servers before it asks them."""
 
-    def __init__(self, lineup: Lineup) -> None:
-        self._lineup = lineup
+    def __init__(self, lineup: Lineup, base: str, servers: pool.PoolEngine) -> None:
+        self._lineup, self._base, self._pool = lineup, base, servers
+        self._served: Served | None = None
+        self._lines: dict[str, list[list[int]]] = {}
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> Self:
+        self._served = self._pool.serve(version, weights)
         return self
 
     def generate(self, requests: Sequence[Request], progress: Progress | None = None) -> list[Action]:
+        assert self._served is not None
         with _measure(_PREPARATION):
-            answers = [self._write_answer(request) for request in requests]
-        with _measure("answers decoded"):
-            decode = msgspec.json.Decoder(_Answer).decode
-            completions = []
-            for answer in answers:
-                [choice] = decode(answer).choices
-                completions.append(Completion(choice.token_ids, [given.logprob for given in choice.logprobs.content]))
-        with _measure("actions made"):
-            actions = []
-            for request, completion in zip(requests, completions, strict=True):
-                actions.append(make_action(self._lineup, request, completion, 0))
-                if progress is not None:
-                    progress(1)
-        return actions
+            _STAND_INS["all"].prepare(self._base, {request.seed: self._write_answer(request) for request in requests})
+        with _measure(_ANSWERS):
+            return self._served.generate(requests, progress)
 
     def sleep(self) -> None: ...
 
     def wake(self) -> None: ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        self._pool.close()
 
     def _write_answer(self, request: Request) -> bytes:
         """A program for the prompt, distinct for each seed, that ends with empty lines."""
         tokenizer, rng = self._lineup.tokenizer(request.agent), random.Random(request.seed)
         prompt = str(tokenizer.decode(list(request.prompt_ids), skip_special_tokens=True))
         head = next(line for line in prompt.splitlines() if line.startswith("def "))
-        lines = [head.replace(head[4 : head.index("(")], "aux", 1) if request.agent == "helper" else head]
+        head = head.replace(head[4 : head.index("(")], "aux", 1) if request.agent == "helper" else head
         room = request.sampling.max_new_tokens
-        lines += [f"    step_{i} = max({rng.randrange(10**6)}, {i}) % 7" for i in range(room)]
-        token_ids = list[int]()
-        for line in lines:
-            of_line = tokenizer.encode(f"{line}\n", add_special_tokens=False)
-            if len(token_ids) + len(of_line) > room - 8:
-                break
-            token_ids += of_line
-        token_ids += tokenizer.encode("    return 1\n", add_special_tokens=False)
+        token_ids, end = self._encode(request.agent, head), self._encode(request.agent, "    return 1")
         newline = tokenizer.encode("\n", add_special_tokens=False)
+        if request.agent not in self._lines:
+            lines = (f"    step_{i} = max({rng.randrange(10**6)}, {i}) % 7" for i in range(500))
+            self._lines[request.agent] = [self._encode(request.agent, line) for line in lines]
+        while len(token_ids) + len(line := rng.choice(self._lines[request.agent])) + len(end) <= room:
+            token_ids += line
+        token_ids += end
         token_ids += newline * (room - len(token_ids))
         given = []
         for token_id in token_ids:
@@ -194,23 +232,11 @@ class AnsweringEngine:
             sampled = {"token_id": token_id, "logprob": logp, "rank": 1}
             given.append({**sampled, "top_logprobs": [sampled]})
         choice = {"index": 0, "finish_reason": "length", "token_ids": token_ids, "logprobs": {"content": given}}
-        return msgspec.json.encode({"request_id": "bench", "model": request.agent, "choices": [choice]})
+        return msgspec.json.encode({"choices": [choice]})[1:]
 
-
-class MeasuredReward(CodingReward):
-    """The coding reward; its own work is a part of its own."""
-
-    kind: str = f"{__name__}:MeasuredReward"
-
-    def executions(
-        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
-    ) -> Mapping[str, Execution]:
-        with _measure(_REWARD):
-            return super().executions(problem, texts, reports)
-
-    def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        with _measure(_REWARD):
-            return super().price(problem, texts, reports)
+    def _encode(self, agent: str, line: str) -> list[int]:
+        token_ids: list[int] = self._lineup.tokenizer(agent).encode(f"{line}\n", add_special_tokens=False)
+        return token_ids
 
 
 class MemorySandbox(Plugin):

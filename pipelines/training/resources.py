@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
@@ -15,6 +16,7 @@ from magrpo.engines import EngineError
 from magrpo.engines.host import EngineHost
 from magrpo.fleets import Fleet
 from magrpo.fleets.local import LocalFleet
+from magrpo.fleets.workers import Workers
 from magrpo.layout import LOGS, checkpoint_iteration, locate_weights, read_place
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.pool import PoolSandbox
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
     from magrpo.interfaces import Engine, Sandbox, Served, Updates
     from magrpo.lineup import Lineup
     from magrpo.policy import Policy
+
+_MAX_WORKERS = 16
 
 
 class Resources:
@@ -74,6 +78,18 @@ class Resources:
     def sandbox(self) -> Sandbox:
         with self._opening:
             return self._sandbox
+
+    @property
+    def workers(self) -> Workers:
+        """Processes that call the reward of large batches; they start when they are first needed."""
+        with self._opening:
+            return self._workers
+
+    @cached_property
+    def _workers(self) -> Workers:
+        workers = Workers(min(_MAX_WORKERS, len(os.sched_getaffinity(0))), self._store.path / LOGS)
+        self._note_open("_workers", workers.close)
+        return workers
 
     @cached_property
     def _lineup(self) -> Lineup:

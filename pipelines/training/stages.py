@@ -175,7 +175,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         """Run the programs in the sandbox and price every joint action."""
         groups = self._read_groups(inputs[0], layout.read_groups, last=True)
         team, sandbox = Team.of(self._config), self._resources.sandbox
-        scored, stats = score(groups, team, sandbox, self._reports, self._advances[step])
+        advance, workers = self._advances[step], self._resources.workers
+        scored, stats = score(groups, team, sandbox, self._reports, advance, workers)
         layout.write_scores(folder, scored)
         self._drafted[folder] = scored
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)

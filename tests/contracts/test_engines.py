@@ -18,7 +18,6 @@ from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import PromptTooLong
 from magrpo.engines.host import EngineHost
-from magrpo.engines.pool import PoolEngine
 from magrpo.fleets.local import LocalFleet
 from magrpo.forward import head_weights, hidden_states
 from magrpo.interfaces import Engine, Served
@@ -70,13 +69,11 @@ ENGINES = [
 
 @pytest.fixture(scope="module", params=ENGINES)
 def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """With ``servers``: two real vLLM servers over HTTP, which serve adapters only."""
+    """With ``servers``: two real vLLM servers over HTTP, one for the adapters and one for the full copy."""
     root = tmp_path_factory.mktemp("engines")
     base = str(tiny_base(root / "base", tiny_config(max_length=MAX_LENGTH)))
-    over_http = request.param == "servers"
-    full = () if over_http else ("solo",)
     agents = [
-        AgentConfig(name=name, role=name, model=base, weights="full" if name in full else "lora") for name in AGENTS
+        AgentConfig(name=name, role=name, model=base, weights="full" if name == "solo" else "lora") for name in AGENTS
     ]
     policy = Policy.open(agents, ModelConfig(device=device), LoraConfig(rank=4, alpha=8.0), seed=0)
     folders = {}
@@ -85,22 +82,16 @@ def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.
         folders[version] = policy.save(root / f"version-{version}")
         write_probes(root / f"version-{version}", compute_probes(policy))
     policy.load(1, folders[1])
-    host, kind = EngineHost.of(policy), request.param
-    if over_http:
-        host = replace(host, fleet=LocalFleet(), place=EnginePlace(servers=2), shares_gpus=False, logs=root / "logs")
-        kind = "vllm"
-    engine = build_plugin(TABLES["engine"], {"kind": kind}).open(host)
+    host, options = EngineHost.of(policy), {"kind": request.param}
+    if request.param == "servers":
+        host = replace(host, fleet=LocalFleet(), place=EnginePlace(servers=1), shares_gpus=False, logs=root / "logs")
+        options = {"kind": "vllm", "cpu_cache_gib": 0.2}
+    engine = build_plugin(TABLES["engine"], options).open(host)
     yield World(engine, policy, folders, engine.serve(1, folders[1]))
     engine.close()
     engine.close()
     if host.fleet is not None:
         host.fleet.close()
-
-
-@pytest.fixture
-def _truncation(world: World) -> None:
-    if isinstance(world.engine, PoolEngine):
-        pytest.skip("servers over HTTP refuse truncated sampling")
 
 
 def prompts(count: int = 4, seed: int = 0) -> list[tuple[int, ...]]:
@@ -247,7 +238,6 @@ def support_logits(policy: Policy, request: Request, action: Action) -> list[tor
     ]
 
 
-@pytest.mark.usefixtures("_truncation")
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, top_p: float) -> None:
     """The likeliest tokens at the sampling temperature: at most top_k, and of those the fewest that reach top_p."""
@@ -272,7 +262,6 @@ def test_a_kept_support_is_what_the_definition_says(world: World, top_k: int, to
             assert probabilities[: len(support)].sum() > top_p - world.tolerance
 
 
-@pytest.mark.usefixtures("_truncation")
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: int, top_p: float) -> None:
     """By definition, and through the trainer's own collator, forward pass and kernel."""
@@ -299,7 +288,6 @@ def test_with_their_support_logps_are_those_of_the_trainer(world: World, top_k: 
         assert float((logps - batch.tokens.sampling_logps).abs().max()) < world.tolerance
 
 
-@pytest.mark.usefixtures("_truncation")
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_tokens_follow_the_distribution_over_their_support(world: World, top_k: int, top_p: float) -> None:
     prompt, count = prompts(1)[0], 1500
@@ -321,7 +309,6 @@ def test_tokens_follow_the_distribution_over_their_support(world: World, top_k: 
     assert chi_squared < degrees + 5 * (2 * degrees) ** 0.5  # five standard deviations
 
 
-@pytest.mark.usefixtures("_truncation")
 def test_a_support_is_kept_for_each_request_that_asks_and_only_where_something_is_cut_off(world: World) -> None:
     keeps = SamplingParams(top_k=4, max_new_tokens=9, keep_support=True)
     all_of_it = replace(keeps, top_k=VOCAB_SIZE + 1)
@@ -338,7 +325,6 @@ def test_a_support_is_kept_for_each_request_that_asks_and_only_where_something_i
             assert_logps_are_the_trainers(world, [request], [action])
 
 
-@pytest.mark.usefixtures("_truncation")
 @pytest.mark.parametrize(("top_k", "top_p"), TRUNCATIONS)
 def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int, top_p: float) -> None:
     asked = requests(SamplingParams(top_k=top_k, top_p=top_p, max_new_tokens=6))
@@ -355,7 +341,6 @@ def test_truncation_restricts_tokens_but_not_the_logps(world: World, top_k: int,
             assert probabilities[:rank].sum() <= top_p + world.tolerance
 
 
-@pytest.mark.usefixtures("_truncation")
 def test_one_batch_may_mix_sampling_parameters(world: World) -> None:
     mix = (GREEDY, SamplingParams(temperature=1.0, max_new_tokens=7), SamplingParams(temperature=0.5, top_k=5))
     mix = tuple(SamplingParams(s.temperature, s.top_p, s.top_k, min(s.max_new_tokens, 9)) for s in mix)

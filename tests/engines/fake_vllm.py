@@ -1,4 +1,7 @@
-"""A stand-in for a vLLM server: its protocol, completions that follow from weights, prompt and seed, and its faults."""
+"""A stand-in for a vLLM server: its protocol, completions that follow from weights, prompt and seed, and its faults.
+
+The support of a token is itself and the next id, its log-probability over the support a tenth of that before.
+"""
 
 from __future__ import annotations
 
@@ -35,12 +38,12 @@ def refusal(status: int, message: str) -> dict[str, Any]:
     return {"error": {"message": message, "type": "Error", "code": status}}
 
 
-def write_weights(folder: Path, agent: str, content: str) -> Path:
+def write_weights(folder: Path, agent: str, content: str, *, full: bool = False) -> Path:
     """Weights of an agent that a fake server reads, with their probe."""
     target = folder / agent
     target.mkdir(parents=True, exist_ok=True)
-    (target / "adapter_model.safetensors").write_text(content)
-    (target / "adapter_config.json").write_text("{}")
+    (target / ("model.safetensors" if full else "adapter_model.safetensors")).write_text(content)
+    (target / ("config.json" if full else "adapter_config.json")).write_text("{}")
     probes = folder / PROBES
     known = json.loads(probes.read_text()) if probes.exists() else {}
     known[agent] = {
@@ -56,12 +59,21 @@ class FakeServer:
     """One server. ``on_generate`` is called with its number before each completion and may return a fault.
 
     Faults: an HTTP status, ``hang`` until :meth:`release`, ``close`` the connection, ``half`` an answer, ``forget`` all
-    adapters and then answer, ``other``: answer in another name.
+    adapters and full weights and then answer, ``other``: answer in another name. Without ``extended`` it lacks the
+    paths of ``magrpo.engines.vllm_routes``.
     """
 
-    def __init__(self, on_generate: Callable[[int], str | int | None] = lambda _: None, *, base: str = BASE) -> None:
-        self.on_generate, self.base = on_generate, base
+    def __init__(
+        self,
+        on_generate: Callable[[int], str | int | None] = lambda _: None,
+        *,
+        base: str = BASE,
+        extended: bool = True,
+    ) -> None:
+        self.on_generate, self.base, self.extended = on_generate, base, extended
         self.adapters: dict[str, str] = {}
+        self.full = ("default", "")
+        """Name and folder of the weights in place of the base."""
         self.served: list[tuple[str, tuple[int, ...], int]] = []
         """Adapter, prompt and seed of each completion."""
         self.loads: list[str] = []
@@ -132,6 +144,14 @@ class FakeServer:
             if self.adapters.pop(body["lora_name"], None) is None:
                 return self._answer(handler, 404, refusal(404, "not found"))
             return self._answer(handler, 200, "Success")
+        if handler.path.startswith("/inference/magrpo/") and not self.extended:
+            return self._answer(handler, 404, {"detail": "Not Found"})
+        if handler.path == "/inference/magrpo/watch":
+            return self._answer(handler, 200, "")
+        if handler.path == "/inference/magrpo/load":
+            self.full = (body["name"], body["folder"])
+            self.loads.append(body["name"])
+            return self._answer(handler, 200, "")
         return self._generate(handler, body)
 
     def _generate(self, handler: BaseHTTPRequestHandler, body: dict[str, Any]) -> None:
@@ -145,7 +165,7 @@ class FakeServer:
                 self.max_in_flight = max(self.max_in_flight, self._in_flight)
             fault = self.on_generate(number)
         try:
-            status, answer = self._reply(body, fault)
+            status, answer = self._reply(body, fault, support=handler.path.startswith("/inference/magrpo/"))
         finally:
             if not is_probe:
                 with self._lock:
@@ -155,12 +175,13 @@ class FakeServer:
         else:
             self._answer(handler, status, answer, half=fault == "half")
 
-    def _reply(self, body: dict[str, Any], fault: str | int | None) -> tuple[int, dict[str, Any]]:
+    def _reply(self, body: dict[str, Any], fault: str | int | None, *, support: bool) -> tuple[int, dict[str, Any]]:
         """Status and answer; status 0 closes the connection."""
         name, prompt, sampling = body["model"], body["token_ids"], body["sampling_params"]
         is_probe = "prompt_logprobs" in sampling
         if fault == "forget":
             self.adapters.clear()
+            self.full = ("default", "")
         if fault == "hang":
             self._released.wait(60)
         if fault in ("hang", "close"):
@@ -172,8 +193,8 @@ class FakeServer:
             return 404, refusal(404, f"The model `{name}` does not exist.")
         if self.delay_s and not is_probe:
             time.sleep(self.delay_s)
-        weights = (Path(folder) / "adapter_model.safetensors").read_text() if folder else self.base
-        weights = self.base if self.serves_base else weights
+        version, full = self.full
+        weights = self.base if self.serves_base else self._read_weights(folder, full)
         answer: dict[str, Any] = {"model": "another" if fault == "other" else name, "prompt_logprobs": None}
         if is_probe:
             pairs = zip(prompt, score(weights, prompt), strict=True)
@@ -182,8 +203,19 @@ class FakeServer:
             self.served.append((name, tuple(prompt), sampling["seed"]))
         tokens, logps = complete(weights, prompt, sampling.get("seed", 0), sampling["max_tokens"])
         content = [{"token_id": t, "logprob": x, "rank": 1} for t, x in zip(tokens, logps, strict=True)]
-        answer["choices"] = [{"token_ids": tokens, "finish_reason": "length", "logprobs": {"content": content}}]
+        choice = {"token_ids": tokens, "finish_reason": "length", "logprobs": {"content": content}}
+        choice["weight_versions"] = [{"version": version, "start": 0, "end": len(tokens)}]
+        if support:
+            choice["sampling_mask"] = [[token, token + 1] for token in tokens]
+            for token in content:
+                token["logprob"] /= 10
+        answer["choices"] = [choice]
         return 200, answer
+
+    def _read_weights(self, adapter: str | None, full: str) -> str:
+        if adapter:
+            return (Path(adapter) / "adapter_model.safetensors").read_text()
+        return (Path(full) / "model.safetensors").read_text() if full else self.base
 
     def _answer(self, handler: BaseHTTPRequestHandler, status: int, body: object, *, half: bool = False) -> None:
         data = b"" if body == "" else json.dumps(body).encode()

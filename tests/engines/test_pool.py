@@ -16,10 +16,10 @@ import pytest
 import torch
 
 from magrpo.engines import EngineError
-from magrpo.engines.dispatch import Patience
+from magrpo.engines.named_weights import ServerGroup
 from magrpo.engines.pool import PoolEngine
+from magrpo.engines.roster import Patience
 from magrpo.engines.transformers import TransformersEngine
-from magrpo.engines.vllm import VllmEngine
 from magrpo.fleets import Job, ProcessDied
 from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
@@ -38,6 +38,10 @@ class Lineup:
     bases: dict[str, str] = field(default_factory=lambda: dict.fromkeys(WEIGHTS, BASE))
     dtype: torch.dtype = torch.float32
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    full: tuple[str, ...] = ()
+
+    def weights(self, agent: str) -> str:
+        return "full" if agent in self.full else "lora"
 
     @property
     def agents(self) -> tuple[str, ...]:
@@ -250,7 +254,7 @@ def test_a_server_that_restarted_empty_is_given_its_adapters_again(
     served = open_engine(fake, max_batch=4).serve(1, weights)
     requests = ask()
     assert tokens(served.generate(requests)) == expected(requests)
-    assert "has lost the adapter" in caplog.text
+    assert "has lost the weights helper.1." in caplog.text
     assert "out of the pool" not in caplog.text
 
 
@@ -369,12 +373,16 @@ def test_a_wrong_key_is_a_mistake_with_a_remedy(servers: Any, open_engine: Any) 
     ("sampling", "key"),
     [(replace(PARAMS, top_p=0.9), "rollout.top_p = 0.9"), (replace(PARAMS, top_k=5), "rollout.top_k = 5")],
 )
-def test_truncation_is_refused_by_its_key(
+def test_truncation_is_refused_by_its_key_if_a_server_lacks_the_extension(
     servers: Any, weights: dict[str, Path], open_engine: Any, sampling: SamplingParams, key: str
 ) -> None:
-    served = open_engine(servers()).serve(1, weights)
-    with pytest.raises(ConfigError, match=key):
+    plain = servers(extended=False)
+    served = open_engine(plain, servers()).serve(1, weights)
+    with pytest.raises(
+        ConfigError, match=rf"{key}: .*{plain.url} .*start it with --worker-extension-cls .*--middleware"
+    ):
         served.generate(ask(sampling=sampling))
+    assert tokens(served.generate(ask())) == expected(ask()), "without truncation it serves"
 
 
 def test_numbers_that_are_none_are_an_error_of_the_weights(
@@ -392,11 +400,75 @@ def test_the_engine_in_this_process_has_no_use_for_servers() -> None:
         TransformersEngine().open(host)
 
 
-def test_full_weights_are_refused_by_the_agent() -> None:
-    lineup = SimpleNamespace(agents=("main", "solo"), weights=lambda agent: "full" if agent == "solo" else "lora")
-    host: Any = SimpleNamespace(place=EnginePlace(servers=2), lineup=lineup)
-    with pytest.raises(ConfigError, match=r'weights = "full": .*set weights = "lora"'):
-        VllmEngine().open(host)
+def test_full_weights_are_refused_without_the_extension(servers: Any, open_engine: Any) -> None:
+    with pytest.raises(ConfigError, match=r"agent 'main': .*weights = \"full\"; start it with --worker-extension-cls"):
+        open_engine(servers(extended=False), lineup=Lineup({"main": BASE}, full=("main",)))
+
+
+def test_a_full_copy_needs_a_server_of_its_own(servers: Any, open_engine: Any) -> None:
+    with pytest.raises(EngineError, match=r"no vLLM server of base is left \(none of those given serves it"):
+        open_engine(servers(), lineup=Lineup(full=("main",)))
+    with pytest.raises(EngineError, match=r"base for agent 'main' is left \(none of those given can be its own"):
+        open_engine(servers(extended=False), lineup=Lineup(full=("main",)))
+
+
+# ----------------------------------------------------------------------------------- truncation and full weights
+def test_completions_carry_their_support(servers: Any, weights: dict[str, Path], open_engine: Any) -> None:
+    served = open_engine(servers(), servers()).serve(1, weights)
+    kept = ask(sampling=replace(PARAMS, top_p=0.9, keep_support=True))
+    actions, plain = served.generate(kept), served.generate(ask(sampling=replace(PARAMS, top_p=0.9)))
+    assert tokens(actions) == tokens(plain) == expected(kept)
+    for action, other in zip(actions, plain, strict=True):
+        assert action.support == tuple((token, token + 1) for token in action.token_ids)
+        assert other.support == ()
+        assert action.sampling_logps == pytest.approx([logp / 10 for logp in other.sampling_logps])
+
+
+def write_full(folder: Path) -> dict[str, Path]:
+    """Adapters of the helper, a full copy of the main agent."""
+    return {agent: write_weights(folder, agent, content, full=agent == "main") for agent, content in WEIGHTS.items()}
+
+
+def test_a_full_copy_has_servers_of_its_own(servers: Any, tmp_path: Path, open_engine: Any) -> None:
+    fakes = [servers() for _ in range(4)]
+    served = open_engine(*fakes, lineup=Lineup(full=("main",))).serve(1, write_full(tmp_path))
+    requests = ask()
+    assert tokens(served.generate(requests)) == expected(requests)
+    full = [fake for fake in fakes if fake.full[0].startswith("main.1.")]
+    assert len(full) == 2
+    assert {name for fake in full for name, _, _ in fake.served} == {BASE}
+    assert not any(fake.adapters for fake in full)
+
+
+def test_a_server_that_lost_its_full_copy_loads_it_again(
+    servers: Any, tmp_path: Path, open_engine: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fakes = [servers(lambda number: "forget" if number == 4 else None) for _ in range(2)]
+    engine = open_engine(*fakes, max_batch=4, lineup=Lineup(full=("main",)))
+    requests = ask()
+    assert tokens(engine.serve(1, write_full(tmp_path)).generate(requests)) == expected(requests)
+    assert "has lost the weights main.1." in caplog.text
+    assert "out of the pool" not in caplog.text
+
+
+def test_batches_of_two_versions_of_a_full_copy_take_turns(servers: Any, tmp_path: Path, open_engine: Any) -> None:
+    fakes = [servers() for _ in range(3)]
+    engine = open_engine(*fakes, max_batch=3, lineup=Lineup(full=("main",)))
+    first = engine.serve(1, write_full(tmp_path / "1"))
+    other = write_weights(tmp_path / "2", "main", "newer weights", full=True)
+    second = engine.serve(2, {"helper": first.by_agent["helper"].folder, "main": other})
+    requests = [request for request in ask() if request.agent == "main"]
+    newer = [tuple(complete("newer weights", list(r.prompt_ids), r.seed, 3)[0]) for r in requests]
+    results: dict[int, list[Action]] = {}
+    threads = [
+        threading.Thread(target=lambda i=i: results.update({i: (first, second)[i % 2].generate(requests)}))
+        for i in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [tokens(results[i]) for i in range(6)] == [expected(requests), newer] * 3
 
 
 # ------------------------------------------------------------------------------------------- servers of the fleet
@@ -446,7 +518,7 @@ def open_fleet(fleet: FakeFleet, servers: int = 2, **place: Any) -> PoolEngine:
     host: Any = SimpleNamespace(
         lineup=Lineup(), place=EnginePlace(servers=servers, **place), fleet=fleet, shares_gpus=False
     )
-    return PoolEngine(host, {BASE: Job("vllm", ("vllm",), count=servers)}, KEY, PATIENCE)
+    return PoolEngine(host, {ServerGroup(BASE): Job("vllm", ("vllm",), count=servers)}, KEY, PATIENCE)
 
 
 def always_500(number: int) -> int:

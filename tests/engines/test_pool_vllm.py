@@ -1,9 +1,14 @@
-"""Two real vLLM servers: the samples of one, and the same samples while a server is stopped, outdated or killed."""
+"""Two real vLLM servers: the samples of one, and the same samples while a server is stopped, outdated or killed.
+
+That a server is killed while it truncates comes last: nobody starts it again.
+"""
 
 from __future__ import annotations
 
 import shutil
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,9 +18,9 @@ import psutil
 import pytest
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
-from magrpo.engines.dispatch import Patience
 from magrpo.engines.host import EngineHost
 from magrpo.engines.pool import PoolEngine
+from magrpo.engines.roster import Patience
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_place import make_jobs
 from magrpo.fleets import Running
@@ -81,10 +86,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     host = replace(
         EngineHost.of(policy), fleet=fleet, place=EnginePlace(servers=2), shares_gpus=False, logs=root / "logs"
     )
-    [job] = make_jobs(host, VllmEngine(cpu_cache_gib=0.1).options, KEY).values()
-    engine = PoolEngine(host, {base: job}, KEY)  # starts and waits
-    dispatcher: Any = engine._dispatcher
-    servers = [server.running for server in dispatcher._serving]
+    engine = PoolEngine(host, make_jobs(host, VllmEngine(cpu_cache_gib=0.1).options, KEY), KEY)  # starts and waits
+    roster: Any = engine._dispatcher.roster
+    servers = [server.running for server in roster._serving]
     world = World(host, servers, folders, [])
     try:
         alone = world.open(0)
@@ -113,14 +117,14 @@ def test_a_server_with_an_old_version_under_the_new_name_loads_the_new_one(world
     shutil.copytree(world.folders[1]["helper"].parent, weights)
     folders = {agent: weights / agent for agent in AGENTS}
     first = world.open(0, 1)
-    names = {agent: adapter.name for agent, adapter in first.serve(1, folders).adapters.items() if adapter}
+    names = {agent: adapter.name for agent, adapter in first.serve(1, folders).by_agent.items() if adapter}
     first.close()
     shutil.rmtree(weights)
     shutil.copytree(world.folders[2]["helper"].parent, weights)
     (weights / "probe.json").unlink()
     second = world.open(1)
-    dispatcher: Any = second._dispatcher
-    [server] = dispatcher._serving
+    roster: Any = second._dispatcher.roster
+    [server] = roster._serving
     for agent in AGENTS:
         second._wait(server._client.load_adapter(names[agent], weights / agent))
     shutil.rmtree(weights)
@@ -154,7 +158,21 @@ def test_a_stopped_server_leaves_in_the_middle_of_a_batch(world: World, caplog: 
     engine.close()
 
 
-def test_a_killed_server_leaves_in_the_middle_of_a_batch(world: World, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_extension_asks_for_the_key(world: World) -> None:
+    for path in ("watch", "load", "generate"):
+        url = f"http://{world.servers[0].host}:{world.servers[0].port}/inference/magrpo/{path}"
+        with pytest.raises(urllib.error.HTTPError, match="401"):
+            urllib.request.urlopen(urllib.request.Request(url, data=b"{}"), timeout=60)
+
+
+def test_a_server_killed_in_the_middle_of_a_batch_leaves_support_as_it_was(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    sampling = SamplingParams(max_new_tokens=100, top_p=0.9, top_k=20, keep_support=True)
+    asked = [replace(request, sampling=sampling) for request in ASKED]
+    alone = world.open(0)
+    expected = alone.serve(1, world.folders[1]).generate(asked)
+    alone.close()
     engine = world.open(0, 1)
     served = engine.serve(1, world.folders[1])
     finished: list[int] = []
@@ -166,7 +184,11 @@ def test_a_killed_server_leaves_in_the_middle_of_a_batch(world: World, caplog: p
             for process in family:
                 process.kill()
 
-    assert tokens(served.generate(ASKED, kill)) == tokens(world.alone)
-    assert sum(finished) == len(ASKED)
+    actions = served.generate(asked, kill)
+    assert tokens(actions) == tokens(expected)
+    assert [action.support for action in actions] == [action.support for action in expected]
+    for action, other in zip(actions, expected, strict=True):
+        assert action.sampling_logps == pytest.approx(other.sampling_logps, abs=1e-4)
+    assert sum(finished) == len(asked)
     assert "is out of the pool: lost the connection to http" in caplog.text
     engine.close()

@@ -50,11 +50,6 @@ def test_adapters_on_one_base_may_be_on_different_ranks_that_share_the_base() ->
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),
         (SERVERS, ["engine.kind=vllm", "model.device=cuda"], ["engine.gpus = 0", 'model.device = "cuda"']),
         (
-            {"engine": {"servers": ["http://a:1"]}},
-            ["engine.kind=vllm", "rollout.top_p=0.9", "rollout.top_k=5"],
-            ["rollout.top_p = 0.9 and rollout.top_k = 5", "http://a:1"],
-        ),
-        (
             {"fleet": {"kind": "ray"}, "sandbox": {"nodes": 2}},
             ['sandbox={kind="none"}'],
             ["sandbox.nodes", 'sandbox.kind = "none"'],

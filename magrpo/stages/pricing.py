@@ -1,0 +1,92 @@
+"""Calls of a reward for many joint actions: here, or in worker processes if the reward lets them."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+import msgspec
+
+from magrpo.fleets.workers import Workers
+from magrpo.interfaces import Reward, RunsElsewhere
+from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+
+Item = tuple[Problem, Mapping[str, str], Mapping[str, ExecutionReport]]
+"""A joint action: its problem, the text of each role, and its reports so far."""
+MANY = 512
+"""Number of joint actions from which workers are worth their start."""
+_BLOCK = 64
+"""Consecutive joint actions in one message. They meet the same worker in every round, which remembers their trees."""
+ResultT = TypeVar("ResultT")
+
+
+class _Message(msgspec.Struct):
+    """A reward as pickle writes it, and what it is asked about."""
+
+    reward: bytes
+    items: list[tuple[Problem, dict[str, str], dict[str, ExecutionReport]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Pricing:
+    """A reward, and the processes that may call it."""
+
+    reward: Reward
+    workers: Workers | None
+
+    @classmethod
+    def of(cls, reward: Reward, workers: Workers | None, num_items: int) -> Pricing:
+        """``workers`` are left out if the reward does not let them call it, or for few joint actions."""
+        declared = isinstance(reward, RunsElsewhere) and reward.runs_elsewhere
+        is_own = "runs_elsewhere" in vars(type(reward))
+        return cls(reward, workers if declared and is_own and num_items >= MANY else None)
+
+    def list_executions(self, items: Mapping[int, Item]) -> dict[int, Mapping[str, Execution]]:
+        """The executions that each joint action still needs, by number."""
+        if self.workers is None:
+            return {number: dict(self.reward.executions(*item)) for number, item in items.items()}
+        return self._call(_answer_executions, items, list[dict[str, Execution]])
+
+    def list_prices(self, items: Mapping[int, Item]) -> dict[int, JointReward]:
+        """The price of each joint action, by number."""
+        if self.workers is None:
+            return {number: self.reward.price(*item) for number, item in items.items()}
+        return self._call(_answer_prices, items, list[JointReward])
+
+    def _call(
+        self, function: Callable[[bytes], bytes], items: Mapping[int, Item], kind: type[list[ResultT]]
+    ) -> dict[int, ResultT]:
+        assert self.workers is not None
+        blocks: dict[int, list[int]] = {}
+        for number in items:
+            blocks.setdefault(number // _BLOCK, []).append(number)
+        reward = pickle.dumps(self.reward)
+        encode, decode = msgspec.msgpack.Encoder().encode, msgspec.msgpack.Decoder(kind).decode
+        messages = {
+            block: encode({"reward": reward, "items": [items[number] for number in numbers]})
+            for block, numbers in blocks.items()
+        }
+        answers = self.workers.call(function, messages)
+        return {
+            number: result
+            for block, numbers in blocks.items()
+            for number, result in zip(numbers, decode(answers[block]), strict=True)
+        }
+
+
+def _answer_executions(message: bytes) -> bytes:
+    reward, items = _read_message(message)
+    return msgspec.msgpack.encode([dict(reward.executions(*item)) for item in items])
+
+
+def _answer_prices(message: bytes) -> bytes:
+    reward, items = _read_message(message)
+    return msgspec.msgpack.encode([reward.price(*item) for item in items])
+
+
+def _read_message(message: bytes) -> tuple[Reward, list[Item]]:
+    given = msgspec.msgpack.decode(message, type=_Message)
+    reward: Reward = pickle.loads(given.reward)
+    return reward, list(given.items)
