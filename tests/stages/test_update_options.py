@@ -110,7 +110,7 @@ def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
     base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updater = make(base, dump, algo={"importance_cap": 1.5})
-    monkeypatch.setattr(updater, "_compute_logps", lambda *_: pytest.fail("a pass of its own"))
+    monkeypatch.setattr(updater._models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
     updater.update({"main": make_samples()})
 
 
