@@ -48,6 +48,11 @@ def test_adapters_on_one_base_may_be_on_different_ranks_that_share_the_base() ->
             ['update.shard = "base"', "2 are trained", "update.ranks = 2 must divide optim.lanes = 1"],
         ),
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),
+        (
+            {"update": {"ranks": 2, "gpus": 0}},
+            ["model.device=cuda"],
+            ["update.gpus = 0", 'model.device = "cuda"', "update.gpus = 1"],
+        ),
         (SERVERS, ["engine.kind=vllm", "model.device=cuda"], ["engine.gpus = 0", 'model.device = "cuda"']),
         (
             {"fleet": {"kind": "ray"}, "sandbox": {"nodes": 2}},
