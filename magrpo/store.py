@@ -168,7 +168,9 @@ class RunStore:
         manifest = _read_manifest(folder)
         if not manifest["files"][file].get("pruned"):
             manifest["files"][file]["pruned"] = True
+            times = (folder / MANIFEST).stat()
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
         (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
 
     def pruned_files(self, name: str) -> list[str]:
