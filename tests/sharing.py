@@ -43,6 +43,7 @@ SLOW = (
     "tests/pipelines/training/test_embedded.py::test_vllm",
     "tests/engines/test_vllm.py",
     "tests/engines/test_pool_vllm.py",
+    "tests/contracts/test_engines.py",
     "tests/fleets/test_ray.py",
     "tests/pipelines/training/test_embedded.py::test_the_triton_kernel",
     "tests/sandbox/test_pool.py",

@@ -44,8 +44,13 @@ class WorkerExtension:
         sampler.gather_logprobs = partial(self._gather_logprobs, sampler.gather_logprobs)
 
     def take_truncated(self, name: str, tickets: Sequence[int]) -> list[Truncated | None]:
-        """The records of tokens with these tickets, None where nothing was cut off; all of the request are dropped."""
+        """The records of tokens with these tickets, None where nothing was cut off; all of the request are dropped.
+
+        Empty from a worker that does not sample, as some of tensor parallelism do not.
+        """
         records = self._truncated.pop(name, [])
+        if min(tickets, default=0) < -len(records):
+            return []
         return [records[-ticket - 1] if ticket < 0 else None for ticket in tickets]
 
     def reload_from(self, folder: str) -> None:

@@ -8,7 +8,8 @@ parent of the command. Each watches the asker and the other keeper by pidfds, wh
 included. Both are subreapers: a descendant whose parent ends becomes a child of the nearest living keeper, whatever
 process group or session it has made for itself. So one keeper may be killed, as a Ray worker kills its children when
 it ends, and the other still finds the whole family. SIGTERM to either ends the family too. If both are killed at once,
-the command itself gets SIGKILL by PR_SET_PDEATHSIG, which is sound because a keeper has one thread.
+the command itself gets SIGKILL by PR_SET_PDEATHSIG, which is sound because a keeper has one thread; what it started
+in sessions of its own stays. Only a cgroup or a PID namespace would find that, and both need rights that few have.
 """
 
 import ctypes

@@ -7,13 +7,15 @@ import random
 import socket
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import MutableSequence, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from typing import TypeVar
 
-from magrpo.fleets import Job, ProcessDied
+from magrpo.fleets import Job, ProcessDied, Running
 from magrpo.fleets.process import Kept, read_last_words, start_kept
 
+RunningT = TypeVar("RunningT", bound=Running)
 _PORTS = range(20_000, 32_768)
 """Ports to give: above those of Ray's workers, below those the kernel takes for outgoing connections."""
 
@@ -44,8 +46,7 @@ class LocalFleet:
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
         with self._lock:
-            run_together([process.stop for process in self._running])
-            self._running.clear()
+            stop_together(self._running)
 
     def _choose_gpus(self, job: Job) -> list[list[str]]:
         """The GPUs of each copy: free ones, or for a job that shares the least used among those of jobs that share."""
@@ -127,13 +128,14 @@ class LocalProcess:
         self._keeper.wait()
 
 
-def run_together(calls: Sequence[Callable[[], None]]) -> None:
-    """Make calls at the same time; returns when all have returned."""
-    threads = [threading.Thread(target=call) for call in calls]
+def stop_together(running: MutableSequence[RunningT]) -> None:
+    """Stop all processes at the same time and forget them; returns when they are gone."""
+    threads = [threading.Thread(target=process.stop) for process in running]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    running.clear()
 
 
 def find_free_ports(count: int) -> list[int]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.fleets import Job, ProcessDied
-from magrpo.fleets.local import Assignment, find_free_ports, run_together
+from magrpo.fleets.local import Assignment, find_free_ports, stop_together
 from magrpo.fleets.process import Kept, read_last_words, start_kept
 from magrpo.plugins import ConfigError
 
@@ -32,6 +32,8 @@ _PLACEMENT_S = 900.0
 """Seconds within which an actor must get its place; a cluster that grows on demand has to start nodes in it."""
 _CALL_S = 60.0
 """Seconds within which an actor that has its place must answer."""
+_MAX_LOST_PLACES = 3
+"""Attempts to start a job whose places are lost before it begins: Ray gives places on a node until it knows its end."""
 _TAIL_BYTES = 65_536
 
 _users = 0
@@ -89,6 +91,10 @@ def disconnect_cluster() -> None:
             ray.shutdown()
 
 
+class _PlaceLost(ProcessDied):
+    """A node ended between the choice of a place on it and the start of the command there."""
+
+
 class RayFleet:
     """A :class:`magrpo.fleets.Fleet` on a Ray cluster that this process's machine is a node of."""
 
@@ -103,6 +109,30 @@ class RayFleet:
 
     def start(self, job: Job) -> Sequence[RayProcess]:
         """Start all copies of ``job`` once each has its place. Raises ProcessDied if one cannot be placed in time."""
+        num_lost = 0
+        while True:
+            try:
+                copies = self._start_once(job)
+            except _PlaceLost as error:
+                num_lost += 1
+                if num_lost == _MAX_LOST_PLACES:
+                    raise
+                log.warning("%s; it gets another place", error)
+            else:
+                with self._lock:
+                    self._running += copies
+                return copies
+
+    def close(self) -> None:
+        """Stop everything that was started and leave the cluster. May be called twice."""
+        with self._lock:
+            stop_together(self._running)
+            if not self._closed:
+                self._closed = True
+                disconnect_cluster()
+
+    def _start_once(self, job: Job) -> list[RayProcess]:
+        """Start all copies or none. Raises ProcessDied."""
         ray = self._ray
         options: dict[str, Any] = {"num_cpus": _CPUS, "num_gpus": job.gpus, "max_concurrency": 4}
         if not job.gpus:
@@ -120,18 +150,7 @@ class RayFleet:
             for copy in copies:
                 copy.begin()
             undo.pop_all()
-        with self._lock:
-            self._running += copies
         return copies
-
-    def close(self) -> None:
-        """Stop everything that was started and leave the cluster. May be called twice."""
-        with self._lock:
-            run_together([process.stop for process in self._running])
-            self._running.clear()
-            if not self._closed:
-                self._closed = True
-                disconnect_cluster()
 
     def _warn_of_missing_gpus(self, job: Job) -> None:
         wanted, present = job.gpus * job.count, self._ray.cluster_resources().get("GPU", 0)
@@ -149,7 +168,7 @@ class RayFleet:
                 f"each; the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
             ) from None
         except self._ray.exceptions.RayError as error:
-            raise ProcessDied(f"{job.name}: {describe_error(error)}") from None
+            raise _PlaceLost(f"{job.name}: {describe_error(error)}") from None
         return found
 
 
@@ -178,7 +197,7 @@ class RayProcess:
         try:
             self._is_shared = self._ray.get(started, timeout=_CALL_S)
         except self._ray.exceptions.RayError as error:
-            raise ProcessDied(f"{job.name} {self.number}: {describe_error(error)}") from None
+            raise _PlaceLost(f"{job.name} {self.number}: {describe_error(error)}") from None
         self._end = self._actor.wait_for_end.remote()
 
     def exit_status(self) -> int | None:

@@ -24,6 +24,8 @@ _MAX_DEATHS = 3
 """Deaths of actors that one chunk may cause."""
 _PLACEMENT_S = 900.0
 """Seconds within which the nodes must be there; a cluster that grows on demand has to start them in it."""
+_WARNING_S = 5.0
+"""Seconds of waiting for nodes after which a warning says so."""
 _JOIN_S = 60.0
 """Seconds to wait for a new actor when none is left."""
 _CLOSE_S = 10.0
@@ -91,11 +93,11 @@ class RaySandbox:
         self._ray, self._plugin = ray, plugin
         self._lock = threading.Lock()
         self._closed = False
-        self._group = placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD")
+        selectors = [select_nodes(ray.nodes(), nodes)] * nodes
+        self._group = placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD", bundle_label_selector=selectors)
         self._nodes: list[_Node] = []
         try:
-            if not self._group.wait(_PLACEMENT_S):
-                raise SandboxError(f"sandbox.nodes = {nodes}: fewer nodes have a CPU to give after {_PLACEMENT_S:g} s")
+            self._wait_for_nodes(nodes)
             self._nodes = [self._start_node(place) for place in range(nodes)]
             levels = [self._admit(node) for node in self._nodes]
         except BaseException:
@@ -123,6 +125,17 @@ class RaySandbox:
             self._closed = True
             self._remove_actors()
             disconnect_cluster()
+
+    def _wait_for_nodes(self, nodes: int) -> None:
+        if self._group.wait(_WARNING_S):
+            return
+        found = [node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]]
+        cluster = f"the cluster has {sum(cpus >= 1 for cpus in found)} nodes with {sum(found):g} CPUs"
+        free = f"{self._ray.available_resources().get('CPU', 0):g} of them free"
+        text = "sandbox.nodes = %d: waiting at most %g s for so many nodes with a free CPU; %s, %s"
+        log.warning(text, nodes, _PLACEMENT_S, cluster, free)
+        if not self._group.wait(_PLACEMENT_S):
+            raise SandboxError(f"sandbox.nodes = {nodes}: fewer nodes have a CPU to give after {_PLACEMENT_S:g} s")
 
     def _run_chunks(self, executions: list[Execution]) -> Iterator[list[tuple[Execution, ExecutionReport]]]:
         """The reports of each chunk, in the order in which they come."""
@@ -226,3 +239,12 @@ class RaySandbox:
         for node in self._nodes:
             self._ray.kill(node.actor)
         remove_placement_group(self._group)
+
+
+def select_nodes(found: Sequence[Mapping[str, Any]], wanted: int) -> dict[str, str]:
+    """A label selector for the nodes of jails: none with GPUs, if ``wanted`` others are among those that Ray lists."""
+    able = [node for node in found if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+    with_gpus = [node["NodeID"] for node in able if node["Resources"].get("GPU", 0)]
+    if not with_gpus or len(able) - len(with_gpus) < wanted:
+        return {}
+    return {"ray.io/node-id": f"!in({','.join(with_gpus)})"}

@@ -225,6 +225,37 @@ def test_lost_nodes(cluster: Any, tmp_path: Path) -> None:
             cluster.remove_node(node)
 
 
+def test_a_job_that_is_placed_on_a_lost_node_gets_another_place(cluster: Any, fleet: RayFleet, tmp_path: Path) -> None:
+    """Ray gives places on a node until it knows that the node has ended."""
+    cluster.remove_node(add_node(cluster), allow_graceful=False)
+    copies = fleet.start(make_job(tmp_path, "print('here')", count=6))
+    for copy in copies:
+        assert wait_for_end(copy) == 0
+        assert copy.log.read_text() == "here\n"
+
+
+def test_jails_leave_nodes_with_gpus_to_others_and_say_for_what_they_wait(
+    cluster: Any, fleet: RayFleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    ray = fleet._ray
+    with_gpus = add_node(cluster, num_cpus=64, num_gpus=1)
+    try:
+        wait_until(lambda: ray.cluster_resources().get("GPU"))
+        sandbox = open_ray_sandbox(PoolSandbox(workers=1), 2, cluster.address)
+        places = ray.util.placement_group_table(sandbox._group)["bundles_to_node_id"].values()
+        sandbox.close()
+        assert len(set(places)) == 2
+        assert with_gpus.node_id not in places
+        open_ray_sandbox(PoolSandbox(workers=1), 3, cluster.address).close()
+        monkeypatch.setattr("magrpo.sandboxes.ray._WARNING_S", 0.1)
+        monkeypatch.setattr("magrpo.sandboxes.ray._PLACEMENT_S", 0.1)
+        with pytest.raises(SandboxError, match=r"sandbox.nodes = 4: fewer nodes have a CPU to give after 0.1 s"):
+            open_ray_sandbox(PoolSandbox(workers=1), 4, cluster.address)
+        assert "so many nodes with a free CPU; the cluster has 3 nodes with 72 CPUs" in caplog.text
+    finally:
+        cluster.remove_node(with_gpus)
+
+
 @pytest.mark.parametrize("end", ["is killed", "just ends"])
 def test_nothing_is_left_of_a_driver_that(cluster: Any, tmp_path: Path, end: str) -> None:
     with subprocess.Popen(

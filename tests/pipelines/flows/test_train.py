@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial, wraps
@@ -21,13 +22,14 @@ from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
 from prefect.client.schemas.sorting import LogSort
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
+from magrpo.engines import EngineError
 from magrpo.layout import Step
 from magrpo.plugins import ConfigError
 from magrpo.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
-from tests.pipelines.training.test_resume import die_at_work, wait_at_work
+from tests.pipelines.training.test_resume import Runs, die_at_work, wait_at_work
 
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
@@ -317,6 +319,44 @@ def wait_for(condition: Callable[[], bool]) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen"
         time.sleep(0.1)
+
+
+def meet_in_the_middle() -> None:
+    """Let an update and a rollout of the next iteration wait for each other; the rollout then fails once."""
+    from pipelines.progress.console import RunConsole
+
+    start_step, both, met = RunConsole.start_step, threading.Barrier(2, timeout=300), threading.Event()
+
+    def fail_rollout(_: int) -> None:
+        raise EngineError("the rollout is made to fail")
+
+    def start_together(self: RunConsole, step: Step) -> Callable[[int], None]:
+        advance = start_step(self, step)
+        if step.folder in ("00002/update", "00003/rollout.0") and not met.is_set():
+            both.wait()
+            met.set()
+            return advance if step.stage == "update" else fail_rollout
+        return advance
+
+    RunConsole.start_step = start_together  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.slow
+def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(
+    flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(flows, "overrides", ["train.num_iterations=3", "train.lag=1", "algo.importance_cap=2"])
+    assert flows.command([*flows.arguments("lag-local"), "--local"], flows.log("lag-local")) == 0
+    assert flows.train("lag", meet_in_the_middle) == 0, flows.log("lag").read_text()
+    assert "00003/rollout.0 failed and is tried again: the rollout is made to fail" in flows.log("lag").read_text()
+    [run] = flows.seen("lag")
+    tasks = flows.tasks(run)
+    assert {name: task.run_count for name, task in tasks.items() if task.run_count > 1} == {"00003/rollout.0": 2}
+    update, rollout = tasks["00002/update"], tasks["00003/rollout.0"]
+    assert update.start_time < rollout.end_time
+    assert rollout.start_time < update.end_time
+    runs = Runs(flows.root.parent, [str(flows.config)])
+    assert runs.outcome("lag") == runs.outcome("lag-local")
 
 
 def test_the_runs_of_a_sweep_are_flows_of_their_own(flows: Flows) -> None:
