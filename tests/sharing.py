@@ -36,6 +36,7 @@ SLOW = (
     "tests/test_wheel.py",
     "tests/pipelines/flows/test_kills.py",
     "tests/pipelines/training/test_places.py",
+    "tests/fleets/test_lost_nodes.py",
     "tests/updates/test_ranks.py",
     "servers",
     "tests/pipelines/training/test_resume_lag.py",
