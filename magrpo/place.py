@@ -117,6 +117,11 @@ class Place(Section):
         return self
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Whether other machines hold all weights, so that the run's own needs no GPU."""
+        return self.fleet.kind == "ray" and self.engine.is_remote and self.update.ranks > 0
+
+    @property
     def is_default(self) -> bool:
         """Whether everything runs in one process on this machine."""
         return self == Place()

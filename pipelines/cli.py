@@ -255,7 +255,7 @@ def train(
         return show_plan(resolved, store, from_stage, place)
     check_given_place(resolved, place)
     if store is None:
-        if resolved.model.device == "cuda":
+        if resolved.model.device == "cuda" and not (place is not None and place.is_elsewhere):
             from magrpo.lineup import device_of
 
             device_of(resolved.model)  # raises before a folder is created

@@ -27,6 +27,9 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
             f"{', '.join(fitting)}, or choose other optim.lanes when a new run begins"
         )
+    gpus, device = place.update.gpus, config.model.device
+    if ranks and gpus is not None and device != "auto" and bool(gpus) != (device == "cuda"):
+        yield f'update.gpus = {gpus}, but model.device = "{device}": set update.gpus = {int(device == "cuda")}'
     if place.update.colocate and config.train.lag:
         yield (
             f"update.colocate lets servers and ranks work by turns, train.lag = {config.train.lag} at the same time: "

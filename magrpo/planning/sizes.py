@@ -1,5 +1,7 @@
 """Sizes of a run known before it begins: upper bounds of an iteration's work, and memory by purpose."""
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -93,7 +95,7 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
         "full copies": sum(models[name].num_parameters for name in full) * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
-        "activations": config.optim.micro_batch_tokens * per_token,
+        "activations": _count_micro_batch_tokens(config, holder) * per_token,
     }
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
@@ -102,6 +104,13 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> int:
+    """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
+    completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
+    share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
+    return max(min(config.optim.micro_batch_tokens, share), 1)
 
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:

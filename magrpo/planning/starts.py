@@ -1,6 +1,6 @@
 """What would start at a place: processes, their number, their GPUs and where; nothing is started."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from magrpo.config import RunConfig
@@ -23,8 +23,11 @@ class Start:
     note: str = ""
 
 
-def list_starts(place: Place, num_bases: int = 1) -> Iterator[Start]:
-    """What starts at ``place``, the driver first; each of ``num_bases`` models has servers of its own."""
+def list_starts(place: Place, num_bases: int = 1, *, on_gpus: bool = True) -> Iterator[Start]:
+    """What starts at ``place``, the driver first; each of ``num_bases`` models has servers of its own.
+
+    ``on_gpus``: whether ranks take a GPU each where the place leaves it open.
+    """
     here = "this machine" if place.fleet.kind == "local" else f"nodes of the Ray cluster {place.fleet.address}"
     engine, update = place.engine, place.update
     alone = "generates and updates" if place.is_default else ", ".join(_list_duties(place))
@@ -38,7 +41,8 @@ def list_starts(place: Place, num_bases: int = 1) -> Iterator[Start]:
         yield Start("server", engine.servers * num_bases, engine.gpus, here, CHOSEN, note + each)
     if update.ranks:
         turns = "; on the servers' GPUs, by turns" if update.colocate else ""
-        gpus = 0 if not isinstance(engine.servers, tuple) and engine.servers and not engine.gpus else 1
+        is_open = on_gpus and (isinstance(engine.servers, tuple) or not engine.servers or engine.gpus > 0)
+        gpus = int(is_open) if update.gpus is None else update.gpus
         yield Start("rank", update.ranks, gpus, here, CHOSEN, f"torchrun{turns}")
     nodes = place.sandbox.nodes
     yield Start("pool of jails", max(nodes, 1), 0, here if nodes else "this machine", note="programs of agents")
@@ -49,9 +53,9 @@ def count_bases(config: RunConfig) -> int:
     return len({agent.model if agent.weights != "full" else f"{agent.name}: full" for agent in config.agents})
 
 
-def count_gpus(place: Place, num_bases: int = 1) -> int:
-    """The GPUs that the started processes need together."""
-    needs = {start.what: start.count * start.gpus for start in list_starts(place, num_bases)}
+def count_gpus(place: Place, starts: Iterable[Start]) -> int:
+    """The GPUs that the ``starts`` of a place need together."""
+    needs = {start.what: start.count * start.gpus for start in starts}
     wanted = [needs.get("server", 0), needs.get("rank", 0)]
     return max(wanted) if place.update.colocate else sum(wanted)
 

@@ -17,6 +17,7 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     """The start, machine, commit, libraries and folder of a run, as far as it recorded them, and its MLflow."""
     started, tags = _read_tags(store)
     facts = {"started": started, "machine": tags.get("machine", "")}
+    facts["place"] = tags.get("magrpo.place", "")
     commit = tags.get("mlflow.source.git.commit", "")
     facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
     versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]

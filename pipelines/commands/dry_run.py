@@ -112,7 +112,7 @@ def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
     over = f", on {place.engine.describe()}" if place.engine.is_remote else f", on {device.type}"
     missing = missing and isinstance(place.engine.servers, int)
     yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
-    if device.type == "cuda" and not torch.cuda.is_available():
+    if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield "         PyTorch sees no CUDA device here: the run would be refused"
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None
     sizes = estimate_memory(config, dtype.itemsize, max_batch)

@@ -28,7 +28,9 @@ def show_place(file: GivenPlace | None = None, config: ConfigFile | None = None,
     if resolved is not None:
         check_place(resolved, place)
     num_bases = count_bases(resolved) if resolved is not None else 1
-    starts, gpus = list(list_starts(place, num_bases)), count_gpus(place, num_bases)
+    on_gpus = resolved is None or resolved.model.device != "cpu"
+    starts = list(list_starts(place, num_bases, on_gpus=on_gpus))
+    gpus = count_gpus(place, starts)
     if as_json:
         print(json.dumps({"place": place.model_dump(), "starts": [asdict(start) for start in starts], "gpus": gpus}))
         return 0
@@ -59,6 +61,9 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     server = throughput.server_memory(load, machines, rates) / gib
     rank = throughput.rank_memory(config, load.dtype_bytes) / gib
     yield f"  memory of a GPU: server {server:.1f} GiB, rank {rank:.1f} GiB, of {rates.memory_bytes / gib:.1f} GiB"
+    if max(server, rank) > rates.memory_bytes / gib:
+        remedy = "optim.micro_batch_tokens" if rank > server else "engine.max_batch of the place"
+        yield f"  more than a GPU has: lower {remedy}, or take a smaller model"
     price = f"${forecast.dollars_per_million:.3g} for a million tokens"
     yield f"  {price}, at ${rates.dollars_per_gpu_hour:.2f} for a GPU and hour"
     yield f"  constants: {rates.source}"

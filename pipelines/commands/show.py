@@ -10,7 +10,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config import RunConfig
-from magrpo.layout import find_evaluations, read_evaluation
+from magrpo.layout import find_evaluations, read_evaluation, read_place
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.evaluations import load_run_config
 from magrpo.reports.figures import (
@@ -37,6 +37,7 @@ from pipelines.training.closing import (
     print_entry,
     print_files,
     print_path,
+    print_place,
     suggest_commands,
 )
 
@@ -86,6 +87,7 @@ def _collect_facts(
         "state": summary.state,
         "iterations": summary.iterations,
         "num_iterations": int(summary.config["train.num_iterations"]),
+        "place": read_place(store).describe(),
         "verdict": verdict,
         "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
         "budget": build_ledger(store.stage_metrics())[-1],
@@ -114,6 +116,7 @@ def _print_screen(
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
+    print_place(store, console)
     wall_time = read_wall_time(store.path)
     if wall_time is not None:
         started = f"{datetime.fromtimestamp(summary.started_s):%Y-%m-%d %H:%M}"

@@ -16,7 +16,7 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCreate
 from prefect.exceptions import PrefectException
 
-from magrpo.layout import Step
+from magrpo.layout import Step, read_place
 from magrpo.reports.verdict import read_verdict
 from pipelines.progress.state import Attempt, Observer
 
@@ -47,6 +47,8 @@ class ProgressPage(Observer):
         client = get_client(sync_client=True, httpx_settings={"timeout": 5.0})
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
+        if not (place := read_place(attempt.store)).is_default:
+            self._say(f"at {place.describe()}")
 
     def step_finished(self, step: Step) -> None:
         if line := self._attempt.state.finished_lines.get(step):

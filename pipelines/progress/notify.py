@@ -14,7 +14,7 @@ from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
-from magrpo.layout import Step
+from magrpo.layout import Step, read_place
 from magrpo.reports.verdict import read_verdict
 from magrpo.services import NotifyConfig, check_webhook
 from magrpo.store import atomic_write
@@ -104,6 +104,7 @@ class Notices:
             "event": event,
             "run_id": store.run_id,
             "host": socket.gethostname(),
+            "place": read_place(store).describe(),
             "stage": state.describe_step(),
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",

@@ -17,6 +17,7 @@ from magrpo.layout import (
     find_evaluations,
     makes_tables,
     read_evaluation,
+    read_place,
 )
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
@@ -50,6 +51,7 @@ def print_closing(result: Result, console: Console) -> None:
             print_entry(console, "left out:", f"{name}: {reason}")
     else:
         _print_verdict(result, console)
+    print_place(store, console)
     print_entry(console, "time:", _describe_time(store, result.timing))
     print_files(store, console)
     _print_services(result, console)
@@ -116,6 +118,12 @@ def print_files(store: RunStore, console: Console) -> None:
         print_path(console, "report:", store.path / REPORT)
     if not makes_tables(store.config()) and (agents := find_agents(store)) is not None:
         print_path(console, "agents:", agents)
+
+
+def print_place(store: RunStore, console: Console) -> None:
+    """Print where a run runs, if not in one process."""
+    if not (place := read_place(store)).is_default:
+        print_entry(console, "place:", place.describe())
 
 
 def find_agents(store: RunStore) -> Path | None:

@@ -42,7 +42,9 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
             tags["gain"] = format_difference(verdict.gain)
         lines.append(f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}")
         lines += [f"- advice: {verdict.advice}"] if verdict.advice else []
-    lines += [f"- on `{socket.gethostname()}` in `{store.path}`"]
+    place = layout.read_place(store)
+    at = "" if place.is_default else f", at {place.describe()}"
+    lines += [f"- on `{socket.gethostname()}` in `{store.path}`{at}"]
     if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
         lines.append(f"- took {format_wall_time(wall_time)}")
     if status != "FINISHED":

@@ -132,6 +132,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
     assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting it", caplog.text)
 
 
+@pytest.mark.slow
 @pytest.mark.vllm
 def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)

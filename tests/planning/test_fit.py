@@ -39,6 +39,11 @@ def test_one_process_fits_everything() -> None:
         (SERVERS, ["engine.kind=transformers"], ["engine.servers", 'engine.kind = "transformers"']),
         ({"update": {"ranks": 3}}, [], ["update.ranks = 3", "must divide 2, optim.lanes times", "set it to 1, 2"]),
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),
+        (
+            {"update": {"ranks": 2, "gpus": 0}},
+            ["model.device=cuda"],
+            ["update.gpus = 0", 'model.device = "cuda"', "update.gpus = 1"],
+        ),
         (SERVERS, ["engine.kind=vllm", "model.device=cuda"], ["engine.gpus = 0", 'model.device = "cuda"']),
         (
             {"fleet": {"kind": "ray"}, "sandbox": {"nodes": 2}},

@@ -50,6 +50,16 @@ def test_a_place_as_json(box: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown["gpus"] == 0
 
 
+def test_ranks_take_gpus_if_the_configuration_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "ranks.toml"
+    path.write_text("[update]\nranks = 2\n")
+    needed = {}
+    for config in ([], ["embedded"]):
+        assert cli.main(["place", str(path), *config, "--json"]) == 0
+        needed[len(config)] = json.loads(capsys.readouterr().out)["gpus"]
+    assert needed == {0: 2, 1: 0}, "embedded trains on processors"
+
+
 def test_keys_of_a_place_are_explained(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["place"]) == 0
     shown = capsys.readouterr().out

@@ -13,11 +13,15 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from magrpo.layout import keep_place
+from magrpo.place import Place
 from magrpo.reports.evaluations import load_evaluated_run
+from magrpo.reports.origin import describe_origin
 from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore
 from pipelines.cli import main
 from pipelines.training.closing import print_commands, print_entry
+from pipelines.training.recorder import NOTE, describe_run
 from tests.pipelines.micro import write_config
 
 
@@ -66,6 +70,17 @@ def test_a_run_ends_with_its_files_and_the_next_commands(
     assert Path(report) == finished.path / "report.html"
     [time] = [line for line in lines if line.startswith("time: ")]
     assert re.search(r"in 2 attempts.*; this attempt \d+ s; ", time)
+
+
+def test_the_place_of_a_run_is_told(unfinished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    root = ["--root", str(unfinished.path.parent)]
+    assert json.loads(run(["show", "stopped", "--json", *root], capsys))["place"] == "one process"
+    assert "place:" not in run(["show", "stopped", *root], capsys)
+    keep_place(unfinished, Place.model_validate({"update": {"ranks": 2}}))
+    assert "\nplace:   2 ranks\n" in run(["show", "stopped", *root], capsys)
+    assert json.loads(run(["show", "stopped", "--json", *root], capsys))["place"] == "2 ranks"
+    assert ", at 2 ranks\n" in describe_run(unfinished, "RUNNING")[NOTE]
+    assert ("place", "one process") in describe_origin(unfinished, unfinished.config()), "of the last attempt"
 
 
 @pytest.mark.parametrize("width", [60, 80, 100])

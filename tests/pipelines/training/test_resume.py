@@ -257,9 +257,9 @@ def test_killed_after_every_stage(runs: Runs) -> None:
     ("killer", "stage"),
     [
         (die_at_work, "rollout.0"),
-        (die_at_work, "score.0"),
+        pytest.param(die_at_work, "score.0", marks=pytest.mark.slow),
         (die_at_work, "update"),
-        (die_at_work, "evaluate"),
+        pytest.param(die_at_work, "evaluate", marks=pytest.mark.slow),
         (die_before_rename, "update"),
     ],
 )

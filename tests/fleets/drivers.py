@@ -1,0 +1,127 @@
+"""Runs on a Ray cluster that are caught in the middle of a stage, and what is left of them on its nodes.
+
+A stage is caught by stopping one of its processes, so that it cannot end before its node does.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from magrpo.layout import Step
+from tests.fleets.clusters import add_node
+from tests.fleets.test_process import assert_all_end
+from tests.pipelines.micro import start
+
+WORKERS = {"rollout": "vllm.entrypoints", "score": "ray::Jails", "update": "magrpo.updates.rank"}
+"""What the command lines of a stage's processes contain."""
+
+
+def hold_stages(folder: Path, stages: Sequence[str]) -> None:
+    """Begin each of ``stages`` when the file ``go`` of its folder is there, and tell there of its first progress."""
+    import magrpo.sandboxes.ray  # in the driver only
+    from pipelines.progress.console import RunConsole
+
+    magrpo.sandboxes.ray._CHUNK = (1, 1)  # else one node may get all programs
+    start_step = RunConsole.start_step
+
+    def start_held(self: RunConsole, step: Step) -> Callable[[int], None]:
+        advance, signs = start_step(self, step), folder / step.folder
+        if step.folder not in stages or signs.exists():
+            return advance
+        signs.mkdir(parents=True)
+        wait_until((signs / "go").exists)
+
+        def tell(finished: int) -> None:
+            (signs / "began").touch()
+            advance(finished)
+
+        return tell
+
+    RunConsole.start_step = start_held  # type: ignore[method-assign,assignment]
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 600
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def list_work(cluster: Any) -> list[tuple[Any, psutil.Process, str]]:
+    """Actors of this project and all below them: the node, the process and its command line."""
+    found = []
+    for node in cluster.worker_nodes:
+        for child in psutil.Process(node.all_processes["raylet"][0].process.pid).children():
+            with suppress(psutil.NoSuchProcess):
+                if " ".join(child.cmdline()).startswith(("ray::Jails", "ray::NodeKeeper")):
+                    for process in (child, *child.children(recursive=True)):
+                        found.append((node, process, " ".join(process.cmdline())))
+    return found
+
+
+class Driver(AbstractContextManager["Driver"]):
+    """``magrpo train`` in a process of its own, held at some stages, which ends with the block."""
+
+    def __init__(self, cluster: Any, folder: Path, name: str, arguments: Sequence[str], stages: Sequence[str]) -> None:
+        self.cluster, self.name, self.log = cluster, name, folder / f"{name}.log"
+        self.signs = folder / name
+        self.process: multiprocessing.Process = start(arguments, self.log, partial(hold_stages, self.signs, stages))
+
+    def __exit__(self, *_: object) -> None:
+        self.process.kill()
+        self.process.join()
+
+    def catch(self, stage: str) -> Any:
+        """Wait until ``stage`` is at work and cannot end; returns the node of which it waits for a process."""
+        signs = self.signs / stage
+        wait_until(lambda: signs.exists() or not self.process.is_alive())
+        assert self.process.is_alive(), self.log.read_text()
+        word = WORKERS[stage.partition("/")[2].partition(".")[0]]
+        node, worker, _ = next(
+            found for found in list_work(self.cluster)
+            if word in found[2] and "keeper.py" not in found[2] and "torch.distributed.run" not in found[2]
+        )  # fmt: skip
+        is_actor = word == WORKERS["score"]
+        for process in [*([] if is_actor else [worker]), *worker.children(recursive=True)]:
+            process.suspend()
+        (signs / "go").touch()
+        wait_until(lambda: (signs / "began").exists() or not self.process.is_alive())
+        assert self.process.is_alive(), self.log.read_text()
+        return node
+
+    def finish(self) -> str:
+        """Wait for its end, which is a good one; returns what it said."""
+        self.process.join()
+        said = self.log.read_text()
+        assert self.process.exitcode == 0, said
+        return said
+
+
+@contextmanager
+def nothing_left(cluster: Any, what: str, node: Any = None) -> Iterator[None]:
+    """The block ends all work on the cluster, or on one ``node``."""
+    work = [process for at, process, _ in list_work(cluster) if node in (None, at)]
+    assert work
+    yield
+    began = time.monotonic()
+    assert_all_end(work)
+    print(f"{what}: {len(work)} processes were gone after {time.monotonic() - began:.2f} s")
+
+
+@contextmanager
+def lose_node(cluster: Any, node: Any) -> Iterator[None]:
+    """Lose a node, all of whose processes end; after the block there is a new one."""
+    with nothing_left(cluster, "a lost node", node):
+        cluster.remove_node(node, allow_graceful=False)
+    try:
+        yield
+    finally:
+        add_node(cluster, num_cpus=4)
