@@ -169,7 +169,9 @@ class RunStore:
         pruned = [file for file in manifest["files"] if any(Path(file).is_relative_to(name) for name in names)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
             manifest["files"] |= {file: {**manifest["files"][file], "pruned": True} for file in pruned}
+            times = (folder / MANIFEST).stat()
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
         for file in pruned:
             (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
 
