@@ -131,6 +131,8 @@ def main(host: str, port: int, log_name: str, dump: Path) -> int:
         words = {"rank": number, "words": f"{kind.__name__}: {error}"}
         store.compare_set("died", "", json.dumps(words))
         sys.__excepthook__(kind, error, trace)
+        sys.stderr.flush()
+        os._exit(1)  # an exit in order may abort on gloo's threads, and the driver would blame that signal
 
     sys.excepthook = post_error
     backend = "gloo"
