@@ -236,6 +236,15 @@ def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
     assert not find_ranks()
 
 
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+    updates = open_ranks(make_config(folder, lanes=1), make_place(2), fleet, tmp_path)
+    run_updates(updates, folder, tmp_path, range(1, 2))
+    with pytest.raises(UpdatesDied, match=r"update rank [01] failed: FileNotFoundError: .*nowhere"):
+        updates.update(tmp_path / "nowhere", tmp_path / "1", tmp_path / "2")
+    assert not find_ranks()
+
+
 def test_ranks_without_memory_begin_anew_with_smaller_micro_batches(
     folder: Path, fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
