@@ -42,7 +42,7 @@ def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
 def has_linear_head(model: PreTrainedModel) -> bool:
     """Whether logits are a linear layer of the last hidden states and nothing more: no soft-capping, no scaling."""
     probe = collate([_probe_sample(4)], [(0,)], model.device)
-    with torch.inference_mode():
+    with torch.no_grad():
         weight, bias = head_weights(model)
         linear = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
         logits = token_logits(model, probe)
@@ -61,7 +61,7 @@ def can_share_prompts(model: PreTrainedModel) -> bool:
     if config.get("sliding_window") is not None or any(kind != "full_attention" for kind in layer_types):
         return False
     probes = [_probe_sample(4), _probe_sample(3)]
-    with torch.inference_mode():
+    with torch.no_grad():
         apart = torch.cat([hidden_states(model, collate(probes, [(i,)], model.device)) for i in range(2)])
         batch = collate(probes, [(0, 1)], model.device)
         together = hidden_states(model, batch)

@@ -57,6 +57,9 @@ LOGS = "logs"
 LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
+OPTIMIZER_SHARDS = "optimizer"
+"""Folder beside :data:`OPTIMIZER`, with the same fate: for each agent whose weights were spread over ranks its state,
+in the form of ``torch.distributed.checkpoint``."""
 
 _FOLDER_NAMES = {"start": "update", "tables": "report"}
 

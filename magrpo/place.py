@@ -84,6 +84,9 @@ class UpdatePlace(Section):
     adapters and copies. 0: the update runs in the run's own process."""
     gpus: int | None = Field(None, ge=0, le=1)
     """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
+    shard: Literal["none", "base"] = "none"
+    """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``:
+    each rank holds everything."""
     deadline_s: float = Field(1800.0, gt=0)
     """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
     colocate: bool = False
@@ -109,6 +112,8 @@ class Place(Section):
     def _fits_together(self) -> Place:
         if self.sandbox.nodes and self.fleet.kind != "ray":
             raise ValueError('sandbox.nodes needs a cluster: set fleet.kind = "ray", or leave it out')
+        if self.update.shard != "none" and self.update.ranks < 2:
+            raise ValueError("update.shard spreads models over ranks: set update.ranks to 2 or more, or leave it out")
         if self.update.colocate:
             if not isinstance(self.engine.servers, int) or not self.engine.servers or not self.update.ranks:
                 raise ValueError("update.colocate needs engine.servers that are started here, and update.ranks")
@@ -139,7 +144,7 @@ class Place(Section):
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
         parts += [self.engine.describe()] if self.engine.is_remote else []
         if update.ranks:
-            parts.append(_count(update.ranks, "rank"))
+            parts.append(_count(update.ranks, "rank") + " with models spread over them" * (update.shard != "none"))
         if update.colocate:
             parts.append("by turns on the same GPUs")
         if self.sandbox.nodes:

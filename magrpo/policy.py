@@ -9,10 +9,11 @@ a full copy are masters, whose matrix products run in the configured dtype throu
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
@@ -25,7 +26,9 @@ from magrpo.config import AgentConfig, LoraConfig, ModelConfig, start_weights
 from magrpo.lineup import Lineup, load_pretrained
 from magrpo.plugins import ConfigError, first_line, list_choices
 from magrpo.seeds import derive_seed
+from magrpo.sharding import Shards, gather_weights, spread_like
 
+ResultT = TypeVar("ResultT")
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -46,6 +49,8 @@ class Policy:
     """Number of updates the current weights have seen (0: untrained)."""
     sources: dict[str, Path] | None = None
     """The folders that hold the current weights, of the agents whose weights were loaded; None: they have changed."""
+    shards: Shards | None = None
+    """The ranks that its models are spread over; all of them call the same methods. None: they are whole, here."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
     _frozen: dict[str, PreTrainedModel] = field(default_factory=dict)
 
@@ -55,26 +60,32 @@ class Policy:
         return cls.of(Lineup.open(agents, model, lora), seed)
 
     @classmethod
-    def of(cls, lineup: Lineup, seed: int) -> Policy:
+    def of(cls, lineup: Lineup, seed: int, shards: Shards | None = None) -> Policy:
         """Load every base once; give each agent its seeded adapter (B = 0) or full copy, and load its ``start_from``.
 
+        With ``shards`` models are read into the memory of the processor and spread from there.
         Raises ConfigError if a base, trained weights or a target module cannot be used.
         """
-        policy = cls(lineup)
+        policy = cls(lineup, shards=shards)
         bases: dict[str, PreTrainedModel] = {}
         adapted: dict[str, PeftModel] = {}
         for agent in lineup.agents:
             config = lineup.config(agent)
             if config.weights == "full":
-                causal = _load_model(config, torch.float32, lineup.device)
+                causal = policy._load_model(config, torch.float32)
+                if shards:
+                    shards.spread_model(causal)
             else:
                 if config.model not in bases:
-                    bases[config.model] = _load_model(config, lineup.dtype, lineup.device)
+                    bases[config.model] = policy._load_model(config, lineup.dtype)
                 causal = bases[config.model]
                 if lineup.holder(agent) == agent:
                     adapted[config.model] = _add_adapter(causal, adapted.get(config.model), config, lineup.lora, seed)
             peft = None if config.weights == "full" else adapted[config.model]
             policy._agents[agent] = _Agent(causal, peft)
+        if shards:
+            for base in bases.values():
+                shards.spread_layers(base, {p for name, p in base.named_parameters() if ".lora_" in name})
         policy.load(0, start_weights([lineup.config(agent) for agent in lineup.agents]))
         return policy
 
@@ -112,8 +123,18 @@ class Policy:
             return
         base = self.lineup.base(agent)
         if base not in self._frozen:
-            self._frozen[base] = _load_model(self.lineup.config(agent), self.dtype, self.device).requires_grad_(False)
+            self._frozen[base] = self._load_model(self.lineup.config(agent), self.dtype).requires_grad_(False)
+            if self.shards:
+                self.shards.spread_layers(self._frozen[base])
         yield self._frozen[base]
+
+    def run(self, model: PreTrainedModel, compute: Callable[[PreTrainedModel], ResultT]) -> ResultT:
+        """``compute(model)``, inside of :meth:`active` or :meth:`reference`: gathers the weights of a spread model."""
+        return self.shards.run(model, compute) if self.shards else compute(model)
+
+    def is_spread(self, agent: str) -> bool:
+        """Whether the agent's trained parameters, and so their gradients and optimizer, are spread over ranks."""
+        return self.shards is not None and self._agents[agent].peft is None
 
     def parameters(self, agent: str) -> dict[str, nn.Parameter]:
         """The trained parameters, in float32, by the names they are saved under."""
@@ -128,13 +149,19 @@ class Policy:
         }
 
     def save(self, folder: Path) -> dict[str, Path]:
-        """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders."""
+        """Write each agent's weights into ``folder/<agent>``, in peft's or transformers' form; returns the folders.
+
+        Of ranks that models are spread over, all gather weights and the first writes them.
+        """
         folders = {agent: folder / agent for agent in self._agents}
         for agent, target in folders.items():
             entry = self._agents[agent]
+            gathered = gather_weights(entry.model) if self.is_spread(agent) else None
+            if self.shards and not self.shards.is_first:
+                continue
             target.mkdir(parents=True, exist_ok=True)
             if entry.peft is None:
-                entry.model.save_pretrained(target)
+                entry.model.save_pretrained(target, state_dict=gathered)
                 self.lineup.tokenizer(agent).save_pretrained(target)
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
@@ -168,15 +195,14 @@ class Policy:
                 raise ConfigError(f'{folder}: differs from {other}; agents with weights = "shared" start from the same')
             with torch.no_grad():
                 for name, parameter in parameters.items():
-                    parameter.copy_(stored[name])
+                    parameter.copy_(spread_like(stored[name], parameter))
         self.version, self.sources = version, dict(weights)
 
-
-def _load_model(config: AgentConfig, dtype: torch.dtype, device: torch.device) -> PreTrainedModel:
-    model = load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
-    assert isinstance(model, PreTrainedModel)
-    nn.Module.to(model, device)
-    return nn.Module.train(model, False)
+    def _load_model(self, config: AgentConfig, dtype: torch.dtype) -> PreTrainedModel:
+        model = load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
+        assert isinstance(model, PreTrainedModel)
+        nn.Module.to(model, torch.device("cpu") if self.shards else self.device)
+        return nn.Module.train(model, False)
 
 
 def _add_adapter(

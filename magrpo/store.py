@@ -162,14 +162,18 @@ class RunStore:
         """The folder a pointer refers to."""
         return self.path / pointer["dir"]
 
-    def prune(self, pointer: Pointer, file: str) -> None:
-        """Delete a large file of a committed stage that is no longer needed; the stage stays committed."""
+    def prune(self, pointer: Pointer, *names: str) -> None:
+        """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
         folder = self.folder(pointer)
         manifest = _read_manifest(folder)
-        if not manifest["files"][file].get("pruned"):
-            manifest["files"][file]["pruned"] = True
+        pruned = [file for file in manifest["files"] if any(Path(file).is_relative_to(name) for name in names)]
+        if not all(manifest["files"][file].get("pruned") for file in pruned):
+            manifest["files"] |= {file: {**manifest["files"][file], "pruned": True} for file in pruned}
+            times = (folder / MANIFEST).stat()
             atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
-        (folder / file).unlink(missing_ok=True)  # a kill may have come between these two
+            os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
+        for file in pruned:
+            (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
 
     def pruned_files(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""

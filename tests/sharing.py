@@ -53,15 +53,15 @@ SLOW = (
 """How units of slow tests begin, the most valuable first: continuous integration may run out of time."""
 
 SECONDS = {
-    "tests/pipelines/flows/test_train.py": 158,
-    "tests/pipelines/training/test_resume.py": 110,
-    "tests/engines/test_vllm.py": 99,
+    "tests/pipelines/flows/test_train.py": 125,
+    "tests/pipelines/training/test_resume.py": 90,
+    "tests/engines/test_vllm.py": 80,
     "hostile": 64,
     "tests/contracts/test_engines.py": 52,
     "tests/test_notebook.py": 42,
     "tests/problems/test_coopcode.py": 40,
     "tests/kernels/test_offline_compile.py": 25,
-    "tests/pipelines/training/test_from_stage.py": 36,
+    "tests/pipelines/training/test_from_stage.py": 28,
     "tests/pipelines/progress/test_notify.py": 28,
     "tests/export/test_agents_folder.py": 45,
     "tests/export/test_forms.py": 25,
@@ -77,6 +77,7 @@ SECONDS = {
     "tests/pipelines/training/test_resume_lag.py": 16,
     "tests/pipelines/training/test_writing.py": 16,
     "tests/pipelines/commands/test_ask.py": 14,
+    "tests/pipelines/commands/test_show.py": 14,
     "tests/asking/test_answers.py": 14,
     "tests/kernels/test_triton.py": 16,
     "tests/rewards/test_coding.py": 16,

@@ -37,6 +37,11 @@ def write_place(folder: Path, text: str) -> Path:
         ('[engine]\nservers = ["http://a:1", "http://a:1/"]', "engine.servers: http://a:1 is named twice"),
         ("[sandbox]\nnodes = 2", "sandbox.nodes needs a cluster"),
         ("[update]\ncolocate = true\nranks = 2", "update.colocate needs engine.servers that are started here"),
+        (
+            '[update]\nshard = "base"\nranks = 1',
+            "update.shard spreads models over ranks: set update.ranks",
+        ),
+        ('[update]\nshard = "bse"\nranks = 2', "update.shard: unknown value 'bse'; did you mean 'base'?"),
         ("[[agents]]\nname = 'helper'", "is the configuration of a run, not a place"),
         ("[engine", "cannot be read as TOML"),
     ],
@@ -91,3 +96,10 @@ def test_a_place_that_ships_fits_a_run_on_gpus(path: Path) -> None:
     changes = ["optim.lanes=8", "engine.kind=vllm", "model.device=cuda", "rollout.top_p=1.0"]
     config = load_config(locate_config("coophumaneval"), changes)
     assert [misfit for misfit in find_misfits(config, place) if "not installed" not in misfit] == []
+
+
+def test_only_a_cluster_with_servers_and_ranks_spares_the_driver_a_gpu() -> None:
+    both = {"engine": {"servers": 2}, "update": {"ranks": 2}}
+    assert Place.model_validate({**both, "fleet": {"kind": "ray"}}).is_elsewhere
+    assert not Place.model_validate(both).is_elsewhere
+    assert not Place.model_validate({"fleet": {"kind": "ray"}, "engine": {"servers": 2}}).is_elsewhere

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from magrpo.config import load_config
 from magrpo.plugins import ConfigError
-from magrpo.store import RunStore, digest, read_records, write_records
+from magrpo.store import MANIFEST, RunStore, digest, read_records, write_records
 from magrpo.types import (
     Action,
     Case,
@@ -85,6 +86,13 @@ def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(stor
     store.prune(pointer, "sub/a.txt")
     store.prune(pointer, "sub/a.txt")
     assert not (store.folder(pointer) / "sub" / "a.txt").exists()
+    assert store.find("s", "k") == pointer
+
+
+def test_a_folder_is_pruned_with_all_its_files_and_one_that_is_not_there_is_none(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    store.prune(pointer, "sub", "optimizer")
+    assert store.pruned_files("s") == ["sub/a.txt"]
     assert store.find("s", "k") == pointer
 
 
@@ -169,3 +177,14 @@ def test_large_files_are_compressed_elsewhere_to_the_same_bytes(
     assert read_records(tmp_path / "elsewhere", Sample) == samples
     with pytest.raises(OSError, match=r"none/file could not be compressed \(FileNotFoundError"):
         write_records(tmp_path / "none" / "file", samples)
+
+
+def test_pruning_leaves_the_time_at_which_the_work_ended(store: RunStore) -> None:
+    def write(folder: Path) -> dict[str, float]:
+        (folder / "large").write_text("x")
+        return {"time/update_s": 2.0}
+
+    pointer = store.commit("00001/update", "k", write)
+    os.utime(store.folder(pointer) / MANIFEST, (1000, 1000))
+    store.prune(pointer, "large")
+    assert store.work_interval(pointer) == (998, 1000)

@@ -54,20 +54,20 @@ class _Models(msgspec.Struct):
     data: list[Model]
 
 
-class _Token(msgspec.Struct):
+class _Token(msgspec.Struct, gc=False):
     token_id: int
     logprob: float
 
 
-class _Logprobs(msgspec.Struct):
+class _Logprobs(msgspec.Struct, gc=False):
     content: list[_Token]
 
 
-class _Span(msgspec.Struct):
+class _Span(msgspec.Struct, gc=False):
     version: str
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int]
     finish_reason: str
     logprobs: _Logprobs | None = None
@@ -81,7 +81,7 @@ class _Answer(msgspec.Struct):
     prompt_logprobs: list[dict[str, _PromptToken] | None] | None = None
 
 
-class _PromptToken(msgspec.Struct):
+class _PromptToken(msgspec.Struct, gc=False):
     logprob: float
 
 
@@ -126,7 +126,10 @@ class ServerClient:
         support = choice.sampling_mask or []
         if sampling.records_support and len(support) != len(tokens):
             raise ServerFailed(f"{self.url} sent no support for its tokens")
-        return Completion(choice.token_ids, [_read_logp(token.logprob) for token in tokens], support)
+        logps = [token.logprob for token in tokens]
+        if not min(logps) > NO_NUMBER:
+            logps = [_read_logp(logp) for logp in logps]
+        return Completion(choice.token_ids, logps, support)
 
     async def score(self, model: str, probe: Probe, version: str | None = None) -> list[float]:
         """Log-probabilities of the tokens of ``probe`` at temperature 1 by ``model``; see :meth:`generate`."""

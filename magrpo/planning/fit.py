@@ -27,6 +27,12 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
             f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
             f"{', '.join(fitting)}, or choose other optim.lanes when a new run begins"
         )
+    if place.update.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
+        yield (
+            f'update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
+            f"update.ranks = {ranks} must divide optim.lanes = {config.optim.lanes}; leave out update.shard, or begin "
+            "a new run with more optim.lanes"
+        )
     gpus, device = place.update.gpus, config.model.device
     if ranks and gpus is not None and device != "auto" and bool(gpus) != (device == "cuda"):
         yield f'update.gpus = {gpus}, but model.device = "{device}": set update.gpus = {int(device == "cuda")}'
@@ -42,6 +48,12 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
 def count_units(config: RunConfig) -> int:
     """The number of units of work of an update, of which each rank takes equally many: lanes of each trained holder."""
     return config.optim.lanes * len(trained_holders(config.agents))
+
+
+def count_models(config: RunConfig) -> int:
+    """The number of models that an update runs: bases of trained adapters, and full copies."""
+    trained = [agent for agent in config.agents if agent.trained]
+    return len({agent.name if agent.weights == "full" else ("base", agent.model) for agent in trained})
 
 
 def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:

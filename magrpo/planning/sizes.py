@@ -63,6 +63,8 @@ class BaseSize:
     """Sizes of one base model, without its weights."""
 
     num_parameters: int
+    outer_parameters: int
+    """Those of embeddings and head."""
     adapter_parameters: int
     token_units: int
     """Hidden units of all layers."""
@@ -70,11 +72,13 @@ class BaseSize:
     """Numbers that the key-value cache holds for a token."""
 
 
-def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) -> dict[str, float]:
+def estimate_memory(
+    config: RunConfig, dtype_bytes: int, max_batch: int | None, num_shards: int = 1
+) -> dict[str, float]:
     """Bytes by purpose. Models are built without weights: only their configurations are read.
 
     ``max_batch`` completions are decoded at once by an engine in this process, which with ``train.lag`` has a policy of
-    its own; None: the engine and its memory are elsewhere.
+    its own; None: the engine and its memory are elsewhere. ``num_shards`` ranks share layers and full copies.
     Raises ConfigError if the configuration of a base model cannot be read.
     """
     models = {agent.model: read_base_model(agent, config) for agent in config.agents}
@@ -84,15 +88,19 @@ def estimate_memory(config: RunConfig, dtype_bytes: int, max_batch: int | None) 
     full = [agent.model for agent in apart if agent.weights == "full"]
     references = set(full) if config.algo.beta > 0 else set()
     trained = [
-        models[agent.model].num_parameters if agent.weights == "full" else models[agent.model].adapter_parameters
+        models[agent.model].num_parameters / num_shards
+        if agent.weights == "full"
+        else models[agent.model].adapter_parameters
         for agent in apart
         if agent.trained
     ]
     per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
+    frozen = [models[name] for name in [*set(adapted), *references]]
+    layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
     sizes = {
-        "frozen parameters": sum(models[name].num_parameters for name in [*set(adapted), *references]) * dtype_bytes,
+        "frozen parameters": (layers / num_shards + sum(model.outer_parameters for model in frozen)) * dtype_bytes,
         "adapters": sum(models[name].adapter_parameters for name in adapted) * 4,
-        "full copies": sum(models[name].num_parameters for name in full) * 4,
+        "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
         "activations": _count_micro_batch_tokens(config, holder) * per_token,
@@ -123,6 +131,7 @@ def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
         num_parameters, adapter_parameters = model.num_parameters(), 0
+        outer = {*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters()}
         if agent.weights != "full":
             wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
             adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
@@ -130,4 +139,6 @@ def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     layers = text.num_hidden_layers
-    return BaseSize(num_parameters, adapter_parameters, layers * text.hidden_size, 2 * layers * heads * width)
+    outer_parameters = sum(parameter.numel() for parameter in outer)
+    cache = 2 * layers * heads * width
+    return BaseSize(num_parameters, outer_parameters, adapter_parameters, layers * text.hidden_size, cache)

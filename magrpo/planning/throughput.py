@@ -265,9 +265,9 @@ def server_memory(load: Workload, machines: Machines, rates: Rates) -> float:
     return (weights + batch * context * load.cache_bytes) / machines.gpus_per_server
 
 
-def rank_memory(config: RunConfig, dtype_bytes: int) -> float:
-    """Bytes on the GPU of a rank: all that an update holds, on each rank."""
-    return sum(estimate_memory(config, dtype_bytes, None).values())
+def rank_memory(config: RunConfig, dtype_bytes: int, num_shards: int = 1) -> float:
+    """Bytes on the GPU of a rank: all that an update holds, on each rank or spread over ``num_shards``."""
+    return sum(estimate_memory(config, dtype_bytes, None, num_shards).values())
 
 
 def _prompt_tokens(load: Workload, rates: Rates) -> float:

@@ -47,7 +47,7 @@ class Pricing:
         """The executions that each joint action still needs, by number."""
         if self.workers is None:
             return {number: dict(self.reward.executions(*item)) for number, item in items.items()}
-        return self._call(_answer_executions, items, list[dict[str, Execution]])
+        return self._call(_answer_executions, items, list[Mapping[str, Execution]])
 
     def list_prices(self, items: Mapping[int, Item]) -> dict[int, JointReward]:
         """The price of each joint action, by number."""

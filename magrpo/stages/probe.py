@@ -36,7 +36,7 @@ def _compute_probe(policy: Policy, agent: str) -> Probe:
     token_ids = list(islice(cycle(answer_ids), NUM_TOKENS))
     with policy.active(agent) as model, torch.no_grad():
         input_ids = torch.tensor([prompt_ids + token_ids], device=policy.device)
-        logits = model(input_ids=input_ids).logits[0, len(prompt_ids) - 1 : -1].float()
+        logits = policy.run(model, lambda model: model(input_ids=input_ids).logits)[0, len(prompt_ids) - 1 : -1].float()
     targets = torch.tensor(token_ids, device=policy.device)[:, None]
     logps = logits.log_softmax(-1).gather(-1, targets).squeeze(-1)
     return Probe(prompt_ids, token_ids, [round(logp, _DIGITS) for logp in logps.tolist()])

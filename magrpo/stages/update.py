@@ -11,8 +11,7 @@ from __future__ import annotations
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
@@ -23,39 +22,36 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from magrpo.algo.advantages import tabulate_returns
 from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
-from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
 from magrpo.interfaces import Progress
-from magrpo.layout import OPTIMIZER, WEIGHTS, locate_weights
+from magrpo.layout import WEIGHTS, locate_weights
 from magrpo.policy import Policy
+from magrpo.sharding import gather_tensor
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
+from magrpo.stages.model_runs import ModelContext, ModelRuns
+from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
 from magrpo.stages.probe import compute_probes, write_probes
-from magrpo.stages.work import CompletionCounter, NonFiniteLoss, Part, Work, is_out_of_memory
+from magrpo.stages.update_metrics import MEANS_OF_AGENTS, list_sums, summarize_agent
+from magrpo.stages.work import (
+    CompletionCounter,
+    MicroBatchTooLarge,
+    NonFiniteLoss,
+    Part,
+    SamplingGapTooLarge,
+    Work,
+    is_out_of_memory,
+)
 from magrpo.types import Sample
-from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+from magrpo_kernels import LossOptions
 
-_IMPORTANCE_SUMS = {
-    "importance": "importance_mean",
-    "importance_capped": "importance_capped_frac",
-    "importance_squared": "importance_square",
-}
-"""Sums over tokens of the loss, and the names of their means."""
-_MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", "importance_ess_frac"}
-"""Metrics that are also told as the mean over agents."""
 log = logging.getLogger(__name__)
 ResultT = TypeVar("ResultT")
-_ModelContext = AbstractContextManager[PreTrainedModel]
 _Constants = dict[str, Sequence[Tensor]]
 """Tensors without gradient, by field of ``SampledTokens`` and completion, so that micro-batches may change."""
-
-
-class SamplingGapTooLarge(RuntimeError):
-    """The samples were not drawn from the weights that they claim, or in another precision; see the message."""
 
 
 @dataclass(eq=False)
@@ -89,8 +85,7 @@ class Updater:
             self._loss_options = replace(self._loss_options, clip_low=clip_low, clip_high=clip_high)
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._optims: dict[str, OptimConfig] = {}
-        self._shares_prompts: dict[str, bool] = {}
-        self._has_linear_head: dict[str, bool] = {}
+        self._models = ModelRuns(self.policy)
         for agent in self.policy.agents:
             config = self.policy.lineup.config(agent)
             if not config.trained or self.policy.lineup.holder(agent) != agent:
@@ -101,15 +96,10 @@ class Updater:
             self._optimizers[agent] = torch.optim.AdamW(
                 parameters, lr=optim.lr, weight_decay=optim.weight_decay, fused=True
             )
-            with self.policy.active(agent) as model:
-                self._has_linear_head[agent] = has_linear_head(model)
-                self._shares_prompts[agent] = can_share_prompts(model)
-            rows = "share a row" if self._shares_prompts[agent] else "have a row each"
-            log.info("agent %s: completions of one prompt %s in the update", agent, rows)
+            self._models.probe_model(agent)
         self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
         self._position = {agent: i for i, agent in enumerate(self._optimizers)}
-        clipped, kl = ["clipped"] * (self.algo.update_epochs > 1), ["kl"] * (self.algo.beta > 0)
-        self._sum_names = ["loss", "tokens", "sampling_gap", *clipped, *kl, *(_IMPORTANCE_SUMS if self.lag else ())]
+        self._sum_names = list_sums(self.algo, self.lag)
 
     @classmethod
     def of(cls, policy: Policy, config: RunConfig, dump: Path, ranks: Ranks | None = None) -> Updater:
@@ -141,7 +131,7 @@ class Updater:
         waiting = iter(samples_by_holder.items())
         while at_once := dict(islice(waiting, self._plan.agents_at_once)):
             for agent, result in self._update_agents(at_once, progress).items():
-                for name in _MEANS_OF_AGENTS & result.keys():
+                for name in MEANS_OF_AGENTS & result.keys():
                     by_quantity[name].append(result[name])
                 metrics |= {f"update/{agent}/{name}": value for name, value in result.items()}
         self.policy.version += 1
@@ -163,25 +153,27 @@ class Updater:
             )
             self._add_ranks(work, part)
         gradients = {
-            name: torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone()
+            name: gather_tensor(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.clone())
             for name, parameter in self.policy.parameters(agent).items()
         }
         self._optimizers[agent].zero_grad(set_to_none=True)
         return gradients
 
     def save(self, folder: Path) -> None:
-        """Write weights, their probes and optimizer states, from which :meth:`load` resumes bit for bit."""
+        """Write weights, their probes and optimizer states, from which :meth:`load` resumes bit for bit.
+
+        The first rank calls it; where models are spread over ranks, all do, and each writes its part.
+        """
+        probes = compute_probes(self.policy)
         self.policy.save(folder / WEIGHTS)
-        write_probes(folder / WEIGHTS, compute_probes(self.policy))
-        states = {agent: optimizer.state_dict() for agent, optimizer in self._optimizers.items()}
-        torch.save({"version": self.policy.version, "optimizers": states}, folder / OPTIMIZER)
+        if self.ranks.number == 0:
+            write_probes(folder / WEIGHTS, probes)
+        write_optimizers(folder, self.policy, self._optimizers)
 
     def load(self, folder: Path) -> None:
         """Load weights, optimizer states and the number of updates that :meth:`save` wrote."""
-        stored = torch.load(folder / OPTIMIZER, map_location=self.policy.device, weights_only=True)
-        self.policy.load(stored["version"], locate_weights(folder, self.policy.agents))
-        for agent, optimizer in self._optimizers.items():
-            optimizer.load_state_dict(stored["optimizers"][agent])
+        version = read_optimizers(folder, self.policy, self._optimizers)
+        self.policy.load(version, locate_weights(folder, self.policy.agents))
 
     # -------------------------------------------------------------------------------- agents computed at the same time
     def _update_agents(
@@ -203,7 +195,7 @@ class Updater:
                 if epoch == 1:
                     self._check_sampling_gap(work, sums)
                 totals[work.agent] = self._step(work, sums)
-        return {agent: _agent_metrics(totals[agent], samples[agent]) for agent in samples}
+        return {agent: summarize_agent(totals[agent], samples[agent]) for agent in samples}
 
     def _plan_work(self, agent: str, samples_by_agent: Mapping[str, Sequence[Sample]]) -> Work:
         """The samples that the loss depends on, in micro-batches; the divisor counts all samples, by their weights.
@@ -221,20 +213,23 @@ class Updater:
         num_tokens = math.fsum(sample.weight * len(sample.completion_ids) for sample in samples)
         divisor = loss_divisor(self.algo.loss_norm, num_sequences, num_tokens, self.rollout.max_new_tokens)
         groups = groups.select_tokens(torch.tensor(chosen, dtype=torch.long)).move_to(self.policy.device)
-        return Work(agent, kept, groups, self._plan_batches(agent, kept), divisor)
+        return Work(agent, kept, groups, self._plan_batches(agent, kept, self.micro_batch_tokens), divisor)
 
-    def _plan_batches(self, agent: str, samples: Sequence[Sample]) -> list[list[Row]]:
+    def _plan_batches(self, agent: str, samples: Sequence[Sample], limit: int) -> list[list[Row]]:
         """Micro-batches; with several lanes none is larger than a lane's share, so that no lane is idle."""
-        limit = self.micro_batch_tokens
         if self.optim.lanes > 1:
             num_tokens = sum(len(sample.prompt_ids) + len(sample.completion_ids) for sample in samples)
             limit = min(limit, max(num_tokens // self.optim.lanes, 1))
-        return plan_batches(samples, limit, self._shares_prompts[agent])
+        return plan_batches(samples, limit, self._models.shares_prompts[agent])
 
     def _fit_memory(
         self, works: Sequence[Work], compute: Callable[[Sequence[Work]], ResultT]
     ) -> tuple[Sequence[Work], ResultT]:
-        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory of a rank runs out."""
+        """The result of ``compute``, repeated with smaller micro-batches as long as GPU memory of a rank runs out.
+
+        Ranks that models are spread over cannot agree on it, as others wait within a forward pass: these have to begin
+        anew, after MicroBatchTooLarge.
+        """
         while True:
             results: list[ResultT] = []
             try:
@@ -242,6 +237,8 @@ class Updater:
             except RuntimeError as error:
                 if not is_out_of_memory(error) or all(work.is_smallest for work in works):
                     raise
+                if self.policy.shards:
+                    raise MicroBatchTooLarge(str(self._find_smaller(works))) from error
             # Outside the except block, where the exception would keep the tensors of its frames alive.
             if self.ranks.agree_on(bool(results)):
                 return works, results[0]
@@ -249,10 +246,11 @@ class Updater:
             for work in works:
                 self._optimizers[work.agent].zero_grad(set_to_none=True)
             torch.cuda.empty_cache()
-            before = [work.batches for work in works]
-            while before == [work.batches for work in works]:
-                self.micro_batch_tokens = max(self.micro_batch_tokens // 2, 1)
-                works = [replace(work, batches=self._plan_batches(work.agent, work.samples)) for work in works]
+            self.micro_batch_tokens = self._find_smaller(works)
+            works = [
+                replace(work, batches=self._plan_batches(work.agent, work.samples, self.micro_batch_tokens))
+                for work in works
+            ]
             agents = ", ".join(f"agent {work.agent!r}" for work in works)
             log.warning(
                 f"update {self.policy.version + 1}, {agents}: out of GPU memory; continuing with "
@@ -260,19 +258,50 @@ class Updater:
                 f"Set optim.micro_batch_tokens = {self.micro_batch_tokens} to start with them"
             )
 
-    def _lanes_here(self, work: Work) -> list[list[int]]:
-        """The numbers of the micro-batches in each of the agent's lanes that this rank computes."""
+    def _find_smaller(self, works: Sequence[Work]) -> int:
+        """The largest half, quarter, ... of the tokens of a micro-batch that makes other micro-batches."""
+        tokens = self.micro_batch_tokens
+        while True:
+            tokens = max(tokens // 2, 1)
+            if any(self._plan_batches(work.agent, work.samples, tokens) != work.batches for work in works):
+                return tokens
+
+    def _lanes_of(self, work: Work, rank: int) -> list[list[int]]:
+        """The numbers of the micro-batches in each of the agent's lanes that a rank computes."""
         lanes = deal_batches([count_padded(work.samples, rows) for rows in work.batches], self._plan.num_lanes)
-        return [lanes[lane] for lane in self._plan.lanes_of(self._position[work.agent], self.ranks.number)]
+        return [lanes[lane] for lane in self._plan.lanes_of(self._position[work.agent], rank)]
+
+    def _idle_batches(self, works: Sequence[Work]) -> Iterator[Batch]:
+        """Micro-batches of one sample that this rank runs for nothing: to run a spread model as often as others do."""
+        if not self.policy.shards or not works:
+            return
+        counts = [
+            sum(len(lane) for work in works for lane in self._lanes_of(work, rank)) for rank in range(self.ranks.count)
+        ]
+        samples = works[0].samples
+        shortest = min(range(len(samples)), key=lambda i: len(samples[i].prompt_ids) + len(samples[i].completion_ids))
+        for _ in range(max(counts) - counts[self.ranks.number]):
+            self.ranks.tell_progress("runs along with other ranks")
+            yield collate(samples, [(shortest,)], self.policy.device)
 
     def _compute_gradients(
         self, constants: Mapping[str, _Constants], counter: CompletionCounter, works: Sequence[Work]
     ) -> list[Part]:
         counter.restart()
-        return [self._compute_gradient(constants[work.agent], counter, work) for work in works]
+        parts = [self._compute_gradient(constants[work.agent], counter, work) for work in works]
+        for batch in self._idle_batches(works):
+            loss, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
+            (loss * 0).backward()  # type: ignore[no-untyped-call]
+        for work in works:
+            if not self.policy.is_spread(work.agent) and not self._plan.is_trivial:
+                self._optimizers[work.agent].zero_grad(set_to_none=True)
+        return parts
 
     def _compute_gradient(self, constants: _Constants, counter: CompletionCounter, work: Work) -> Part:
-        """Sum the gradient over the lanes of this rank. The only lane of an only rank leaves it in the parameters."""
+        """Sum the gradient over the lanes of this rank.
+
+        The only lane of an only rank leaves it in the parameters; so does FSDP, which adds gradients over ranks.
+        """
         parameters = list(self.policy.parameters(work.agent).values())
         sums = torch.zeros(len(self._sum_names), len(work.batches), device=self.policy.device)
 
@@ -291,30 +320,36 @@ class Updater:
             accumulate(lane)
             return take_gradient(parameters)
 
-        lanes = self._lanes_here(work)
-        if self._plan.is_trivial:
-            accumulate(lanes[0])
+        lanes = self._lanes_of(work, self.ranks.number)
+        if self._is_summed_in_place(work.agent):
+            accumulate([number for lane in lanes for number in lane])
             return Part(None, sums)
         return Part(add_in_pairs(map(take_lane, lanes)) if lanes else None, sums)
 
     def _add_ranks(self, work: Work, part: Part) -> Tensor:
         """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""
-        if not self._plan.is_trivial:
+        if not self._is_summed_in_place(work.agent):
             parameters = list(self.policy.parameters(work.agent).values())
             owners = self._plan.find_owners(self._position[work.agent])
             size = sum(parameter.numel() + 1 for parameter in parameters)
             put_gradient(self.ranks.add_branches(part.branch, owners, size), parameters)
         return self.ranks.fill_in(part.sums)
 
+    def _is_summed_in_place(self, agent: str) -> bool:
+        return self._plan.is_trivial or self.policy.is_spread(agent)
+
     def _compute_loss(self, work: Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
-        loss_of = self._run_model(work.agent, self.policy.active(work.agent), batch)
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
         }
         samples = [i for i in batch.samples for _ in work.samples[i].completion_ids]
         joined["groups"] = work.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
         tokens = replace(batch.tokens, **joined)
-        return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
+
+        def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor]]:
+            return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
+
+        return self._models.run_model(work.agent, self.policy.active(work.agent), batch, finish)
 
     def _check_sampling_gap(self, work: Work, sums: Tensor) -> None:
         """Refuse samples of the current weights whose log-probabilities are too far from the trainer's."""
@@ -336,7 +371,7 @@ class Updater:
         """One optimizer step with the accumulated gradient; returns the total metric sums, loss and gradient norm."""
         optimizer = self._optimizers[work.agent]
         parameters = self.policy.parameters(work.agent).values()
-        norm = torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm)
+        norm = gather_tensor(torch.nn.utils.clip_grad_norm_(parameters, self.optim.max_grad_norm))
         by_name = dict(zip(self._sum_names, sums, strict=True))
         if not bool(by_name["loss"].isfinite().all() & norm.isfinite()):
             optimizer.zero_grad(set_to_none=True)
@@ -348,7 +383,7 @@ class Updater:
     def _compute_constants(self, works: Sequence[Work]) -> list[dict[str, Tensor]]:
         """What is computed once, before the first step, as far as the algorithm needs it: by name, one value for each
         sampled token of an agent, 0 where another rank computes it."""
-        contexts: dict[str, Callable[[str], _ModelContext]] = {}
+        contexts: dict[str, Callable[[str], ModelContext]] = {}
         if self.algo.update_epochs > 1:
             contexts["old_logps"] = self.policy.active
         if self.algo.beta > 0:
@@ -358,15 +393,20 @@ class Updater:
             num_tokens = sum(work.lengths)
             table = {name: torch.zeros(num_tokens, device=self.policy.device) for name in contexts}
             slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
-            for number in chain.from_iterable(self._lanes_here(work)) if contexts else ():
+            lanes = self._lanes_of(work, self.ranks.number)
+            for number in chain.from_iterable(lanes) if contexts else ():
                 self.ranks.tell_progress(f"agent {work.agent!r}, constants of micro-batch {number + 1}")
                 batch = collate(work.samples, work.batches[number], self.policy.device)
                 lengths = [work.lengths[i] for i in batch.samples]
                 for name, context in contexts.items():
-                    logps = self._compute_logps(work.agent, context(work.agent), batch)
+                    logps = self._models.compute_logps(work.agent, context(work.agent), batch, self._logps_options)
                     for i, values in zip(batch.samples, torch.split(logps, lengths), strict=True):
                         slots[name][i].copy_(values)
             tables.append(table)
+        for batch in self._idle_batches(works):
+            agent = works[0].agent
+            for context in contexts.values():
+                self._models.compute_logps(agent, context(agent), batch, self._logps_options)
         return tables
 
     def _share_constants(self, works: Sequence[Work], tables: Sequence[Mapping[str, Tensor]]) -> dict[str, _Constants]:
@@ -375,26 +415,6 @@ class Updater:
             work.agent: {name: torch.split(self.ranks.fill_in(values), work.lengths) for name, values in table.items()}
             for work, table in zip(works, tables, strict=True)
         }
-
-    @torch.no_grad()
-    def _compute_logps(self, agent: str, context: _ModelContext, batch: Batch) -> Tensor:
-        loss_of, tokens = self._run_model(agent, context, batch), batch.tokens
-        every_token = torch.ones_like(tokens.sampling_logps)
-        return loss_of(TokenInputs(tokens.token_ids, every_token, support=tokens.support), self._logps_options).logps
-
-    def _run_model(self, agent: str, context: _ModelContext, batch: Batch) -> LossOf:
-        """Run the model; returns the loss as a function of the tokens' inputs.
-
-        If the head is a linear layer, it starts from hidden states (N, D) in the dtype of matrix products.
-        """
-        with context as model:
-            if not self._has_linear_head[agent]:
-                return partial(policy_loss_from_logits, token_logits(model, batch))
-            weight, bias = head_weights(model)
-            dtype = self.policy.dtype
-            hidden = hidden_states(model, batch).to(dtype)
-            bias = None if bias is None else bias.to(dtype)
-            return partial(group_policy_loss, hidden, weight.to(dtype), bias=bias)
 
     def _non_finite(self, work: Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""
@@ -410,33 +430,3 @@ class Updater:
             f"update {update}, agent {work.agent!r}: {cause}; the step was not taken. The samples are in {path}. "
             "Lower optim.lr, or look for a broken base model or reward"
         )
-
-
-def learning_rate(optim: OptimConfig, update: int, num_iterations: int) -> float:
-    """The learning rate of an update, counted from 1: linear warm-up, then the schedule's shape down to 0."""
-    if update <= optim.warmup_iterations:
-        return optim.lr * update / optim.warmup_iterations
-    if optim.schedule == "constant":
-        return optim.lr
-    length = max(num_iterations - optim.warmup_iterations, 1)
-    progress = min((update - 1 - optim.warmup_iterations) / length, 1.0)
-    return optim.lr * (1 - progress if optim.schedule == "linear" else (1 + math.cos(math.pi * progress)) / 2)
-
-
-def _agent_metrics(totals: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, float]:
-    """Means over trained tokens. ``entropy`` is estimated from the sampled tokens: minus their mean log-probability."""
-    tokens = totals.get("tokens", 0.0)
-    num_sampled = sum(len(sample.completion_ids) for sample in samples)
-    metrics = {
-        "loss": totals.get("loss", 0.0),
-        "grad_norm": totals.get("grad_norm", 0.0),
-        "tokens": tokens,
-        "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
-        "entropy": -math.fsum(logp for sample in samples for logp in sample.sampling_logps) / max(num_sampled, 1),
-    }
-    for total, mean in (("clipped", "clip_frac"), ("kl", "kl"), *_IMPORTANCE_SUMS.items()):
-        if total in totals:
-            metrics[mean] = totals[total] / max(tokens, 1.0)
-    if square := metrics.pop("importance_square", 0.0):
-        metrics["importance_ess_frac"] = metrics["importance_mean"] ** 2 / square
-    return metrics

@@ -18,6 +18,14 @@ class NonFiniteLoss(RuntimeError):
     """The loss or its gradient is not a finite number; the message names the saved batch and remedies."""
 
 
+class SamplingGapTooLarge(RuntimeError):
+    """The samples were not drawn from the weights that they claim, or in another precision; see the message."""
+
+
+class MicroBatchTooLarge(RuntimeError):
+    """A rank that shares models with others ran out of memory; the message is how many tokens to try next."""
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """One agent's samples of one update, split into micro-batches of rows."""

@@ -20,10 +20,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # not in its __all__
+from torch.distributed.device_mesh import init_device_mesh
 
 from magrpo.config import load_resolved
 from magrpo.layout import samples_file
+from magrpo.lineup import Lineup
 from magrpo.policy import Policy
+from magrpo.sharding import Shards
 from magrpo.stages.lanes import add_in_pairs
 from magrpo.stages.update import Updater
 from magrpo.store import read_records
@@ -83,8 +86,12 @@ class Rank:
     def __init__(self, store: Store, dump: Path) -> None:
         self._store = store
         config = load_resolved(store.get("config").decode())
-        policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
-        self._ranks = TorchRanks(store, policy.lineup.device)
+        lineup = Lineup.open(config.agents, config.model, config.lora)
+        self._ranks, shards = TorchRanks(store, lineup.device), None
+        if store.get("shard") == b"base":
+            shards = Shards(init_device_mesh(lineup.device.type, (self._ranks.count,)), lineup.device)
+        policy = Policy.of(lineup, config.train.seed, shards)
+        self._saves = shards is not None or self._ranks.number == 0
         self._updater = Updater.of(policy, config, dump, self._ranks)
         self._trained = [agent.name for agent in config.agents if agent.trained]
 
@@ -101,9 +108,10 @@ class Rank:
             folder = Path(job["samples"])
             batch = {agent: read_records(folder / samples_file(agent), Sample) for agent in self._trained}
             metrics = self._updater.update(batch, self._report_completions)
-        if self._ranks.number == 0:
+        if self._saves:
             self._ranks.tell_progress(f"writes {job['out']}")
             self._updater.save(Path(job["out"]))
+        if self._ranks.number == 0:
             self._store.set(f"answer/{number}", json.dumps({"metrics": metrics}))
 
     def _report_completions(self, num_completions: int) -> None:
@@ -123,6 +131,8 @@ def main(host: str, port: int, log_name: str, dump: Path) -> int:
         words = {"rank": number, "words": f"{kind.__name__}: {error}"}
         store.compare_set("died", "", json.dumps(words))
         sys.__excepthook__(kind, error, trace)
+        sys.stderr.flush()
+        os._exit(1)  # an exit in order may abort on gloo's threads, and the driver would blame that signal
 
     sys.excepthook = post_error
     backend = "gloo"

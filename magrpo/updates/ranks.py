@@ -1,13 +1,15 @@
 """Updates by several processes under torchrun, on this machine or on the nodes of a cluster.
 
-The driver, this process, owns a TCPStore. Keys: ``config``, the run's configuration; ``job/N`` and ``answer/N``;
-``doing/R``, what rank R does; ``progress``, a count that stands still if all ranks do; ``completions``, how many are
-done; ``died``, the first rank that failed, with its words. Weights and samples are files that every rank can read.
+The driver, this process, owns a TCPStore. Keys: ``config``, the run's configuration; ``shard``, the place's; ``job/N``
+and ``answer/N``; ``doing/R``, what rank R does; ``progress``, a count that stands still if all ranks do;
+``completions``, how many are done; ``died``, the first rank that failed, with its words. Weights and samples are files
+that every rank can read.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import re
 import signal
 import sys
@@ -25,18 +27,21 @@ from magrpo.fleets.process import read_last_words
 from magrpo.interfaces import Progress
 from magrpo.place import Place
 from magrpo.plugins import ConfigError
-from magrpo.stages.work import NonFiniteLoss
+from magrpo.stages.work import CompletionCounter, MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
 from magrpo.updates import UpdatesDied
 
 WAITS = "waits for other ranks"
 """What a rank says it does while it is not what the others wait for."""
 ERRORS: Mapping[str, type[Exception]] = {
     "ConfigError": ConfigError,
+    "MicroBatchTooLarge": MicroBatchTooLarge,
     "NonFiniteLoss": NonFiniteLoss,
     "OutOfMemoryError": torch.cuda.OutOfMemoryError,
+    "SamplingGapTooLarge": SamplingGapTooLarge,
 }
 """Errors that are raised again by the driver, by name."""
 _POLL_S = 0.02
+log = logging.getLogger(__name__)
 
 
 class RanksUpdates:
@@ -59,9 +64,22 @@ class RanksUpdates:
 
     def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
         """As :meth:`magrpo.interfaces.Updates.update`. Raises UpdatesDied if a rank died or hung."""
-        source = None if self._group and self._checkpoint == checkpoint else str(checkpoint.resolve())
-        job = {"samples": str(samples.resolve()), "checkpoint": source, "out": str(out.resolve())}
-        return self._ask(job, progress)
+        counter = CompletionCounter(progress)
+        while True:
+            source = None if self._group and self._checkpoint == checkpoint else str(checkpoint.resolve())
+            job = {"samples": str(samples.resolve()), "checkpoint": source, "out": str(out.resolve())}
+            try:
+                return self._ask(job, counter.add)
+            except MicroBatchTooLarge as error:
+                smaller = {"micro_batch_tokens": int(str(error))}
+            log.warning(
+                "a rank is out of memory; all begin anew with micro-batches of %(micro_batch_tokens)d tokens. Set "
+                "optim.micro_batch_tokens = %(micro_batch_tokens)d to start with them",
+                smaller,
+            )
+            counter.restart()
+            optim = self._config.optim.model_copy(update=smaller)
+            self._config = self._config.model_copy(update={"optim": optim})
 
     def adopt(self, checkpoint: Path) -> None:
         self._checkpoint = checkpoint
@@ -92,6 +110,7 @@ class _Group:
         self._num_jobs = 0
         self._store = TCPStore(fleet.host, 0, is_master=True, wait_for_workers=False)
         self._store.set("config", config.resolved())
+        self._store.set("shard", place.update.shard)
         logs.mkdir(parents=True, exist_ok=True)
         attempt = next(i for i in count() if not self._log_of(logs, i, 0).exists())
         self._logs = [self._log_of(logs, attempt, rank) for rank in range(self._num_ranks)]

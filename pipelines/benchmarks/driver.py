@@ -44,6 +44,8 @@ AIM_MS = 0.5
 """CPU time of a completion of 512 tokens that the process of a run may spend, in milliseconds."""
 GROUP_SIZE = 16
 NUM_SERVERS = 16
+_WAVES = 4
+"""Completions for each one in flight, as in a batch of 16,384 on these servers."""
 _ITERATIONS = 3
 _PREPARATION = "preparation of the answers"
 _ANSWERS = "rollout: answers asked for over HTTP, decoded, made actions"
@@ -112,7 +114,8 @@ def measure_driver(completions: int, tokens: int) -> DriverCosts:
         exits.callback(servers.close)
         exits.enter_context(patch.dict(_STAND_INS, {"all": servers}))
         exits.enter_context(patch.object(pool, "check_prompts"))  # the window of a model that computes nothing
-        layout.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls}}))
+        max_batch = max(1, completions // (_WAVES * NUM_SERVERS))
+        layout.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls, "max_batch": max_batch}}))
         measured: list[dict[str, float]] = []
         with (
             RunConsole(RunState(_ITERATIONS, config.reward.fraction)) as console,

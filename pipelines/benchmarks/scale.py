@@ -1,14 +1,19 @@
-"""``magrpo bench scale``: tokens per second of each stage at a place and in one process."""
+"""``magrpo bench scale``: tokens per second of each stage at a place and in one process, by turns in one command."""
 
 import json
 import tempfile
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from statistics import fmean
 from time import process_time
 
 from rich.console import Console
 from rich.table import Table
 
+from magrpo.algo.stats import seed_interval
 from magrpo.config import RunConfig, load_config
 from magrpo.layout import TRAINING_STAGES, keep_place, steps
 from magrpo.place import Place
@@ -24,7 +29,7 @@ from magrpo.planning.throughput import (
 )
 from magrpo.store import RunStore, atomic_write
 from magrpo.tracking.provenance import collect_provenance
-from pipelines.arguments import ConfigFile, GivenPlace, Overrides
+from pipelines.arguments import ConfigFile, GivenPlace, Overrides, Positive
 from pipelines.flows.launch import run_stages
 
 SETTINGS = ("train.num_iterations=4", "eval.max_problems=2", "eval.num_samples=1", "tracking.system_metrics=false")
@@ -32,7 +37,7 @@ SETTINGS = ("train.num_iterations=4", "eval.max_problems=2", "eval.num_samples=1
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """The mean iteration of a run, without its first, which loads everything."""
+    """The mean iteration of a run, without its first, which loads everything; or of several runs."""
 
     seconds: dict[str, float]
     """By stage."""
@@ -42,32 +47,58 @@ class Measured:
     completions: float
     cpu_s: float
     """CPU time of the driver's process, in the whole run, for each completion of the whole run."""
+    periods_s: tuple[float, ...] = ()
+    """From the end of the iteration before to the end of each iteration."""
+
+    @classmethod
+    def merge(cls, runs: Sequence["Measured"]) -> "Measured":
+        """The mean over runs of equally many iterations."""
+        return cls(
+            {stage: fmean(run.seconds[stage] for run in runs) for stage in runs[0].seconds},
+            fmean(run.period_s for run in runs),
+            fmean(run.tokens for run in runs),
+            fmean(run.completions for run in runs),
+            fmean(run.cpu_s for run in runs),
+            tuple(period for run in runs for period in run.periods_s),
+        )
 
 
 def bench_scale(
-    config: ConfigFile, /, *overrides: Overrides, place: GivenPlace | None = None, output: Path | None = None
+    config: ConfigFile,
+    /,
+    *overrides: Overrides,
+    place: GivenPlace | None = None,
+    rounds: Positive = 2,
+    output: Path | None = None,
 ) -> int:
-    """Train ``config`` for 4 iterations (or ``train.num_iterations``) at a place, then in one process; print both.
+    """Train ``config`` for 4 iterations (or ``train.num_iterations``) at a place and in one process; print both.
+
+    Both sample with the same engine.
 
     Args:
         config: TOML file, or the name of one that ships.
         place: TOML file that says where to run; by default one process.
+        rounds: Number of runs at each, by turns. Each loads everything anew.
         output: File for the measured constants; by default rates.toml in the configuration's folder of runs.
     """
     chosen = place or Place()
-    resolved = load_config(config, [*SETTINGS, *overrides])
+    settings = [*SETTINGS, *overrides, *(["engine.kind=vllm"] if chosen.engine.is_remote else [])]
+    resolved = load_config(config, settings)
     check_place(resolved, chosen)
     places = {chosen.describe(): chosen, Place().describe(): Place()}
     console = Console(highlight=False, soft_wrap=True)
-    measured = {}
+    runs: dict[str, list[Measured]] = {name: [] for name in places}
     with tempfile.TemporaryDirectory(prefix="magrpo-scale-") as folder:
-        for number, at in enumerate(places.values()):
-            local = load_config(config, [*SETTINGS, *overrides, f"root={folder}"])
-            store = RunStore.create(local, f"scale-{number}")
-            keep_place(store, at)
-            before = process_time()
-            run_stages(store, local=True)
-            measured[at.describe()] = measure_run(store, process_time() - before)
+        local = load_config(config, [*settings, f"root={folder}"])
+        for number in range(rounds):
+            for name, at in places.items():
+                console.print(f"run {number + 1} of {rounds}: {name}")
+                store = RunStore.create(local, f"scale-{sum(map(len, runs.values()))}")
+                keep_place(store, at)
+                before = process_time()
+                run_stages(store, local=True)
+                runs[name].append(measure_run(store, process_time() - before))
+    measured = {name: Measured.merge(of_place) for name, of_place in runs.items()}
     first = measured[chosen.describe()]
     path = output or resolved.root / RATES_FILE
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -77,21 +108,33 @@ def bench_scale(
         console.print(_build_table(name, of_place))
         console.print(_describe_use(of_place, places[name]))
     if len(measured) > 1:
-        ratio = measured[Place().describe()].period_s / first.period_s
-        console.print(f"{chosen.describe()}: {ratio:.2f} times as fast as one process")
+        console.print(describe_ratio(first, measured[Place().describe()]))
     console.print(f"constants for --dry-run --place: {path}")
     return 0
+
+
+def describe_ratio(at_place: Measured, alone: Measured) -> str:
+    """Seconds of an iteration at the place over those in one process, iterations with equal numbers compared."""
+    if len(at_place.periods_s) < 2:
+        return f"an iteration: {at_place.period_s:.3f} s at the place, {alone.period_s:.3f} s in one process"
+    ratios = [ours / theirs for ours, theirs in zip(at_place.periods_s, alone.periods_s, strict=True)]
+    ratio = seed_interval(ratios)
+    interval = f"95 % interval {ratio.low:.2f} to {ratio.high:.2f}, {len(ratios)} pairs of iterations"
+    return (
+        f"an iteration: {at_place.period_s:.3f} s at the place, {alone.period_s:.3f} s in one process; "
+        f"ratio {ratio.mean:.2f} ({interval})"
+    )
 
 
 def measure_run(store: RunStore, cpu_s: float) -> Measured:
     """The mean iteration of a finished run; ``cpu_s`` of the driver went into all of it."""
     config = store.config()
-    last, every = config.train.num_iterations, steps(config)
+    last = config.train.num_iterations
     counted = range(min(2, last), last + 1)
     seconds: dict[str, float] = dict.fromkeys(TRAINING_STAGES, 0.0)
     tokens = completions = all_completions = 0.0
-    intervals = []
-    for step in every:
+    intervals: dict[int, list[tuple[float, float]]] = defaultdict(list)
+    for step in steps(config):
         pointer = store.find(step.folder)
         if step.stage not in TRAINING_STAGES or pointer is None:
             continue
@@ -99,12 +142,15 @@ def measure_run(store: RunStore, cpu_s: float) -> Measured:
         sampled = metrics.get("rollout/tokens", 0.0) / max(metrics.get("rollout/response_tokens", 1.0), 1e-9)
         all_completions += sampled
         if step.iteration in counted:
-            intervals.append(store.work_interval(pointer))
+            intervals[step.iteration].append(store.work_interval(pointer))
             seconds[step.stage] += metrics[f"time/{step.stage}_s"] / len(counted)
             tokens += metrics.get("rollout/tokens", 0.0) / len(counted)
             completions += sampled / len(counted)
-    period = (max(end for _, end in intervals) - min(start for start, _ in intervals)) / len(counted)
-    return Measured(seconds, period, tokens, completions, cpu_s / max(all_completions, 1.0))
+    begin = min(start for start, _ in intervals[counted[0]])
+    ends = [max(end for _, end in intervals[iteration]) for iteration in counted]
+    periods = tuple(end - start for start, end in pairwise([begin, *ends]))
+    cpu_each = cpu_s / max(all_completions, 1.0)
+    return Measured(seconds, (ends[-1] - begin) / len(counted), tokens, completions, cpu_each, periods)
 
 
 def fit_rates(config: RunConfig, place: Place, measured: Measured, rates: Rates) -> Rates:

@@ -59,7 +59,8 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     yield f"  bottleneck: {forecast.bottleneck}; {working}"
     gib = 2**30
     server = throughput.server_memory(load, machines, rates) / gib
-    rank = throughput.rank_memory(config, load.dtype_bytes) / gib
+    num_shards = place.update.ranks if place.update.shard != "none" else 1
+    rank = throughput.rank_memory(config, load.dtype_bytes, num_shards) / gib
     yield f"  memory of a GPU: server {server:.1f} GiB, rank {rank:.1f} GiB, of {rates.memory_bytes / gib:.1f} GiB"
     if max(server, rank) > rates.memory_bytes / gib:
         remedy = "optim.micro_batch_tokens" if rank > server else "engine.max_batch of the place"

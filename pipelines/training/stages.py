@@ -75,7 +75,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         if step.stage in ("start", "update") and not found:
             self._resources.updates.adopt(self._store.folder(pointer))
         if step.stage == "update" and not layout.evaluates_after(self._config, step.iteration - 1):
-            self._store.prune(inputs[1], layout.OPTIMIZER)
+            self._store.prune(inputs[1], layout.OPTIMIZER, layout.OPTIMIZER_SHARDS)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer
 

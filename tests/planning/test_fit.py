@@ -28,6 +28,10 @@ def test_one_process_fits_everything() -> None:
     assert misfits({}) == misfits({}, "model.device=cpu", "engine.kind=vllm") == []
 
 
+def test_adapters_on_one_base_may_be_on_different_ranks_that_share_the_base() -> None:
+    assert misfits({"update": {"ranks": 2, "shard": "base"}}) == []
+
+
 @pytest.mark.parametrize(
     ("place", "overrides", "words"),
     [
@@ -38,6 +42,11 @@ def test_one_process_fits_everything() -> None:
         ),
         (SERVERS, ["engine.kind=transformers"], ["engine.servers", 'engine.kind = "transformers"']),
         ({"update": {"ranks": 3}}, [], ["update.ranks = 3", "must divide 2, optim.lanes times", "set it to 1, 2"]),
+        (
+            {"update": {"ranks": 2, "shard": "base"}},
+            ["agents.0.weights=full"],
+            ['update.shard = "base"', "2 are trained", "update.ranks = 2 must divide optim.lanes = 1"],
+        ),
         ({"engine": {"servers": 2}}, ["engine.kind=vllm", "model.device=cpu"], ["engine.gpus = 1", "engine.gpus = 0"]),
         (
             {"update": {"ranks": 2, "gpus": 0}},

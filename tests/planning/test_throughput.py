@@ -119,6 +119,7 @@ def test_memory_of_servers_and_ranks() -> None:
     assert server_memory(WORK, BOX, ROUND) == pytest.approx(2e9 + 16 * 200 * 1e6)
     config = load_config(locate_config("embedded"))
     assert rank_memory(config, 4) > rank_memory(config, 2) > 0
+    assert rank_memory(config, 4) > rank_memory(config, 4, num_shards=4) > rank_memory(config, 4) / 4
     assert count_bases(config) == 1
 
 

@@ -167,8 +167,8 @@ def test_a_completion_that_does_not_fit_alone_ends_the_update(
 
 def test_siblings_apart_are_siblings_in_one_row(base: Path, dump: Path) -> None:
     together, apart = make(base, dump), make(base, dump)
-    assert together._shares_prompts == {"main": True}
-    apart._shares_prompts = {"main": False}
+    assert together._models.shares_prompts == {"main": True}
+    apart._models.shares_prompts = {"main": False}
     samples = make_samples()
     assert_close(gradients_used(apart, samples)[0], gradients_used(together, samples)[0])
 

@@ -16,9 +16,10 @@ from torch import Tensor
 from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.lineup import Lineup
-from magrpo.stages import update
-from magrpo.stages.update import SamplingGapTooLarge, Updater, learning_rate
-from magrpo.stages.work import NonFiniteLoss, is_out_of_memory
+from magrpo.stages import model_runs
+from magrpo.stages.optimizers import learning_rate
+from magrpo.stages.update import Updater
+from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge, is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS
@@ -109,7 +110,7 @@ def test_an_importance_weight_of_one_epoch_takes_no_forward_pass_of_its_own(
     base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     updater = make(base, dump, algo={"importance_cap": 1.5})
-    monkeypatch.setattr(updater, "_compute_logps", lambda *_: pytest.fail("a pass of its own"))
+    monkeypatch.setattr(updater._models, "compute_logps", lambda *_: pytest.fail("a pass of its own"))
     updater.update({"main": make_samples()})
 
 
@@ -126,13 +127,13 @@ def test_the_update_forms_the_advantages_that_credit_stored(
     updater = make(base, dump, algo=options)
     expected = updater.gradient("main", [replace(sample, returns=0.0) for sample in samples])
     estimators: list[int] = []
-    group_loss = update.group_policy_loss
+    group_loss = model_runs.group_policy_loss
 
     def spy(hidden: Tensor, weight: Tensor, inputs: TokenInputs, options: LossOptions, **rest: Any) -> Any:
         estimators.extend([] if inputs.groups is None else inputs.groups.estimators.tolist())
         return group_loss(hidden, weight, inputs, options, **rest)
 
-    monkeypatch.setattr(update, "group_policy_loss", spy)
+    monkeypatch.setattr(model_runs, "group_policy_loss", spy)
     assert_equal(updater.gradient("main", samples), expected)
     assert set(estimators) == {ESTIMATORS.index(algo.estimator)}, "none is given"
 

@@ -12,16 +12,19 @@ from typing import Any
 
 import psutil
 import pytest
+from torch import Tensor
 
 from magrpo.config import RunConfig, load_config
 from magrpo.fleets.local import LocalFleet
+from magrpo.interfaces import Progress
 from magrpo.layout import samples_file
 from magrpo.place import Place
 from magrpo.policy import Policy
-from magrpo.stages.work import NonFiniteLoss
+from magrpo.stages.update import Updater
+from magrpo.stages.work import MicroBatchTooLarge, NonFiniteLoss, SamplingGapTooLarge
 from magrpo.store import write_records
 from magrpo.types import Sample
-from magrpo.updates import UpdatesDied
+from magrpo.updates import UpdatesDied, ranks
 from magrpo.updates.inline import InlineUpdates
 from magrpo.updates.ranks import RanksUpdates
 from tests.stages.updating import make_samples
@@ -54,12 +57,13 @@ def write_samples(folder: Path, *samples: list[Sample]) -> None:
         write_records(folder / samples_file(agent), of_agent)
 
 
-def make_config(folder: Path, lanes: int) -> RunConfig:
+def make_config(folder: Path, lanes: int, weights: str = "lora", dtype: str = "float32") -> RunConfig:
     """Two agents with a KL term and two epochs, so that every exchange of the ranks happens."""
-    agents = [f"agents.{i}.model={folder / 'base'}" for i in range(2)]
+    agents = [f"agents.{i}.{key}" for i in range(2) for key in (f"model={folder / 'base'}", f"weights={weights}")]
     algo = ["algo.beta=0.1", "algo.update_epochs=2"]
     sizes = ["lora.rank=4", "rollout.max_new_tokens=16", "optim.micro_batch_tokens=40", "optim.lr=1e-3"]
-    return load_config(EMBEDDED, [*agents, *algo, *sizes, f"optim.lanes={lanes}", "model.device=cpu"])
+    model = ["model.device=cpu", f"model.dtype={dtype}"]
+    return load_config(EMBEDDED, [*agents, *algo, *sizes, *model, f"optim.lanes={lanes}"])
 
 
 def make_place(num_ranks: int, **update: Any) -> Place:
@@ -148,20 +152,141 @@ def test_one_two_and_four_ranks_write_the_same_files(folder: Path, fleet: LocalF
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_spread_over_two_ranks_gives_the_files_of_one_process(
+    folder: Path, fleet: LocalFleet, tmp_path: Path, dtype: str
+) -> None:
+    """Even to the bit: gathered layers are the base's own, and gradients of adapters are added as ever."""
+    config = make_config(folder, lanes=1, dtype=dtype)
+    expected = update_inline(config, folder, tmp_path / "one")
+    updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
+    assert run_updates(updates, folder, tmp_path) == expected
+    assert digest_checkpoint(tmp_path / f"{NUM_UPDATES}") == digest_checkpoint(tmp_path / "one" / f"{NUM_UPDATES}")
+
+
+def read_checkpoint(config: RunConfig, folder: Path) -> dict[str, Tensor]:
+    """All weights and optimizer states of a checkpoint, by name, as a process of its own reads them."""
+    updater = Updater.of(Policy.open(config.agents, config.model, config.lora, 0), config, folder)
+    updater.load(folder)
+    found = {}
+    for agent, optimizer in updater._optimizers.items():
+        for name, parameter in updater.policy.parameters(agent).items():
+            found[f"{agent} {name}"] = parameter.detach()
+            found |= {f"{agent} {name} {key}": value for key, value in optimizer.state[parameter].items()}
+    return found
+
+
+def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+    assert ours.keys() == theirs.keys()
+    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= tolerance
+
+
+@pytest.mark.slow
+def test_full_weights_spread_over_ranks_are_those_of_one_process(
+    folder: Path, fleet: LocalFleet, tmp_path: Path
+) -> None:
+    """What two ranks save, one process and four ranks load; what one process saves, two ranks load."""
+    config = make_config(folder, lanes=4, weights="full")
+    expected = update_inline(config, folder, tmp_path / "one")
+    two, four = (tmp_path / "2", tmp_path / "4")
+    updates = open_ranks(config, make_place(2, shard="base"), fleet, two)
+    metrics = run_updates(updates, folder, two)
+    assert metrics == pytest.approx(expected, abs=1e-5)
+    saved = {number: read_checkpoint(config, two / f"{number}") for number in (3, 4)}
+    assert_near(saved[4], read_checkpoint(config, tmp_path / "one" / "4"), 1e-6)
+    copy_checkpoint(updates, tmp_path / "one" / "4", two / "copy")
+    assert_near(read_checkpoint(config, two / "copy"), read_checkpoint(config, tmp_path / "one" / "4"), 0.0)
+    updates.close()
+    updates = open_ranks(config, make_place(4, shard="base"), fleet, four)
+    copy_checkpoint(updates, two / "3", four / "copy")
+    assert_near(read_checkpoint(config, four / "copy"), saved[3], 0.0)
+    updates.update(folder / "samples-4", two / "3", four / "4")
+    assert_near(read_checkpoint(config, four / "4"), saved[4], 1e-6)
+    updates.close()
+    assert not find_ranks()
+
+
+def copy_checkpoint(updates: RanksUpdates, source: Path, target: Path) -> None:
+    """Have the ranks load a checkpoint and save it again."""
+    updates._ask({"samples": None, "checkpoint": str(source), "out": str(target)}, None)
+
+
+@pytest.mark.slow
+def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
+    folder: Path, fleet: LocalFleet, tmp_path: Path
+) -> None:
+    config = make_config(folder, lanes=2, weights="full", dtype="bfloat16")
+    update_inline(config, folder, tmp_path / "one")
+    updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
+    run_updates(updates, folder, tmp_path, range(1, 3))
+    of_ranks, alone = (read_checkpoint(config, path) for path in (tmp_path / "2", tmp_path / "one" / "2"))
+    weights = {name for name in alone if "exp_avg" not in name}
+    assert_near({name: of_ranks[name] for name in weights}, {name: alone[name] for name in weights}, 1e-4)
+
+
+@pytest.mark.slow
+def test_samples_of_other_weights_end_the_run_instead_of_a_retry(
+    folder: Path, fleet: LocalFleet, tmp_path: Path
+) -> None:
+    config = make_config(folder, lanes=1)
+    limited = config.algo.model_copy(update={"max_sampling_gap": 0.01})
+    updates = open_ranks(config.model_copy(update={"algo": limited}), make_place(2), fleet, tmp_path)
+    with pytest.raises(SamplingGapTooLarge, match=r"above algo.max_sampling_gap = 0.01"):
+        run_updates(updates, folder, tmp_path)
+    assert not find_ranks()
+
+
+@pytest.mark.slow
+def test_a_rank_that_fails_is_named_with_its_own_words(folder: Path, fleet: LocalFleet, tmp_path: Path) -> None:
+    updates = open_ranks(make_config(folder, lanes=1), make_place(2), fleet, tmp_path)
+    run_updates(updates, folder, tmp_path, range(1, 2))
+    with pytest.raises(UpdatesDied, match=r"update rank [01] failed: FileNotFoundError: .*nowhere"):
+        updates.update(tmp_path / "nowhere", tmp_path / "1", tmp_path / "2")
+    assert not find_ranks()
+
+
+def test_ranks_without_memory_begin_anew_with_smaller_micro_batches(
+    folder: Path, fleet: LocalFleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried, reported = list[int](), list[int]()
+
+    class Group:
+        def __init__(self, config: RunConfig, *_: object) -> None:
+            self.tokens = config.optim.micro_batch_tokens
+
+        def do_job(self, job: dict[str, str | None], progress: Progress) -> dict[str, float]:
+            assert job["checkpoint"] == str(tmp_path / "0")
+            tried.append(self.tokens)
+            progress(3)
+            if self.tokens > 10:
+                raise MicroBatchTooLarge(str(self.tokens // 2))
+            return {"done": 1.0}
+
+        def stop(self) -> None: ...
+
+    monkeypatch.setattr(ranks, "_Group", Group)
+    updates = open_ranks(make_config(folder, lanes=1), make_place(2, shard="base"), fleet, tmp_path)
+    assert updates.update(folder / "samples-1", tmp_path / "0", tmp_path / "1", reported.append) == {"done": 1.0}
+    assert tried == [40, 20, 10]
+    assert reported == [3]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("number", "words"),
+    ("number", "shard", "words"),
     [
-        (signal.SIGKILL, "update rank 1 was killed by SIGKILL, at: agent 'main', .*"),
-        (signal.SIGSTOP, "update rank 1 made no progress for 5 s, at: agent 'main', .*"),
+        (signal.SIGKILL, "none", "update rank 1 was killed by SIGKILL, at: agent 'main', .*"),
+        (signal.SIGKILL, "base", "update rank 1 was killed by SIGKILL, at: .*"),
+        (signal.SIGSTOP, "none", "update rank 1 made no progress for 5 s, at: agent 'main', .*"),
     ],
 )
 def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
-    folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, words: str
+    folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, shard: str, words: str
 ) -> None:
     """The update is then taken again by new ranks, with the same result."""
     config, sent = make_config(folder, lanes=1), list[int]()
     update_inline(config, folder, tmp_path / "one")
-    updates = open_ranks(config, make_place(2, deadline_s=600), fleet, tmp_path)
+    updates = open_ranks(config, make_place(2, deadline_s=600, shard=shard), fleet, tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 2))
 
     def strike(_: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from magrpo.config import load_config
 from magrpo.place import Place
 from magrpo.planning.throughput import Machines, Workload, load_rates, rollout_s, update_s
-from pipelines.benchmarks.scale import fit_rates, format_rates, measure_run
+from pipelines.benchmarks.scale import Measured, describe_ratio, fit_rates, format_rates, measure_run
 from tests.pipelines.micro import run_locally, write_config
 
 
@@ -28,7 +29,10 @@ def test_measured_constants_make_the_model_agree(tmp_path: Path) -> None:
         if stage == "rollout.0"
     )
     assert measured.cpu_s == pytest.approx(3.0 / every)
-    assert measured.period_s > 0
+    assert measured.periods_s == pytest.approx((measured.period_s,))
+    both = Measured.merge([measured, replace(measured, cpu_s=0.0)])
+    assert both.cpu_s == pytest.approx(measured.cpu_s / 2)
+    assert both.periods_s == measured.periods_s * 2
 
     rates = fit_rates(config, Place(), measured, load_rates(tmp_path))
     load = Workload.of(config)
@@ -39,3 +43,9 @@ def test_measured_constants_make_the_model_agree(tmp_path: Path) -> None:
     (tmp_path / "rates.toml").write_text(format_rates(rates))
     assert tomllib.loads(format_rates(rates))["source"] == rates.source
     assert load_rates(tmp_path) == rates
+
+
+def test_iterations_are_compared_in_pairs() -> None:
+    alone = Measured({}, 2.0, 1.0, 1.0, 0.0, (1.0, 2.0, 3.0))
+    shown = describe_ratio(replace(alone, period_s=2.2, periods_s=(1.1, 2.2, 3.3)), alone)
+    assert "2.200 s at the place, 2.000 s in one process; ratio 1.10 (95 % interval 1.10 to 1.10, 3 pairs" in shown

@@ -1,0 +1,73 @@
+"""Runs of agents' models on micro-batches, whose hidden states or logits a loss starts from."""
+
+import logging
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
+from typing import TypeVar
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from magrpo.algo.loss import LossOf
+from magrpo.collate import Batch
+from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
+from magrpo.policy import Policy
+from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+
+ModelContext = AbstractContextManager[PreTrainedModel]
+"""A policy's ``active`` or ``reference`` of an agent."""
+ResultT = TypeVar("ResultT")
+log = logging.getLogger(__name__)
+
+
+class ModelRuns:
+    """Runs the models of a policy as they allow: from their hidden states, with completions that share a row."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._has_linear_head: dict[str, bool] = {}
+        self.shares_prompts: dict[str, bool] = {}
+        """Whether completions of one prompt may share a row, by agent that :meth:`probe_model` was called for."""
+
+    def probe_model(self, agent: str) -> None:
+        """Find out what the model of an agent allows; before the first run."""
+        with self._policy.active(agent) as model:
+            self._has_linear_head[agent] = self._policy.run(model, has_linear_head)
+            self.shares_prompts[agent] = self._policy.run(model, can_share_prompts)
+        rows = "share a row" if self.shares_prompts[agent] else "have a row each"
+        log.info("agent %s: completions of one prompt %s in the update", agent, rows)
+
+    def run_model(
+        self, agent: str, context: ModelContext, batch: Batch, finish: Callable[[LossOf], ResultT]
+    ) -> ResultT:
+        """Run a model, then ``finish``, which is given the loss as a function of the tokens' inputs.
+
+        If the head is a linear layer, it starts from hidden states (N, D) in the dtype of matrix products.
+        """
+
+        def compute(model: PreTrainedModel) -> ResultT:
+            if self._has_linear_head[agent]:
+                weight, bias = head_weights(model)
+                dtype = self._policy.dtype
+                hidden = hidden_states(model, batch).to(dtype)
+                bias = None if bias is None else bias.to(dtype)
+                loss_of: LossOf = partial(group_policy_loss, hidden, weight.to(dtype), bias=bias)
+            else:
+                loss_of = partial(policy_loss_from_logits, token_logits(model, batch))
+            with torch.autocast(self._policy.device.type, enabled=False):
+                return finish(loss_of)
+
+        with context as model:
+            return self._policy.run(model, compute)
+
+    @torch.no_grad()
+    def compute_logps(
+        self, agent: str, context: ModelContext, batch: Batch, options: LossOptions
+    ) -> Float[Tensor, " N"]:
+        """The log-probabilities of the sampled tokens."""
+        tokens = batch.tokens
+        inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
+        return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)

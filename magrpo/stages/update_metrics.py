@@ -1,0 +1,41 @@
+"""Metrics of an update: the sums over tokens that micro-batches add to, and an agent's means of them."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+from magrpo.config import AlgoConfig
+from magrpo.types import Sample
+
+_IMPORTANCE_SUMS = {
+    "importance": "importance_mean",
+    "importance_capped": "importance_capped_frac",
+    "importance_squared": "importance_square",
+}
+"""Sums over tokens of the loss, and the names of their means."""
+MEANS_OF_AGENTS = {"sampling_gap", "importance_mean", "importance_capped_frac", "importance_ess_frac"}
+"""Metrics that are also told as the mean over agents."""
+
+
+def list_sums(algo: AlgoConfig, lag: int) -> list[str]:
+    """Names of the sums that a micro-batch contributes to."""
+    clipped, kl = ["clipped"] * (algo.update_epochs > 1), ["kl"] * (algo.beta > 0)
+    return ["loss", "tokens", "sampling_gap", *clipped, *kl, *(_IMPORTANCE_SUMS if lag else ())]
+
+
+def summarize_agent(totals: Mapping[str, float], samples: Sequence[Sample]) -> dict[str, float]:
+    """Means over trained tokens. ``entropy`` is estimated from the sampled tokens: minus their mean log-probability."""
+    tokens = totals.get("tokens", 0.0)
+    num_sampled = sum(len(sample.completion_ids) for sample in samples)
+    metrics = {
+        "loss": totals.get("loss", 0.0),
+        "grad_norm": totals.get("grad_norm", 0.0),
+        "tokens": tokens,
+        "sampling_gap": totals["sampling_gap"] / tokens if tokens else 0.0,
+        "entropy": -math.fsum(logp for sample in samples for logp in sample.sampling_logps) / max(num_sampled, 1),
+    }
+    for total, mean in (("clipped", "clip_frac"), ("kl", "kl"), *_IMPORTANCE_SUMS.items()):
+        if total in totals:
+            metrics[mean] = totals[total] / max(tokens, 1.0)
+    if square := metrics.pop("importance_square", 0.0):
+        metrics["importance_ess_frac"] = metrics["importance_mean"] ** 2 / square
+    return metrics
