@@ -10,6 +10,7 @@ import aiohttp
 import msgspec
 
 from magrpo.engines import Completion
+from magrpo.engines.compact_answers import CompactAnswer
 from magrpo.engines.probes import Probe
 from magrpo.types import Request
 
@@ -19,8 +20,11 @@ _KEEP_ALIVE_S = 4.0
 GENERATE = "/inference/v1/generate"
 _ROUTES = "/inference/magrpo"
 """Where the paths of ``magrpo.engines.vllm_routes`` lie."""
-NO_NUMBER = -9999.0
+COMPACT = f"{_ROUTES}/generate"
+"""Answers with a :class:`CompactAnswer`."""
+_NO_NUMBER = -9999.0
 """What vLLM sends in place of a log-probability that is not finite."""
+_DECODE_COMPACT = msgspec.msgpack.Decoder(CompactAnswer).decode
 AnswerT = TypeVar("AnswerT")
 
 
@@ -71,7 +75,6 @@ class _Choice(msgspec.Struct, gc=False):
     token_ids: list[int]
     finish_reason: str
     logprobs: _Logprobs | None = None
-    sampling_mask: list[list[int]] | None = None
     weight_versions: list[_Span] | None = None
 
 
@@ -103,6 +106,8 @@ class ServerClient:
 
     def __init__(self, session: aiohttp.ClientSession, url: str, key: str | None, deadline_s: float) -> None:
         self.url = url
+        self.is_extended = False
+        """Whether it has the paths of ``magrpo.engines.vllm_routes``."""
         self._session, self._deadline_s = session, deadline_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
 
@@ -114,28 +119,29 @@ class ServerClient:
         Args:
             version: The name of the base's weights; None: they never change.
         """
-        sampling = request.sampling
-        path = f"{_ROUTES}/generate" if sampling.records_support else GENERATE
-        answer = await self._ask(path, make_body(model, request, stop_token_ids), version)
-        choice = answer.choices[0]
-        tokens = choice.logprobs.content if choice.logprobs else []
-        if choice.finish_reason not in ("stop", "length") or not choice.token_ids:
-            raise ServerFailed(f"{self.url} broke a completion off ({choice.finish_reason})")
-        if [token.token_id for token in tokens] != choice.token_ids:
+        body = make_body(model, request, stop_token_ids)
+        recorded = request.sampling.records_support
+        if self.is_extended:
+            path = f"{COMPACT}?support=true" if recorded else COMPACT
+            finish_reason, completion = self._unpack(await self._post(path, body, self._deadline_s), model, version)
+        else:
+            finish_reason, completion = _read_choice((await self._ask(body, version)).choices[0])
+        token_ids, logps, support = completion
+        if finish_reason not in ("stop", "length") or not token_ids:
+            raise ServerFailed(f"{self.url} broke a completion off ({finish_reason})")
+        if len(logps) != len(token_ids):
             raise ServerFailed(f"{self.url} sent no log-probabilities for its tokens")
-        support = choice.sampling_mask or []
-        if sampling.records_support and len(support) != len(tokens):
+        if recorded and len(support) != len(token_ids):
             raise ServerFailed(f"{self.url} sent no support for its tokens")
-        logps = [token.logprob for token in tokens]
-        if not min(logps) > NO_NUMBER:
+        if not min(logps) > _NO_NUMBER:
             logps = [_read_logp(logp) for logp in logps]
-        return Completion(choice.token_ids, logps, support)
+        return Completion(token_ids, logps, support)
 
     async def score(self, model: str, probe: Probe, version: str | None = None) -> list[float]:
         """Log-probabilities of the tokens of ``probe`` at temperature 1 by ``model``; see :meth:`generate`."""
         sampling = {"temperature": 0.0, "max_tokens": 1, "prompt_logprobs": 0, "detokenize": False}
         body = {"model": model, "token_ids": [*probe.prompt_ids, *probe.token_ids], "sampling_params": sampling}
-        answer = await self._ask(GENERATE, body, version)
+        answer = await self._ask(body, version)
         scored = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
         if len(scored) != len(probe.token_ids):
             raise ServerFailed(f"{self.url} sent no log-probabilities of a prompt")
@@ -170,13 +176,14 @@ class ServerClient:
         except WeightsMissing as error:
             raise ServerFailed(str(error)) from None
 
-    async def watch_truncation(self) -> bool:
-        """Get log-probabilities from before truncation from now on; False if the server was not started for it."""
+    async def find_extension(self) -> None:
+        """Learn whether the server has magrpo's paths; get log-probabilities from before truncation, if so."""
         try:
             await self._post(f"{_ROUTES}/watch", {}, self._deadline_s)
         except WeightsMissing:
-            return False
-        return True
+            self.is_extended = False
+        else:
+            self.is_extended = True
 
     async def list_models(self) -> list[Model]:
         """The bases and adapters that the server has."""
@@ -194,16 +201,29 @@ class ServerClient:
         """Undo :meth:`sleep`."""
         await self._post("/wake_up", {}, self._deadline_s)
 
-    async def _ask(self, path: str, body: Mapping[str, object], version: str | None) -> _Answer:
-        answer, model = self._decode(await self._post(path, body, self._deadline_s), _Answer), body["model"]
-        if answer.model != model:
-            raise ServerFailed(f"{self.url} was asked for {model} and answered from {answer.model}")
+    async def _ask(self, body: Mapping[str, object], version: str | None) -> _Answer:
+        answer = self._decode(await self._post(GENERATE, body, self._deadline_s), _Answer)
         if len(answer.choices) != 1:
             raise ServerFailed(f"{self.url} sent {len(answer.choices)} completions for one request")
         versions = [span.version for span in answer.choices[0].weight_versions or ()]
-        if version is not None and versions != [version]:
-            raise WeightsMissing(f"{self.url} was asked for {version} and answered from {', '.join(versions)}")
+        self._check_source(body["model"], version, answer.model, versions)
         return answer
+
+    def _unpack(self, data: bytes, model: str, version: str | None) -> tuple[str, Completion]:
+        """The finish reason and the completion of a compact answer."""
+        try:
+            answer = _DECODE_COMPACT(data)
+            completion = answer.unpack()
+        except (msgspec.DecodeError, ValueError) as error:
+            raise ServerFailed(f"{self.url} sent an answer that cannot be read ({error})") from None
+        self._check_source(model, version, answer.model, answer.versions)
+        return answer.finish_reason, completion
+
+    def _check_source(self, model: object, version: str | None, its_model: str, its_versions: list[str]) -> None:
+        if its_model != model:
+            raise ServerFailed(f"{self.url} was asked for {model} and answered from {its_model}")
+        if version is not None and its_versions != [version]:
+            raise WeightsMissing(f"{self.url} was asked for {version} and answered from {', '.join(its_versions)}")
 
     async def _post(self, path: str, body: Mapping[str, object], deadline_s: float) -> bytes:
         data = msgspec.json.encode(body)
@@ -266,8 +286,16 @@ def make_body(model: str, request: Request, stop_token_ids: Sequence[int]) -> di
     return {"model": model, "token_ids": list(request.prompt_ids), "sampling_params": params}
 
 
+def _read_choice(choice: _Choice) -> tuple[str, Completion]:
+    tokens = choice.logprobs.content if choice.logprobs else []
+    logps = [token.logprob for token in tokens]
+    if [token.token_id for token in tokens] != choice.token_ids:
+        logps = []
+    return choice.finish_reason, Completion(choice.token_ids, logps)
+
+
 def _read_logp(value: float) -> float:
-    return value if value > NO_NUMBER else float("nan")
+    return value if value > _NO_NUMBER else float("nan")
 
 
 def _read_error(text: bytes) -> str:

@@ -65,8 +65,6 @@ class PooledServer:
     reason: str = ""
     """Why it last left the pool."""
     _client: ServerClient = field(init=False)
-    is_extended: bool = False
-    """Whether it gives log-probabilities from before truncation, and loads full copies."""
     _model: str = ""
     """The name of its base."""
     _loaded: dict[str, int] = field(default_factory=dict)
@@ -80,6 +78,11 @@ class PooledServer:
 
     def __str__(self) -> str:
         return f"the vLLM server {self.url}" if self.url else "a vLLM server"
+
+    @property
+    def is_extended(self) -> bool:
+        """Whether it gives log-probabilities from before truncation, and loads full copies."""
+        return self._client.is_extended
 
     def _connect(self) -> None:
         if self.running is not None:
@@ -110,7 +113,7 @@ class PooledServer:
         if not fitting:
             wanted = ", ".join(sorted({group.base for group in self.terms.windows}))
             raise WrongServer(f"serves {', '.join(model.id for model in bases) or 'no model'}, and none of {wanted}")
-        self.is_extended = await self._client.watch_truncation()
+        await self._client.find_extension()
         if self.group not in fitting:
             self.group = self._choose_group(fitting)
             self.terms.foreign[self.group] += 1

@@ -1,4 +1,4 @@
-"""Paths that a vLLM 0.32 server has besides its own: completions with their support, loading of full weights.
+"""Paths that a vLLM 0.32 server has besides its own: compact completions, with support, and loading of full weights.
 
 vLLM adds :class:`MagrpoRoutes` to its server with ``--middleware``. The paths lie below ``/inference``, all of which
 vLLM answers only to those who have its key. They call :class:`magrpo.engines.vllm_worker.WorkerExtension`.
@@ -7,17 +7,20 @@ vLLM answers only to those who have its key. They call :class:`magrpo.engines.vl
 from __future__ import annotations
 
 import asyncio
-from math import isfinite
+from typing import Any
 from uuid import uuid4
 
 import msgspec
 from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
-from vllm.entrypoints.scale_out.token_in_token_out.api_router import generate
 from vllm.entrypoints.scale_out.token_in_token_out.protocol import GenerateRequest
+from vllm.entrypoints.serve.engine.protocol import ErrorResponse
+from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
-from magrpo.engines.http import NO_NUMBER
-from magrpo.engines.vllm_worker import SUPPORT, expand_support
+from magrpo.engines import Completion
+from magrpo.engines.compact_answers import CompactAnswer
+from magrpo.engines.vllm_worker import SUPPORT, Truncated, expand_support
 
 PREFIX = "/inference/magrpo"
 _WEIGHTS = asyncio.Lock()
@@ -36,7 +39,7 @@ class MagrpoRoutes:
             self._is_complete = True
             app: FastAPI = scope["app"]
             app.add_api_route(f"{PREFIX}/watch", _watch_truncation, methods=["POST"])
-            app.add_api_route(f"{PREFIX}/generate", _generate_with_support, methods=["POST"], response_model=None)
+            app.add_api_route(f"{PREFIX}/generate", _generate, methods=["POST"])
             app.add_api_route(f"{PREFIX}/load", _load_weights, methods=["POST"])
         await self._app(scope, receive, send)
 
@@ -47,28 +50,38 @@ async def _watch_truncation(raw_request: Request) -> Response:
     return Response()
 
 
-async def _generate_with_support(request: GenerateRequest, raw_request: Request) -> Response | None:
-    """vLLM's ``/inference/v1/generate`` with ``sampling_mask``, over which log-probabilities are taken."""
+@with_cancellation  # type: ignore[untyped-decorator]
+async def _complete(request: GenerateRequest, raw_request: Request) -> Any:
+    """The answer as vLLM has it before it writes JSON; None if nobody waits for it any more."""
+    return await raw_request.app.state.serving_tokens.serve_tokens(request, raw_request)
+
+
+async def _generate(request: GenerateRequest, raw_request: Request, support: bool = False) -> Response:
+    """vLLM's ``/inference/v1/generate`` with a CompactAnswer, which has the support of tokens if that is asked for."""
     engine, name = raw_request.app.state.engine_client, uuid4().hex
-    request.sampling_params.extra_args = {SUPPORT: name}
+    truncated: list[Truncated | None] = []
+    if support:
+        request.sampling_params.extra_args = {SUPPORT: name}
     tickets: list[int] = []
-    body = {}
     try:
-        answer: Response | None = await generate(request, raw_request)
-        if answer is not None and answer.status_code == 200:
-            body = msgspec.json.decode(answer.body)
-            tokens = body["choices"][0]["logprobs"]["content"]
-            tickets = [token["rank"] or 0 for token in tokens]
+        answer = await _complete(request, raw_request)
+        if isinstance(answer, ErrorResponse):
+            return JSONResponse(answer.model_dump(), answer.error.code)
+        if answer is None:
+            return Response(status_code=499)
+        choice = answer.choices[0]
+        tokens = choice.logprobs.content
+        tickets = [token.rank or 0 for token in tokens]
     finally:  # also of a request that was given up: its records must go
-        truncated, *_ = await engine.collective_rpc("take_truncated", args=(name, tickets))
-    if not tickets:
-        return answer
-    logps = [token["logprob"] for token in tokens]
-    logps, support = expand_support(logps, truncated, engine.model_config.get_vocab_size())
-    for token, logp in zip(tokens, logps, strict=True):
-        token["logprob"] = logp if isfinite(logp) else NO_NUMBER
-    body["choices"][0]["sampling_mask"] = support
-    return Response(msgspec.json.encode(body), media_type="application/json")
+        if support:
+            truncated, *_ = await engine.collective_rpc("take_truncated", args=(name, tickets))
+    logps, ids = [token.logprob for token in tokens], list[list[int]]()
+    if support:
+        logps, ids = expand_support(logps, truncated, engine.model_config.get_vocab_size())
+    versions = [span.version for span in choice.weight_versions or ()]
+    completion = Completion(choice.token_ids, logps, ids)
+    compact = CompactAnswer.pack(answer.model, versions, choice.finish_reason, completion)
+    return Response(msgspec.msgpack.encode(compact), media_type="application/msgpack")
 
 
 async def _load_weights(raw_request: Request) -> Response:

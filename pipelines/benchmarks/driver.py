@@ -18,13 +18,13 @@ from time import process_time
 from typing import Literal, Self
 from unittest.mock import patch
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from magrpo import layout, store
 from magrpo.config import RunConfig, load_config
-from magrpo.engines import pool
+from magrpo.engines import Completion, pool
+from magrpo.engines.compact_answers import CompactAnswer
 from magrpo.engines.host import EngineHost
 from magrpo.interfaces import Progress, Served
 from magrpo.layout import Step
@@ -213,7 +213,7 @@ class AnsweringEngine:
     def close(self) -> None:
         self._pool.close()
 
-    def _write_answer(self, request: Request) -> bytes:
+    def _write_answer(self, request: Request) -> CompactAnswer:
         """A program for the prompt, distinct for each seed, that ends with empty lines."""
         tokenizer, rng = self._lineup.tokenizer(request.agent), random.Random(request.seed)
         prompt = str(tokenizer.decode(list(request.prompt_ids), skip_special_tokens=True))
@@ -229,13 +229,8 @@ class AnsweringEngine:
             token_ids += line
         token_ids += end
         token_ids += newline * (room - len(token_ids))
-        given = []
-        for token_id in token_ids:
-            logp = -rng.expovariate(2) if rng.random() < 0.6 else -1e-5
-            sampled = {"token_id": token_id, "logprob": logp, "rank": 1}
-            given.append({**sampled, "top_logprobs": [sampled]})
-        choice = {"index": 0, "finish_reason": "length", "token_ids": token_ids, "logprobs": {"content": given}}
-        return msgspec.json.encode({"choices": [choice]})[1:]
+        logps = [-rng.expovariate(2) if rng.random() < 0.6 else -1e-5 for _ in token_ids]
+        return CompactAnswer.pack("", [], "length", Completion(token_ids, logps))
 
     def _encode(self, agent: str, line: str) -> list[int]:
         token_ids: list[int] = self._lineup.tokenizer(agent).encode(f"{line}\n", add_special_tokens=False)

@@ -18,7 +18,7 @@ from rich.console import Console
 from magrpo.algo.stats import seed_interval
 from magrpo.config import load_config
 from magrpo.engines.host import EngineHost
-from magrpo.engines.http import GENERATE, make_body, open_session
+from magrpo.engines.http import COMPACT, make_body, open_session
 from magrpo.engines.pool import PooledWeights, PoolEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_place import make_jobs
@@ -106,7 +106,7 @@ async def post_batch(server: str, key: str, bodies: Sequence[bytes]) -> None:
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
 
     async def post(session: aiohttp.ClientSession, body: bytes) -> None:
-        async with session.post(server + GENERATE, data=body, headers=headers, raise_for_status=True) as answer:
+        async with session.post(server + COMPACT, data=body, headers=headers, raise_for_status=True) as answer:
             await answer.read()
 
     async with open_session() as session:

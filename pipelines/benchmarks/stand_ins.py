@@ -9,12 +9,19 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
+from magrpo.engines.compact_answers import CompactAnswer
+from magrpo.engines.http import COMPACT, GENERATE
 from magrpo.engines.probes import read_probe
 from magrpo.fleets.process import Child, share_paths
 
 _WINDOW = 2**20
-Answers = dict[int, bytes]
-"""What follows the name of the model in an answer, by seed of the request."""
+Answers = dict[int, CompactAnswer]
+"""Compact answers but for the name of the model, by seed of the request."""
+
+
+class _Asked(msgspec.Struct):
+    model: str
+    sampling_params: dict[str, Any]
 
 
 class StandIns:
@@ -58,23 +65,23 @@ class _Server:
     async def unload_adapter(self, request: web.Request) -> web.Response:
         return web.Response()
 
-    async def generate(self, request: web.Request) -> web.Response:
-        given = msgspec.json.decode(await request.read())
-        name, sampling = msgspec.json.encode(given["model"]), given["sampling_params"]
-        rest = self._answer_probe(given) if "prompt_logprobs" in sampling else self.answers[sampling["seed"]]
-        return web.Response(
-            body=b'{"request_id":"bench","model":' + name + b"," + rest, content_type="application/json"
-        )
+    async def watch_truncation(self, _: web.Request) -> web.Response:
+        return web.Response()
 
-    def _answer_probe(self, given: dict[str, Any]) -> bytes:
+    async def generate(self, request: web.Request) -> web.Response:
+        given = msgspec.json.decode(await request.read(), type=_Asked)
+        answer = msgspec.structs.replace(self.answers[given.sampling_params["seed"]], model=given.model)
+        return web.Response(body=msgspec.msgpack.encode(answer), content_type="application/msgpack")
+
+    async def answer_probe(self, request: web.Request) -> web.Response:
         """The log-probabilities that the trainer wrote beside the weights."""
+        given = await request.json()
         probe = read_probe(Path(self._adapters[given["model"]]))
         assert probe is not None
         scored = [{str(token): {"logprob": logp}} for token, logp in zip(probe.token_ids, probe.logps, strict=True)]
         choice = {"token_ids": [0], "finish_reason": "length"}
-        return msgspec.json.encode(
-            {"choices": [choice], "prompt_logprobs": [*[None] * len(probe.prompt_ids), *scored]}
-        )[1:]
+        scores = [*[None] * len(probe.prompt_ids), *scored]
+        return web.json_response({"model": given["model"], "choices": [choice], "prompt_logprobs": scores})
 
 
 async def serve_answers(count: int, channel: Connection) -> None:
@@ -84,7 +91,9 @@ async def serve_answers(count: int, channel: Connection) -> None:
     app.router.add_get("/health", server.check_health)
     app.router.add_post("/v1/load_lora_adapter", server.load_adapter)
     app.router.add_post("/v1/unload_lora_adapter", server.unload_adapter)
-    app.router.add_post("/inference/v1/generate", server.generate)
+    app.router.add_post(GENERATE, server.answer_probe)
+    app.router.add_post("/inference/magrpo/watch", server.watch_truncation)
+    app.router.add_post(COMPACT, server.generate)
     runner = web.AppRunner(app)
     await runner.setup()
     for _ in range(count):

@@ -14,6 +14,10 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
+from magrpo.engines import Completion
+from magrpo.engines.compact_answers import CompactAnswer
 from magrpo.engines.probes import NUM_TOKENS, PROBES
 
 BASE = "base"
@@ -53,6 +57,15 @@ def write_weights(folder: Path, agent: str, content: str, *, full: bool = False)
     }
     probes.write_text(json.dumps(known))
     return target
+
+
+def pack_answer(answer: dict[str, Any]) -> bytes:
+    """The compact form of an answer with one completion."""
+    [choice] = answer["choices"]
+    logps = [token["logprob"] for token in choice["logprobs"]["content"]]
+    completion = Completion(choice["token_ids"], logps, choice.get("support", ()))
+    versions = [span["version"] for span in choice["weight_versions"]]
+    return msgspec.msgpack.encode(CompactAnswer.pack(answer["model"], versions, choice["finish_reason"], completion))
 
 
 class FakeServer:
@@ -165,7 +178,7 @@ class FakeServer:
                 self.max_in_flight = max(self.max_in_flight, self._in_flight)
             fault = self.on_generate(number)
         try:
-            status, answer = self._reply(body, fault, support=handler.path.startswith("/inference/magrpo/"))
+            status, answer = self._reply(body, fault, support=handler.path.endswith("?support=true"))
         finally:
             if not is_probe:
                 with self._lock:
@@ -173,7 +186,8 @@ class FakeServer:
         if status == 0:
             handler.close_connection = True
         else:
-            self._answer(handler, status, answer, half=fault == "half")
+            compact = status == 200 and handler.path.startswith("/inference/magrpo/")
+            self._answer(handler, status, pack_answer(answer) if compact else answer, half=fault == "half")
 
     def _reply(self, body: dict[str, Any], fault: str | int | None, *, support: bool) -> tuple[int, dict[str, Any]]:
         """Status and answer; status 0 closes the connection."""
@@ -206,7 +220,7 @@ class FakeServer:
         choice = {"token_ids": tokens, "finish_reason": "length", "logprobs": {"content": content}}
         choice["weight_versions"] = [{"version": version, "start": 0, "end": len(tokens)}]
         if support:
-            choice["sampling_mask"] = [[token, token + 1] for token in tokens]
+            choice["support"] = [[token, token + 1] for token in tokens]
             for token in content:
                 token["logprob"] /= 10
         answer["choices"] = [choice]
@@ -218,7 +232,7 @@ class FakeServer:
         return (Path(full) / "model.safetensors").read_text() if full else self.base
 
     def _answer(self, handler: BaseHTTPRequestHandler, status: int, body: object, *, half: bool = False) -> None:
-        data = b"" if body == "" else json.dumps(body).encode()
+        data = body if isinstance(body, bytes) else b"" if body == "" else json.dumps(body).encode()
         handler.send_response(status)
         handler.send_header("Content-Length", str(len(data)))
         handler.end_headers()
