@@ -25,8 +25,9 @@ WORKERS = {"rollout": "vllm.entrypoints", "score": "ray::Jails", "update": "magr
 
 
 def hold_stages(folder: Path, stages: Sequence[str]) -> None:
-    """Begin each of ``stages`` when the file ``go`` of its folder is there, and tell there of its first progress."""
+    """Begin each of ``stages`` when the file ``go`` of its folder is there, and tell there that it is at work."""
     import magrpo.sandboxes.ray  # in the driver only
+    import magrpo.updates.ranks
     from pipelines.progress.console import RunConsole
 
     magrpo.sandboxes.ray._CHUNK = (1, 1)  # else one node may get all programs
@@ -45,7 +46,16 @@ def hold_stages(folder: Path, stages: Sequence[str]) -> None:
 
         return tell
 
+    do_job = magrpo.updates.ranks._Group.do_job
+
+    def do_noticed(self: Any, *job: Any) -> dict[str, float]:
+        """A rank without work of its own makes no progress before the one that is stopped."""
+        for signs in folder.glob("*/update"):
+            (signs / "began").touch()
+        return do_job(self, *job)
+
     RunConsole.start_step = start_held  # type: ignore[method-assign,assignment]
+    magrpo.updates.ranks._Group.do_job = do_noticed  # type: ignore[method-assign]
 
 
 def wait_until(condition: Callable[[], object]) -> None:
