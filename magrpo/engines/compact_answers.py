@@ -11,6 +11,10 @@ import numpy as np
 
 from magrpo.engines import Completion
 
+ROUTES = "/inference/magrpo"
+"""Where the paths of ``magrpo.engines.vllm_routes`` lie."""
+COMPACT = f"{ROUTES}/generate"
+"""Answers with a :class:`CompactAnswer`."""
 _ID, _LOGP = "<i4", "<f8"
 
 

@@ -10,7 +10,7 @@ import aiohttp
 import msgspec
 
 from magrpo.engines import Completion
-from magrpo.engines.compact_answers import CompactAnswer
+from magrpo.engines.compact_answers import COMPACT, ROUTES, CompactAnswer
 from magrpo.engines.probes import Probe
 from magrpo.types import Request
 
@@ -18,10 +18,6 @@ _CONNECT_S = 10.0
 _KEEP_ALIVE_S = 4.0
 """A vLLM server closes a connection that is idle for 5 s."""
 GENERATE = "/inference/v1/generate"
-_ROUTES = "/inference/magrpo"
-"""Where the paths of ``magrpo.engines.vllm_routes`` lie."""
-COMPACT = f"{_ROUTES}/generate"
-"""Answers with a :class:`CompactAnswer`."""
 _NO_NUMBER = -9999.0
 """What vLLM sends in place of a log-probability that is not finite."""
 _DECODE_COMPACT = msgspec.msgpack.Decoder(CompactAnswer).decode
@@ -172,14 +168,14 @@ class ServerClient:
     async def load_full(self, name: str, folder: Path) -> None:
         """Replace the base by the full copy in ``folder``, a path on the server's machine; answers then name it."""
         try:
-            await self._post(f"{_ROUTES}/load", {"name": name, "folder": str(folder)}, self._deadline_s)
+            await self._post(f"{ROUTES}/load", {"name": name, "folder": str(folder)}, self._deadline_s)
         except WeightsMissing as error:
             raise ServerFailed(str(error)) from None
 
     async def find_extension(self) -> None:
         """Learn whether the server has magrpo's paths; get log-probabilities from before truncation, if so."""
         try:
-            await self._post(f"{_ROUTES}/watch", {}, self._deadline_s)
+            await self._post(f"{ROUTES}/watch", {}, self._deadline_s)
         except WeightsMissing:
             self.is_extended = False
         else:

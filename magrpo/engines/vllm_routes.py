@@ -19,10 +19,9 @@ from vllm.entrypoints.serve.engine.protocol import ErrorResponse
 from vllm.entrypoints.serve.utils.api_utils import with_cancellation
 
 from magrpo.engines import Completion
-from magrpo.engines.compact_answers import CompactAnswer
+from magrpo.engines.compact_answers import COMPACT, ROUTES, CompactAnswer
 from magrpo.engines.vllm_worker import SUPPORT, Truncated, expand_support
 
-PREFIX = "/inference/magrpo"
 _WEIGHTS = asyncio.Lock()
 """Held while weights are loaded."""
 
@@ -38,9 +37,9 @@ class MagrpoRoutes:
         if not self._is_complete:
             self._is_complete = True
             app: FastAPI = scope["app"]
-            app.add_api_route(f"{PREFIX}/watch", _watch_truncation, methods=["POST"])
-            app.add_api_route(f"{PREFIX}/generate", _generate, methods=["POST"])
-            app.add_api_route(f"{PREFIX}/load", _load_weights, methods=["POST"])
+            app.add_api_route(f"{ROUTES}/watch", _watch_truncation, methods=["POST"])
+            app.add_api_route(COMPACT, _generate, methods=["POST"])
+            app.add_api_route(f"{ROUTES}/load", _load_weights, methods=["POST"])
         await self._app(scope, receive, send)
 
 

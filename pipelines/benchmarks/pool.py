@@ -17,8 +17,9 @@ from rich.console import Console
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config import load_config
+from magrpo.engines.compact_answers import COMPACT
 from magrpo.engines.host import EngineHost
-from magrpo.engines.http import COMPACT, make_body, open_session
+from magrpo.engines.http import make_body, open_session
 from magrpo.engines.pool import PooledWeights, PoolEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_place import make_jobs

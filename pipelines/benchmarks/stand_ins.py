@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from magrpo.engines.compact_answers import CompactAnswer
-from magrpo.engines.http import COMPACT, GENERATE
+from magrpo.engines.compact_answers import COMPACT, ROUTES, CompactAnswer
+from magrpo.engines.http import GENERATE
 from magrpo.engines.probes import read_probe
 from magrpo.fleets.process import Child, share_paths
 
@@ -92,7 +92,7 @@ async def serve_answers(count: int, channel: Connection) -> None:
     app.router.add_post("/v1/load_lora_adapter", server.load_adapter)
     app.router.add_post("/v1/unload_lora_adapter", server.unload_adapter)
     app.router.add_post(GENERATE, server.answer_probe)
-    app.router.add_post("/inference/magrpo/watch", server.watch_truncation)
+    app.router.add_post(f"{ROUTES}/watch", server.watch_truncation)
     app.router.add_post(COMPACT, server.generate)
     runner = web.AppRunner(app)
     await runner.setup()
