@@ -27,6 +27,8 @@ _SETTINGS = {
     "DO_NOT_TRACK": "1",
     "VLLM_USE_V2_MODEL_RUNNER": "0",  # the runner whose sampler vllm_worker.WorkerExtension knows
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    # On processors vLLM otherwise puts its executor into a process of its own, and whoever waits of the two spins.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "TOKENIZERS_PARALLELISM": "false",
 }
 

@@ -104,6 +104,12 @@ def tokens(actions: list[Action]) -> list[tuple[int, ...]]:
     return [action.token_ids for action in actions]
 
 
+def test_a_server_has_no_process_that_spins_while_it_waits_for_another(world: World) -> None:
+    names = [process.name() for process in world.family(0)]
+    assert any("EngineCore" in name for name in names), names
+    assert not any("Worker" in name for name in names), names
+
+
 def test_two_servers_give_the_samples_of_one(world: World) -> None:
     engine = world.open(0, 1)
     served = engine.serve(1, world.folders[1])
