@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from magrpo.layout import LOGS, Step, find_evaluations, read_evaluation
 from magrpo.store import RunStore
@@ -21,6 +23,7 @@ from tests.fleets.drivers import Driver, lose_node
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.micro import write_config
 
+EMBEDDED = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 RANKS = "[update]\nranks = 2\n"
 SERVERS = "[engine]\nservers = 2\ngpus = 0\n"
 SMALL = ("train.num_iterations=2", "rollout.problems_per_iteration=4", "eval.max_problems=4", "eval.every=1")
@@ -109,6 +112,45 @@ def test_servers_and_ranks_give_the_run_of_one_process(folder: Path, alone: RunS
     assert processes_of(servers) == {"vllm-0", "update", "rank"}
     assert weights_of(servers) == weights_of(alone)
     assert rows_of(servers) == rows_of(alone)
+
+
+@pytest.mark.slow
+@pytest.mark.vllm
+@pytest.mark.timeout(1800)
+def test_full_weights_spread_over_ranks_give_the_run_of_one_process(folder: Path) -> None:
+    """With truncated sampling, whose support the servers send, and a server of its own for each agent's copy."""
+    config = folder / "full.toml"
+    config.write_text(re.sub("^model = .*base.*", r'\g<0>\nweights = "full"', EMBEDDED.read_text(), flags=re.MULTILINE))
+    arguments = [
+        *VLLM,
+        "rollout.top_k=20",
+        "rollout.keep_support=true",
+        "optim.lr=1e-5",
+        "optim.lanes=2",
+        f"root={folder}",
+    ]
+    place = folder / "spread.toml"
+    place.write_text(SERVERS.replace("2", "1") + RANKS + 'shard = "base"\n')
+    for name, flags in (("one", ()), ("spread", ("--place", str(place)))):
+        run_magrpo("train", str(config), *arguments, "--name", name, *flags)
+    one, spread = (RunStore.open(folder, name) for name in ("one", "spread"))
+    assert processes_of(spread) == {"vllm-0", "vllm-1", "update", "rank"}
+    assert rows_of(spread) == rows_of(one)
+    begin = load_weights(one, 0)
+    for iteration in (1, 2):
+        expected = load_weights(one, iteration)
+        assert not all(torch.equal(tensor, expected[name]) for name, tensor in begin.items()), "it learned"
+        torch.testing.assert_close(load_weights(spread, iteration), expected, atol=1e-6, rtol=0)
+
+
+def load_weights(store: RunStore, iteration: int) -> dict[str, torch.Tensor]:
+    """All tensors of all agents after an iteration."""
+    folder = store.stage_folder(Step("update", iteration).folder)
+    return {
+        f"{path.parent.name}/{name}": tensor
+        for path in sorted(folder.rglob("model*.safetensors"))
+        for name, tensor in load_file(path).items()
+    }
 
 
 @pytest.mark.slow
