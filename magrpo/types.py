@@ -134,7 +134,8 @@ class ExecutionReport:
 
     ``status``: ``pass`` if every case passed, else that of the first case that did not. ``level``: the isolation level.
     ``watched_calls``: calls of ``Execution.watch`` that returned; ``watched_used``: whether a result of them was used;
-    both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split.
+    both as claimed by the candidate. ``forgeable``: the verdict bypassed the trust split. ``compiles``: the program
+    compiled within its limits, before any of it ran.
     """
 
     status: CaseStatus
@@ -146,6 +147,7 @@ class ExecutionReport:
     watched_calls: int = 0
     watched_used: bool = False
     forgeable: bool = False
+    compiles: bool = True
 
     @property
     def tests_passed(self) -> int:

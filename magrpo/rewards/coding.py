@@ -8,10 +8,9 @@ from typing import ClassVar
 from pydantic import Field
 
 from magrpo.plugins import ConfigError
-from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report
+from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report, program_compiles
 from magrpo.rewards.program import (
     Module,
-    can_compile,
     extract_module,
     extract_preamble,
     join_modules,
@@ -40,7 +39,6 @@ class JointProgram:
     """The variants by report name; empty unless both functions are there."""
     has_helper: bool
     has_entry: bool
-    compiles: bool
     use: str
     """How main treats ``aux`` according to the syntax tree: none, discarded or used."""
     is_thin: bool
@@ -71,7 +69,7 @@ class CodingReward(ProgramReward):
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
         """The combined program first; its variants, all at once, if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
-        if not (program.has_entry and program.compiles):
+        if not program.has_entry:
             return {}
         if "program" not in reports:
             return make_executions(problem, "program", program.source, watch=HELPER)
@@ -92,7 +90,7 @@ class CodingReward(ProgramReward):
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
         parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
-        if program.has_entry and program.compiles:
+        if program.has_entry and program_compiles(reports):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
             parts["cooperation"] = self._price_cooperation(program, reports)
@@ -138,18 +136,18 @@ class SoloReward(ProgramReward):
     kind: str = "solo"
 
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
-        """The program, if it defines the entry point and compiles."""
+        """The program, if it defines the entry point."""
         source, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
-        if "program" in reports or not (has_entry and can_compile(source)):
+        if "program" in reports or not has_entry:
             return {}
         return make_executions(problem, "program", source)
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
-        source, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
+        _, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         parts = dict.fromkeys(SOLO_MAXIMA, 0.0) | {"structure": float(has_entry)}
-        if has_entry and can_compile(source):
+        if has_entry and program_compiles(reports):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
         return JointReward(self._scale_parts(parts), parts)
@@ -222,7 +220,6 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
         variants=_make_variants(modules, entry_point) if has_helper and has_entry else {},
         has_helper=has_helper,
         has_entry=has_entry,
-        compiles=can_compile(source),
         use=classify_use(main_module.source, HELPER),
         is_thin=only_main_works or (has_entry and only_forwards(main_module.source, entry_point, HELPER)),
     )

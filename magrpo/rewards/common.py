@@ -50,7 +50,8 @@ class ProgramReward(ScaledReward):
 
     def _count_passed(self, report: ExecutionReport) -> int:
         assert all(case.status != "infra_error" for case in report.cases), "mask the turn, do not price it"
-        return 0 if report.forgeable and self.refuse_forgeable else report.tests_passed
+        refused = not report.compiles or (report.forgeable and self.refuse_forgeable)
+        return 0 if refused else report.tests_passed
 
     def _passed_fraction(self, report: ExecutionReport) -> float:
         return self._count_passed(report) / report.tests_total if report.tests_total else 0.0
@@ -64,6 +65,11 @@ def make_executions(problem: Problem, name: str, source: str, watch: str = "") -
         hidden = make_trusted_test(prompt, entry_point, problem.hidden_test)
         wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden)
     return wanted
+
+
+def program_compiles(reports: Mapping[str, ExecutionReport]) -> bool:
+    """Whether the combined program ran and compiled. No completion is compiled outside the sandbox."""
+    return "program" in reports and reports["program"].compiles
 
 
 def merge_hidden_report(reports: Mapping[str, ExecutionReport], name: str) -> ExecutionReport:

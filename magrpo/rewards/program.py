@@ -1,7 +1,7 @@
 """Completions as Python modules: extracting code from text, and joining modules into one program.
 
-Nothing here runs a completion. Text is hostile: its size is bounded, and anything that Python's parser rejects (syntax,
-nesting, null bytes) is unparsable, never an error.
+Nothing here compiles or runs a completion. Text is hostile: its size is bounded, and anything that Python's parser
+rejects (syntax, nesting, null bytes) is unparsable, never an error.
 """
 
 import ast
@@ -56,18 +56,6 @@ def _list_children(node: ast.AST) -> list[ast.AST]:
         elif isinstance(value, list):
             children += [item for item in value if isinstance(item, ast.AST)]
     return children
-
-
-@lru_cache(maxsize=4096)
-def can_compile(source: str) -> bool:
-    """Whether Python accepts ``source``. Compiles, executes nothing; constant folding is bounded by the compiler."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        try:
-            compile(source, "<program>", "exec", dont_inherit=True)
-        except _UNPARSABLE:
-            return False
-    return True
 
 
 @lru_cache(maxsize=4096)

@@ -61,6 +61,35 @@ def test_statuses(sandbox: Sandbox, source: str, expected: tuple[str, int, int])
     assert run(sandbox, source) == expected
 
 
+NESTED = "".join(f"{' ' * i}try: return 1\n{' ' * i}finally:\n" for i in range(1, 30)) + " " * 30 + "pass\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "compiles"),
+    [
+        (RIGHT, True),
+        ("raise SyntaxError\n", True),
+        ("exec('x =')\n", True),
+        ("import os\nos._exit(0)\n", True),
+        ("x = 10 ** 10 ** 9\n", True),
+        ("x = (((1 << 9999) << 9999) << 9999)\n", True),
+        ("return 1", False),
+        ("def f(n, n): return n", False),
+        ("def f(n):\n    nonlocal y", False),
+        ("x = \0", False),
+        ("x =", False),
+        ("x = " + "-" * 100_000 + "1", False),
+        (f"def f(n):\n{NESTED}", False),
+    ],
+)
+def test_what_compiles(sandbox: Sandbox, source: str, compiles: bool) -> None:
+    """CPython copies every ``finally``, so the last one takes more than any memory."""
+    for test in (CHECK, "assert f(lambda: 1)"):
+        [report] = sandbox.run([Execution(source, "f", test)])
+        assert report.compiles == compiles
+        assert "infra_error" not in {case.status for case in report.cases}
+
+
 def test_order_and_progress(sandbox: Sandbox) -> None:
     executions = [Execution(f"def f(n):\n    return n + 1 if n < {k} else 0\n", "f", CHECK) for k in (3, 0, 2, 0, 1)]
     done: list[int] = []

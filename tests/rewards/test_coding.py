@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import ast
+import builtins
 import gzip
 import json
 from collections.abc import Iterator, Sequence
@@ -14,7 +16,7 @@ from magrpo.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.operations import parse_composition
-from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward
+from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward, SoloReward
 from magrpo.rewards.common import make_trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
@@ -114,9 +116,31 @@ def test_main_cannot_supply_aux() -> None:
     assert parts("", f"{AUX}\n{MAIN}", report(0)) == (0.6, 0.5, 0.0, 0.0)
 
 
-def test_a_program_that_does_not_compile_is_not_run() -> None:
-    assert parts(AUX, "def f(xs):\n    return 1\nbreak") == (1.0, 0.0, 0.0, 0.0)
-    assert parts("def aux(x, x):\n    return x", MAIN) == (1.0, 0.0, 0.0, 0.0)
+def test_a_program_that_does_not_compile_earns_its_structure() -> None:
+    broken = replace(report(0), compiles=False)
+    assert parts(AUX, "def f(xs):\n    return 1\nbreak", broken) == (1.0, 0.0, 0.0, 0.0)
+    assert parts("def aux(x, x):\n    return x", MAIN, broken) == (1.0, 0.0, 0.0, 0.0)
+    assert parts(AUX, MAIN, replace(USED, compiles=False)) == (1.0, 0.0, 0.0, 0.0)
+    assert not REWARD.passed({"program": replace(USED, compiles=False)})
+    unrun = REWARD.price(PROBLEM, {"helper": AUX, "main": MAIN}, {})
+    assert unrun.parts["syntax"] == 0.0, "of a run whose trainer compiled"
+
+
+def test_no_completion_is_compiled_in_the_trainer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPython copies every ``finally``: these 633 characters take 5 GiB."""
+    compile_source = builtins.compile
+
+    def refuse(source: str, filename: str, mode: str, flags: int = 0, **options: object) -> object:
+        assert flags & ast.PyCF_ONLY_AST, "a completion is compiled"
+        return compile_source(source, filename, mode, flags, **options)  # type: ignore[call-overload]
+
+    monkeypatch.setattr(builtins, "compile", refuse)
+    blocks = [f"{' ' * i}try: return 1\n{' ' * i}finally:" for i in range(1, 17)]
+    bomb = "\n".join(["def f(xs):", *blocks, " " * 17 + "pass"])
+    assert parts(AUX, bomb, replace(report(0), compiles=False)) == (1.0, 0.0, 0.0, 0.0)
+    solo, texts = SoloReward(), {"solo": bomb}
+    assert set(solo.executions(PROBLEM, texts, {})) == {"program"}
+    assert solo.price(PROBLEM, texts, {"program": replace(report(0), compiles=False)}).total == 1.0
 
 
 @pytest.mark.parametrize(("passed", "value"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0)])
@@ -305,6 +329,7 @@ CASES = {
     "aux raises sometimes": (AUX, main("return 2 * aux(xs[0]) if xs else 0"), (1.0, 0.5, 0.25, 0.0)),
     "main raises on it": ("def aux(xs):\n    return {1: 2}", MAIN, (1.0, 0.5, 0.0, 0.0)),
     "aux hangs": ("def aux(xs):\n    while True: pass\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
+    "does not compile": (AUX, main("return 1", "yield from ()", "nonlocal y"), (1.0, 0.0, 0.0, 0.0)),
     "does not load": (f"import nowhere\n{AUX}", MAIN, (1.0, 0.5, 0.0, 0.0)),
 }
 

@@ -12,7 +12,6 @@ from magrpo.rewards import program
 from magrpo.rewards.program import (
     MAX_CHARS,
     Module,
-    can_compile,
     extract_module,
     extract_preamble,
     join_modules,
@@ -141,7 +140,7 @@ def test_future_imports_are_kept_apart_and_come_first() -> None:
     combined = join_modules([*modules, modules[1]])
     assert combined.splitlines()[0] == "from __future__ import annotations"
     assert combined.count("__future__") == 1
-    assert can_compile(combined)
+    compile(combined, "<program>", "exec", dont_inherit=True)
 
 
 @pytest.mark.parametrize(
@@ -185,26 +184,13 @@ HOSTILE = {
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_text_neither_hangs_nor_raises(name: str) -> None:
-    can_compile(source(HOSTILE[name]))
+    source(HOSTILE[name])
 
 
 def test_nesting_is_refused_at_a_fixed_depth() -> None:
     shallow, deep = "x = 1" + " + 1" * 200, "x = 1" + " + 1" * 400
     assert source(shallow) == shallow
     assert source(deep) == ""
-
-
-@pytest.mark.parametrize("text", ["x = 10 ** 10 ** 9", "x = 'a' * 10 ** 10", "x = (((1 << 9999) << 9999) << 9999)"])
-def test_compiling_does_not_evaluate(text: str) -> None:
-    assert can_compile(text)
-    assert can_compile("raise SystemExit")
-
-
-@pytest.mark.parametrize(
-    "text", ["return 1", "def f(a, a): pass", "break", "x = \0", "def f():\n    nonlocal y", "x ="]
-)
-def test_what_does_not_compile(text: str) -> None:
-    assert not can_compile(text)
 
 
 # ------------------------------------------------------------------------------------------------------ other parts
@@ -301,7 +287,7 @@ def test_python_like_text_gives_a_module(text: str) -> None:
     module = extract_module(text, "f", PROMPT, "aux")
     program.parse_source(module.source)
     returns_value(module.source, "f")
-    can_compile(join_modules([module, module]))
+    ast.parse(join_modules([module, module]))
 
 
 def longest_prefix(text: str) -> list[str]:

@@ -6,20 +6,27 @@ from magrpo.problems.coopcode import CoopCode
 from magrpo.rewards.coding import SOLO_MAXIMA, SoloReward
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import score_texts
-from magrpo.types import Case, ExecutionReport, Problem
+from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
 
 PROBLEM = Problem("t/0", 'import math\n\ndef f(xs):\n    """Sum."""\n', "f", "def check(candidate): ...")
 REWARD = SoloReward()
 
 
-def parts(text: str, passed: int | None = None, forgeable: bool = False, reward: SoloReward = REWARD) -> list[float]:
+def parts(
+    text: str,
+    passed: int | None = None,
+    forgeable: bool = False,
+    compiles: bool = True,
+    reward: SoloReward = REWARD,
+) -> list[float]:
     """The parts under a report of four cases; ``passed`` None: nothing may be run."""
     reports: dict[str, ExecutionReport] = {}
     wanted = reward.executions(PROBLEM, {"solo": text}, reports)
     assert list(wanted) == ([] if passed is None else ["program"])
     if passed is not None:
         cases = (Case("pass"),) * passed + (Case("wrong"),) * (4 - passed)
-        reports["program"] = ExecutionReport("pass" if passed == 4 else "wrong", cases, "none", forgeable=forgeable)
+        status: CaseStatus = "pass" if passed == 4 else "wrong"
+        reports["program"] = ExecutionReport(status, cases, "none", forgeable=forgeable, compiles=compiles)
         assert not reward.executions(PROBLEM, {"solo": text}, reports)
         assert reward.passed(reports) == (passed == 4 and not (forgeable and reward.refuse_forgeable))
     price = reward.price(PROBLEM, {"solo": text}, reports)
@@ -31,7 +38,7 @@ def test_each_part_by_hand() -> None:
     assert parts("no code") == [0.0, 0.0, 0.0]
     assert parts("def g(xs):\n    return 1") == [0.0, 0.0, 0.0]
     assert parts("def f(xs):\n    pass") == [0.0, 0.0, 0.0]
-    assert parts("def f(xs):\n    return 1\nbreak") == [1.0, 0.0, 0.0]
+    assert parts("def f(xs):\n    return 1\nbreak", passed=0, compiles=False) == [1.0, 0.0, 0.0]
     assert parts("def f(xs):\n    return 1", passed=0) == [1.0, 0.5, 0.0]
     assert parts("def f(xs):\n    return 1", passed=3) == [1.0, 0.5, 0.75]
     assert parts("def aux(xs):\n    return 1\ndef f(xs):\n    return aux(xs)", passed=4) == [1.0, 0.5, 1.0]

@@ -63,7 +63,10 @@ Hidden = type("Hidden", (), {f"__{name}__": _refuse for name in OPERATIONS.split
 
 
 class CandidateProgram:
-    """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``."""
+    """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``.
+
+    Compiles the program and runs nothing of it before :meth:`load`.
+    """
 
     def __init__(self, source: str, entry_point: str, watch: str) -> None:
         self.entry_point, self.watch = entry_point, watch
@@ -72,6 +75,9 @@ class CandidateProgram:
         if bound:  # a function bound to the name later, by other means, is another one and is not watched
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
+
+    def load(self) -> None:
+        """Run the program for the first time."""
         self.function, self.tracer = self._load()
 
     def _load(self) -> tuple[Any, Watch]:
@@ -188,11 +194,14 @@ def serve_calls(channel: socket) -> None:
         except wire.Closed:
             return
         try:
-            if verb == "load":
+            if verb == "compile":
                 program = CandidateProgram(*rest)
                 reply = ["ok", None, None, 0]
             elif program is None:
                 return
+            elif verb == "load":
+                program.load()
+                reply = ["ok", None, None, 0]
             elif verb == "call":
                 reply = answer_call(program.function, program.tracer, *rest)
             elif verb == "beside":

@@ -62,6 +62,7 @@ class Proxy(Callee):
         self.output_left = limits.output_bytes
         self.watched_calls = 0
         self.replays: list[list[Any]] = []
+        self.compiles = True
         self._load()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -138,13 +139,17 @@ class Proxy(Callee):
             assert self.reader.read_message(wire.wait_until(time.monotonic() + START_S)) == candidate.HELLO
         except wire.WireError as error:
             raise Broken(f"a candidate process could not be confined: {error}") from None
-        try:
-            status, value, *_ = self._ask("load", self.program)
-        except CandidateFailure as failure:
-            self.failure = failure.args[0], f"while the program loaded: {failure.args[1]}"
-        else:
-            if status != "ok":
-                self.failure = "memory" if status == "memory" else "load_error", value[1]
+        for verb, rest in (("compile", self.program), ("load", [])):
+            try:
+                status, value, *_ = self._ask(verb, rest)
+            except CandidateFailure as failure:
+                self.failure = failure.args[0], f"cannot {verb} the program: {failure.args[1]}"
+            else:
+                if status != "ok":
+                    self.failure = "memory" if status == "memory" else "load_error", value[1]
+            if self.failure:
+                self.compiles &= verb != "compile"
+                return
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
         """One question, one answer, within the limits of one test or ``limit_s``."""
@@ -199,7 +204,7 @@ class Proxy(Callee):
             cause = signal.Signals(os.WTERMSIG(wait_status))
             message = f"the process died of {cause.name}"
             status = {signal.SIGKILL: "memory", signal.SIGXCPU: "timeout"}.get(cause, "crash")
-        if verb == "load" or status in ("protocol", "output_limit"):
+        if verb in ("compile", "load") or status in ("protocol", "output_limit"):
             self.failure = status, message
         elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
             self._load()

@@ -32,6 +32,7 @@ def serve_job(
     try:
         proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
         report = judge_candidate(job, proxy)
+        report["compiles"] = proxy.compiles
         report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
         report = {"unusable": escape_text(str(error))}
