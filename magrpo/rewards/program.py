@@ -17,7 +17,7 @@ from magrpo.syntax import parse_python
 MAX_CHARS = 32_768  # of a completion; the rest is cut off first
 MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack
 _PARSE_CHARS = 8 * MAX_CHARS  # parsed for one completion over all attempts; bounds the time a hostile text takes
-_FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.MULTILINE | re.DOTALL)
+_FENCE = "```"
 _PYTHON = frozenset({"", "py", "python", "python3"})
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
@@ -151,11 +151,26 @@ def _parse_statements(text: str) -> list[tuple[ast.stmt, str]]:
         return list(_with_source(text, parse_source(text)))
     except _UNPARSABLE:
         pass
-    blocks = [dedent(body) for language, body in _FENCE.findall(text) if language.lower() in _PYTHON]
-    fenced = list(_parsable_runs("\n".join(blocks)))
+    fenced = list(_parsable_runs("\n".join(map(dedent, _find_blocks(text)))))
     if any(isinstance(node, ast.FunctionDef | ast.ClassDef) for node, _ in fenced):
         return fenced
     return list(_parsable_runs(text))
+
+
+def _find_blocks(text: str) -> list[str]:
+    """The fenced Python blocks of a text; the last one may lack its end."""
+    blocks: list[tuple[str, list[str]]] = []
+    inside = False
+    for line in text.split("\n"):
+        start = line.lstrip(" \t")
+        if start.startswith(_FENCE):
+            inside = not inside
+            if inside:
+                language = re.split(r"\W", start.removeprefix(_FENCE).lstrip(" \t"), maxsplit=1)[0]
+                blocks.append((language.lower(), []))
+        elif inside:
+            blocks[-1][1].append(line)
+    return ["\n".join(lines) for language, lines in blocks if language in _PYTHON]
 
 
 def _parsable_runs(text: str) -> Iterator[tuple[ast.stmt, str]]:

@@ -9,7 +9,8 @@ after ``return``) are ignored.
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
@@ -97,16 +98,36 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     for node in ast.walk(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
             continue
-        given = [part for argument in (*node.args, *node.keywords) for part in ast.walk(argument)]
+        given = [part for argument in (*node.args, *node.keywords) for part in _walk_carrying(argument)]
         names = {part.id for part in given if isinstance(part, ast.Name)}
         if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
-            return ast.unparse(node)
+            return ast.get_source_segment(source, node) or ""
     return ""
 
 
-def _trace_values(tree: ast.Module) -> dict[ast.AST, frozenset[str] | None]:
-    """Each node that can run with the names its value ends up in (none: it is dropped), or None if it matters."""
-    sinks: dict[ast.AST, frozenset[str] | None] = {}
+def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:
+    """The node and those below it, none below a node that does more than carry: nested calls take linear time."""
+    waiting = [node]
+    for part in waiting:
+        yield part
+        if isinstance(part, _CARRYING | ast.keyword):
+            waiting += ast.iter_child_nodes(part)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sink:
+    """Where a value ends up: in ``names``, and wherever the expression around it ends up, ``outer``."""
+
+    names: frozenset[str]
+    outer: "Sink | None" = None
+
+
+_DROPPED = Sink(frozenset())
+
+
+def _trace_values(tree: ast.Module) -> dict[ast.AST, Sink | None]:
+    """Each node that can run with the sink of its value (no names: it is dropped), or None if it matters."""
+    sinks: dict[ast.AST, Sink | None] = {}
     waiting: list[ast.AST] = [tree]
     for node in waiting:
         for field, value in ast.iter_fields(node):
@@ -144,29 +165,32 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _find_live_names(sinks: dict[ast.AST, frozenset[str] | None]) -> set[str]:
+def _find_live_names(sinks: dict[ast.AST, Sink | None]) -> set[str]:
     """Names whose value can matter: read where it matters, or copied into such a name."""
     loads = _list_loads(sinks)
-    live = {load.id for load in loads if sinks[load] is None}
-    copied_into: dict[str, set[str]] = defaultdict(set)
+    feeds: dict[str | Sink, list[str | Sink]] = defaultdict(list)  # what is live if the key is
+    for sink in {sink for sink in sinks.values() if sink is not None}:
+        for source in (*sink.names, *([sink.outer] if sink.outer else [])):
+            feeds[source].append(sink)
     for load in loads:
-        for target in sinks[load] or ():
-            copied_into[target].add(load.id)
+        if (sink := sinks[load]) is not None:
+            feeds[sink].append(load.id)
+    live: dict[str | Sink, None] = dict.fromkeys(load.id for load in loads if sinks[load] is None)
     waiting = list(live)
-    for name in waiting:
-        new = copied_into[name] - live
+    for source in waiting:
+        new = dict.fromkeys(fed for fed in feeds[source] if fed not in live)
         live |= new
         waiting += new
-    return live
+    return {name for name in live if isinstance(name, str)}
 
 
-def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: frozenset[str] | None) -> frozenset[str] | None:
-    """The names that the node's value ends up in, as in :func:`_trace_values`; for a statement, of its expressions."""
+def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: Sink | None) -> Sink | None:
+    """The sink of the node's value, as in :func:`_trace_values`; for a statement, of its expressions."""
     match node:
         case ast.Expr():
-            return frozenset()
+            return _DROPPED
         case ast.If(body=body, orelse=orelse) if all(isinstance(child, ast.Pass) for child in (*body, *orelse)):
-            return frozenset()
+            return _DROPPED
         case ast.Assign(targets=targets):
             return _target_names(targets)
         case ast.AnnAssign(target=target) | ast.AugAssign(target=target):
@@ -177,7 +201,7 @@ def _find_sink(node: ast.AST, parent: ast.AST, parent_sink: frozenset[str] | Non
         case ast.Call(func=function) if node is not function and not _is_pure(parent):
             return None
         case ast.NamedExpr(target=ast.Name(id=name), value=value) if node is value and parent_sink is not None:
-            return parent_sink | {name}
+            return Sink(frozenset({name}), parent_sink)
     return parent_sink
 
 
@@ -185,7 +209,7 @@ def _list_loads(nodes: Iterable[ast.AST]) -> list[ast.Name]:
     return [node for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
 
 
-def _target_names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
+def _target_names(targets: Iterable[ast.expr]) -> Sink | None:
     """The names assigned to; None if a target is not a name (an attribute, an item)."""
     names: set[str] = set()
     waiting = list(targets)
@@ -199,7 +223,7 @@ def _target_names(targets: Iterable[ast.expr]) -> frozenset[str] | None:
                 names.add(name)
             case _:
                 return None
-    return frozenset(names)
+    return Sink(frozenset(names))
 
 
 def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
@@ -209,7 +233,7 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
             targets = _find_sink(statement, statement, None)
             calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
-            return targets is not None and not targets & live and all(map(_is_pure, calls))
+            return targets is not None and not targets.names & live and all(map(_is_pure, calls))
     return False
 
 

@@ -172,6 +172,8 @@ HOSTILE = {
     "strings": "x = '''\n" * 4_000,
     "starts": "def f(\n" * 4_000,
     "deep starts": "x\n" * 2_000 + "y = " + "-" * 20_000,
+    "spaces after a fence": "x y\n```" + " " * 32_000,
+    "words after a fence": "x y\n```" + "a" * 32_000,
     "fences": "```\nx = (\n" * 3_000,
     "one-liners": "a;" * 16_000,
     "digits": "x = " + "9" * 30_000,

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import tracemalloc
 
 import pytest
 from hypothesis import given
@@ -189,6 +190,7 @@ def test_does_something(body: str) -> None:
         ("return aux(1)", ""),
         ("return [aux(x) for x in xs]", ""),
         ("return sorted(xs, key=aux)", ""),
+        (f"return aux(xs, 0x{'f' * 9000})", f"aux(xs, 0x{'f' * 9000})"),
     ],
 )
 def test_the_call_that_carries_the_parameters(body: str, call: str) -> None:
@@ -239,3 +241,28 @@ def test_use_is_always_decided(lines: list[str]) -> None:
 def test_large_modules(source: str) -> None:
     assert classify_use(source, "aux") == "used"
     assert not only_forwards(source, "f", "aux")
+
+
+TARGETS = "=".join(f"a{i}" for i in range(2000))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"{TARGETS} = ({','.join(f'b{i}' for i in range(3000))})",
+        f"{TARGETS} = ({','.join(f'(a := b{i})' for i in range(1500))})",
+        f"x = {'aux(' * 90}[{','.join(['x'] * 9000)}]{')' * 90}",
+    ],
+    ids=["targets", "walrus", "nested calls"],
+)
+def test_hostile_modules_take_memory_in_proportion(line: str) -> None:
+    """A pair for each target and value would be 300 MiB."""
+    tracemalloc.start()
+    try:
+        source = f(f"{line}\nreturn aux(xs) + 1")
+        assert classify_use(source, "aux") == "used"
+        assert not only_forwards(source, "f", "aux")
+        assert find_forwarding_call(source, "f", "aux") == "aux(xs)"
+        assert tracemalloc.get_traced_memory()[1] < 64 << 20
+    finally:
+        tracemalloc.stop()
