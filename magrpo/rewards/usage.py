@@ -169,12 +169,14 @@ def _find_live_names(sinks: dict[ast.AST, Sink | None]) -> set[str]:
     """Names whose value can matter: read where it matters, or copied into such a name."""
     loads = _list_loads(sinks)
     feeds: dict[str | Sink, list[str | Sink]] = defaultdict(list)  # what is live if the key is
-    for sink in {sink for sink in sinks.values() if sink is not None}:
-        for source in (*sink.names, *([sink.outer] if sink.outer else [])):
-            feeds[source].append(sink)
+    for sink in {sink for sink in sinks.values() if sink}:
+        for holder in sink.names:
+            feeds[holder].append(sink)
+        if sink.outer:
+            feeds[sink.outer].append(sink)
     for load in loads:
-        if (sink := sinks[load]) is not None:
-            feeds[sink].append(load.id)
+        if value_sink := sinks[load]:
+            feeds[value_sink].append(load.id)
     live: dict[str | Sink, None] = dict.fromkeys(load.id for load in loads if sinks[load] is None)
     waiting = list(live)
     for source in waiting:
