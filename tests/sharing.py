@@ -47,6 +47,7 @@ SLOW = (
     "tests/contracts/test_engines.py",
     "tests/fleets/test_ray.py",
     "tests/pipelines/training/test_embedded.py::test_the_triton_kernel",
+    "tests/sandbox/test_corpora.py",
     "tests/sandbox/test_pool.py",
     "tests/stages/test_exact_game.py",
 )

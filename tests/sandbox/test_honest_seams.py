@@ -1,0 +1,54 @@
+"""Honest programs at the seams between test and program pass in the sandbox as they do in plain execution."""
+
+from __future__ import annotations
+
+import pytest
+
+from magrpo.sandboxes.pool import Pool
+from magrpo.types import Execution, ExecutionReport
+
+from .conftest import LEVELS, open_pool
+from .corpora import select_passing
+from .honest_seams import FORGEABLE, NOT_YET, SEAMS
+
+PROGRAMS = {name: Execution(source, "f", test) for name, (source, test) in SEAMS.items()}
+
+
+@pytest.fixture(scope="module")
+def reports(pool: Pool) -> dict[str, ExecutionReport]:
+    return dict(zip(PROGRAMS, pool.run(list(PROGRAMS.values())), strict=True))
+
+
+def test_all_pass_in_plain_execution() -> None:
+    assert set(PROGRAMS) == set(select_passing(PROGRAMS))
+    assert set(PROGRAMS) >= NOT_YET | FORGEABLE
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.xfail(strict=True, reason="not yet")) if name in NOT_YET else name
+        for name in PROGRAMS
+    ],
+)
+def test_passes_in_the_sandbox(reports: dict[str, ExecutionReport], name: str) -> None:
+    report = reports[name]
+    assert report.status == "pass", report.cases
+    assert report.tests_total > 0
+
+
+def test_verdicts_are_seldom_forgeable(reports: dict[str, ExecutionReport]) -> None:
+    assert {name for name, report in reports.items() if report.forgeable} <= FORGEABLE
+
+
+@pytest.mark.parametrize("level", LEVELS[1:])
+def test_a_sample_passes_at_weaker_levels(level: str) -> None:
+    sample = [name for name in PROGRAMS if name not in NOT_YET][::5]
+    weaker = open_pool(level=level, workers=1)
+    failed = [
+        (name, report.cases)
+        for name, report in zip(sample, weaker.run([PROGRAMS[name] for name in sample]), strict=True)
+        if report.status != "pass"
+    ]
+    weaker.close()
+    assert not failed
