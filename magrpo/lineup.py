@@ -6,8 +6,10 @@ Engines, rollout and servers need no more than this of the agents.
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,6 +20,8 @@ from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, first_line
 from magrpo.types import Observation
+
+REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)
@@ -86,14 +90,27 @@ class Lineup:
         return self._agents[agent].tokenizer
 
     def render(self, agent: str, observation: Observation) -> tuple[int, ...]:
-        """Token ids of an observation: through the chat template, or as plain text ended by a newline."""
+        """Token ids of an observation: through the chat template, or as plain text ended by a newline.
+
+        Messages quote what programs and other agents wrote: every agent's special tokens in them are replaced by a
+        replacement character, and so are lone surrogates, which no tokenizer takes.
+        """
         tokenizer = self._agents[agent].tokenizer
+        messages = [
+            {"role": message.role, "content": self._uncontrolled.sub(REPLACEMENT, message.content)}
+            for message in observation.messages
+        ]
         if self.chat_template == "auto" and tokenizer.chat_template:
-            messages = [asdict(message) for message in observation.messages]
             return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
-        text = "".join(f"{message.content}\n" for message in observation.messages)
+        text = "".join(f"{message['content']}\n" for message in messages)
         prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
         return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+
+    @cached_property
+    def _uncontrolled(self) -> re.Pattern[str]:
+        """Matches what must not reach a tokenizer from text: special tokens of every agent, lone surrogates."""
+        tokens = {token for agent in self._agents.values() for token in _list_special_tokens(agent.tokenizer)}
+        return re.compile("|".join(["[\ud800-\udfff]", *map(re.escape, sorted(tokens, key=len, reverse=True))]))
 
     def stop_token_ids(self, agent: str) -> tuple[int, ...]:
         """Ids that end a completion: the tokenizer's and those of the model's generation config."""
@@ -148,6 +165,11 @@ def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
     """Whether the tokenizer puts a beginning-of-sequence token before plain text by itself."""
     bos = tokenizer.bos_token_id
     return bos is not None and tokenizer("").input_ids[:1] == [bos]
+
+
+def _list_special_tokens(tokenizer: PreTrainedTokenizerBase) -> set[str]:
+    added = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    return (added | set(tokenizer.all_special_tokens)) - {""}
 
 
 def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:

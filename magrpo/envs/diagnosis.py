@@ -19,7 +19,9 @@ edits proposed by another model."""
 Cooperation = Literal["full", "thin", "unused", "not called", "unknown"]
 
 _NAME = re.compile(r"(?:^|: )([A-Za-z]+)(?=:|$)")
-_EXCEPTIONS = {name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, Exception)}
+_EXCEPTIONS = {
+    name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, BaseException)
+}
 _FAILURES = {"wrong": "wrong answer", "exception": "exception", "timeout": "timeout"}
 _COOPERATION = {"thin": "wrapper", "unused": "aux unused", "not called": "aux not called"}
 _COOPERATION_SENTENCES = {
@@ -91,7 +93,9 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     verdicts = has_aux, has_entry, parts["syntax"] > 0, cooperation
     if report is None:
         return Diagnosis(*verdicts, 0, 0, ())
-    failures = tuple(case for case in report.cases if case.status != "pass")
+    failures = tuple(
+        Case(case.status, "" if report.forgeable else case.message) for case in report.cases if case.status != "pass"
+    )
     return Diagnosis(*verdicts, report.tests_passed, report.tests_total, failures)
 
 
@@ -149,12 +153,13 @@ def format_feedback(mode: Feedback, diagnosis: Diagnosis, role: str, entry_point
 def _quote_case(case: Case) -> str:
     """A failing case without words of the program: an exception's text is cut after the name of its builtin class.
 
-    The sandbox's messages about a wrong value, a timeout or a crash hold only the assert and the value received.
+    The sandbox writes that name itself, before any text. Its messages about a wrong value, a timeout or a crash hold
+    only the assert and the value received.
     """
     message = case.message
-    if case.status == "exception":
+    if case.status in ("exception", "wrong"):
         names = (match for match in _NAME.finditer(message) if match[1] in _EXCEPTIONS)
-        message = next((message[: match.end(1)] for match in names), "")
-    elif case.status not in ("wrong", "timeout", "crash"):
+        message = next((message[: match.end(1)] for match in names), message if case.status == "wrong" else "")
+    elif case.status not in ("timeout", "crash"):
         message = ""
     return f"{case.status}: {message[:200]}" if message else case.status

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -175,6 +177,8 @@ def test_feedback_tests_limits_what_is_quoted() -> None:
         (Case("exception", "ValueError: secret"), "- exception: ValueError"),
         (Case("exception", "KeyError"), "- exception: KeyError"),
         (Case("exception", "assert f(1): Secret: secret"), "- exception"),
+        (Case("exception", "assert f(1): SystemExit: secret: ValueError"), "- exception: assert f(1): SystemExit"),
+        (Case("wrong", "assert f(1)['k'] == 2: KeyError: 'secret'"), "- wrong: assert f(1)['k'] == 2: KeyError"),
         (Case("timeout", "assert f(1): more than 2 s"), "- timeout: assert f(1): more than 2 s"),
         (Case("load_error", "SyntaxError: secret"), "- load_error"),
         (Case("memory", "secret"), "- memory"),
@@ -183,6 +187,12 @@ def test_feedback_tests_limits_what_is_quoted() -> None:
 def test_failing_tests_are_quoted_without_the_programs_own_words(case: Case, quoted: str) -> None:
     text = full(past((1.0, 0.5, 0.0, 0.0), (case,), 1))
     assert text.splitlines()[1] == quoted
+
+
+def test_a_test_that_ran_beside_the_program_is_not_quoted() -> None:
+    turn = past((1.0, 0.5, 0.0, 0.0), (Case("wrong", "assert f([1]) == 2  # secret"),), 1)
+    forged = replace(turn, reports={"program": replace(turn.reports["program"], forgeable=True)})
+    assert full(forged).splitlines()[1] == "- wrong"
 
 
 def test_unknown_options_are_refused() -> None:

@@ -163,8 +163,8 @@ class Local(recorder.Callee):
         try:
             value = self.function(*args, **kwargs)
         except Exception as error:
-            status, (_, message) = describe_error(error)
-            self.raised = error, status, message
+            status, claim = describe_error(error)
+            self.raised = error, status, recorder.describe_exception(*claim)
             raise
         self.values.append(value)
         return value
@@ -173,13 +173,13 @@ class Local(recorder.Callee):
 def describe_error(error: BaseException) -> list[Any]:
     """``[status, [builtin class, message]]`` of an exception."""
     if isinstance(error, wire.TooLarge):
-        return ["output_limit", ["", str(error)]]
+        return ["output_limit", ["ValueError", str(error)]]
     status = "memory" if isinstance(error, MemoryError) else "exception"
-    known = next((base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"), "Exception")
+    known, own = recorder.name_builtin_class(error), type(error).__name__
     try:
-        message = f"{type(error).__name__}: {error}"
+        message = str(error) if own == known else f"{own}: {error}"
     except BaseException:  # noqa: BLE001 - its __str__ may raise
-        message = type(error).__name__
+        message = own
     return [status, [known, message[:1000]]]
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from . import candidate, wire
 from .candidate_process import CandidateProcess
 from .confine import Limits
-from .recorder import Callee, CandidateFailure
+from .recorder import Callee, CandidateFailure, describe_exception
 
 HUNG, GONE = b"h", b"g"
 MAX_REPLAYS = 8
@@ -84,7 +84,7 @@ class Proxy(Callee):
         if status != "ok":
             name, message = value
             exception = EXCEPTIONS.get(name, RuntimeError)(message)
-            self.raised = exception, status, message
+            self.raised = exception, status, describe_exception(name, message)
             raise exception
         try:
             result, after = wire.decode_value(value), wire.decode_value(mutated)
@@ -118,7 +118,7 @@ class Proxy(Callee):
         """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used."""
         status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
         if status != "ok":
-            raise CandidateFailure(status, value[1])
+            raise CandidateFailure(status, describe_exception(*value))
         try:
             used, *pairs = value
             return [(str(case_status), str(message)) for case_status, message in pairs], calls, used is True
@@ -146,7 +146,7 @@ class Proxy(Callee):
                 self.failure = failure.args[0], f"cannot {verb} the program: {failure.args[1]}"
             else:
                 if status != "ok":
-                    self.failure = "memory" if status == "memory" else "load_error", value[1]
+                    self.failure = "memory" if status == "memory" else "load_error", describe_exception(*value)
             if self.failure:
                 self.compiles &= verb != "compile"
                 return

@@ -12,6 +12,9 @@ from typing import Any
 HOOK = "__magrpo__"
 MAX_CASES = 10_000
 MAX_MESSAGE = 500
+EXCEPTION_NAMES = frozenset(
+    name for name, item in vars(builtins).items() if isinstance(item, type) and issubclass(item, BaseException)
+)
 
 
 class CandidateFailure(Exception):
@@ -35,9 +38,19 @@ class Callee:
 
 
 def escape_text(text: str) -> str:
-    """At most 500 characters, control and other unprintable characters escaped."""
-    escaped = "".join(c if c.isprintable() or c == "\n" else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
+    """At most 500 characters, line breaks, control and other unprintable characters escaped."""
+    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
     return escaped[:MAX_MESSAGE]
+
+
+def describe_exception(name: str, text: str) -> str:
+    """``name: text`` for the message of a case; a name that is no builtin exception's becomes ``Exception``."""
+    return f"{name if name in EXCEPTION_NAMES else 'Exception'}: {text}"
+
+
+def name_builtin_class(error: BaseException) -> str:
+    """The name of the nearest builtin class of an exception."""
+    return next((base.__name__ for base in type(error).__mro__ if base.__module__ == "builtins"), "Exception")
 
 
 class Recorder:
@@ -94,7 +107,7 @@ class Recorder:
             name = re.search(r"'(\w+)'", str(error))  # only the message names an unbound local
             if name and name[1] in self.undefined:
                 return self.undefined[name[1]]
-        return "wrong", f"{type(error).__name__}: {error}"
+        return "wrong", describe_exception(name_builtin_class(error), str(error))
 
     def add_case(self, status: str, message: str) -> None:
         if len(self.cases) >= MAX_CASES:

@@ -14,14 +14,19 @@ builtin types; an array is always a tag and its payload::
 Nothing is ever unpickled or evaluated, and the reader limits sizes.
 """
 
+import builtins
 import json
 import select
 import struct
 import time
+import types
 from collections.abc import Callable
 from socket import socket
 from typing import Any
 
+TYPE_NAMES = frozenset(
+    item.__name__ for module in (builtins, types) for item in vars(module).values() if isinstance(item, type)
+)
 MAX_DEPTH = 100
 MAX_NODES = 200_000
 SMALL = 2**53
@@ -53,13 +58,13 @@ class Late(WireError):
 
 
 class Opaque:
-    """A value that is not plain data: only the name of its type is known. Equals nothing."""
+    """A value that is not plain data: only the name of its type is known, if it is Python's own. Equals nothing."""
 
     __slots__ = ("type_name",)
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, type_name: str) -> None:
-        self.type_name = type_name
+        self.type_name = type_name if type_name in TYPE_NAMES else "unknown"
 
     def __eq__(self, other: object) -> bool:
         return False
