@@ -3,10 +3,11 @@
 import os
 import socket
 import time
-from collections import defaultdict
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
-PARENT, RESIDENT = 1, 21  # fields of /proc/<pid>/stat after the name, see proc(5)
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+PARENT, CPU_TIMES, OWN_CPU_TIMES, THREADS, RESIDENT = 1, slice(11, 15), slice(11, 13), 17, 21
+"""Fields of /proc/<pid>/stat after the name, see proc(5). The CPU times include those of reaped children."""
 
 
 class CandidateProcess:
@@ -14,15 +15,19 @@ class CandidateProcess:
 
     def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
         self.channel, self.pid, self.proc = channel, pid, proc
+        self.family_cpu_s = 0.0
         self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
     def read_times(self) -> tuple[float, float]:
-        """CPU seconds, and seconds that its main thread waited for a CPU; zeros once it is dead."""
+        """CPU seconds, and seconds that its main thread waited for a CPU; zeros once it is dead.
+
+        Includes the CPU time that :meth:`measure_family` found last.
+        """
         try:
             waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
-            return time.clock_gettime(self.clock), int(waited_ns) / 1e9
+            return time.clock_gettime(self.clock) + self.family_cpu_s, int(waited_ns) / 1e9
         except OSError:
             return 0.0, 0.0
 
@@ -34,35 +39,57 @@ class CandidateProcess:
             return 0
         return int(rest.split()[0]) * 1024 if found else 0
 
-    def sum_family_memory(self) -> int:
+    def measure_family(self) -> int:
         """Resident bytes of the process and all its descendants; shared memory counts for each of them.
 
-        The process is the first of its pid namespace and so adopts orphans: no descendant escapes.
+        Also updates ``family_cpu_s``, the CPU seconds of descendants, dead or alive. The process is the first of its
+        pid namespace and so adopts orphans: a descendant never has a parent outside.
         """
+        outside = {0, 1, os.getppid()}
         folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
+        resident = cpu_ticks = 0
         try:
-            found = {int(name): _read_stat(folder, name) for name in os.listdir(folder) if name.isdigit()}  # noqa: PTH208
+            for name in os.listdir(folder):  # noqa: PTH208
+                if not name.isdigit():
+                    continue
+                fields = _read_stat(folder, name)
+                own = int(name) == self.pid
+                if fields is None or (int(fields[PARENT]) in outside and not own):
+                    continue
+                cpu_ticks += sum(map(int, fields[CPU_TIMES])) - own * sum(map(int, fields[OWN_CPU_TIMES]))
+                resident += int(fields[RESIDENT]) or _read_thread_memory(folder, name, int(fields[THREADS]))
         finally:
             os.close(folder)
-        children = defaultdict(list)
-        for pid, (parent, _) in found.items():
-            children[parent].append(pid)
-        family = [self.pid]
-        for pid in family:
-            family += children[pid]
-        return sum(found[pid][1] for pid in family if pid in found)
+        self.family_cpu_s = max(self.family_cpu_s, cpu_ticks * TICK_S)  # a process may die while its parent was read
+        return resident * PAGE
 
     def close(self) -> None:
+        """Close the channel; the process counts as dead from here on, whoever gets its descriptors' numbers."""
         self.channel.close()
         os.close(self.schedstat)
         os.close(self.status)
+        self.schedstat = self.status = -1
 
 
-def _read_stat(folder: int, name: str) -> tuple[int, int]:
-    """Parent and resident bytes; zeros if the process is gone."""
+def _read_stat(folder: int, name: str) -> list[bytes] | None:
+    """Fields of a ``stat`` file after the name; None if the process is gone."""
     try:
         with os.fdopen(os.open(f"{name}/stat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=folder), "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
+            return file.read().rpartition(b")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
-        return 0, 0
-    return int(fields[PARENT]), int(fields[RESIDENT]) * PAGE
+        return None
+
+
+def _read_thread_memory(folder: int, name: str, threads: int) -> int:
+    """Resident pages of a process whose main thread has ended, so that only the others show its memory."""
+    if threads < 2:
+        return 0
+    try:
+        tasks = os.open(f"{name}/task", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=folder)
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    try:
+        found = [_read_stat(tasks, task) for task in os.listdir(tasks)]  # noqa: PTH208
+    finally:
+        os.close(tasks)
+    return max((int(fields[RESIDENT]) for fields in found if fields), default=0)

@@ -20,7 +20,7 @@ WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
 """The same multiple, counting all waiting: otherwise a program could wait for its own children."""
-WATCH_S = 0.05  # between two checks of the memory of a candidate that may have children
+WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 SPECIAL = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
 EXCEPTIONS: dict[str, type[Exception]] = {
@@ -55,7 +55,7 @@ class Proxy(Callee):
     ) -> None:
         super().__init__()
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
-        self.memory_checked = time.monotonic()
+        self.measured = time.monotonic()
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = 0.0, 0
@@ -127,7 +127,15 @@ class Proxy(Callee):
 
     def measure_usage(self) -> tuple[float, int]:
         """CPU seconds of all processes so far, and the largest memory of one in bytes."""
+        self._measure_family()
         return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
+
+    def _measure_family(self) -> int:
+        """Resident bytes of a candidate with its children; 0 if it may have none, or was measured a moment ago."""
+        if not self.children or time.monotonic() - self.measured < WATCH_S:
+            return 0
+        self.measured = time.monotonic()
+        return self.process.measure_family()
 
     def _load(self) -> None:
         assert self.spare
@@ -167,13 +175,9 @@ class Proxy(Callee):
             left = allowed - charge()
             if left <= 0:
                 return 0.0
-            if self.children:
-                left = min(left, WATCH_S)
-                if time.monotonic() - self.memory_checked >= WATCH_S:
-                    self.memory_checked = time.monotonic()
-                    if self.process.sum_family_memory() > self.limits.memory_bytes:
-                        raise TooMuchMemory("together its processes hold more memory than the limit")
-            return max(left, 0.001)
+            if self._measure_family() > self.limits.memory_bytes:
+                raise TooMuchMemory("together its processes hold more memory than the limit")
+            return max(min(left, WATCH_S) if self.children else left, 0.001)
 
         try:
             self.process.channel.settimeout(10 * allowed + 1)
@@ -193,17 +197,20 @@ class Proxy(Callee):
         A broken protocol and too much output are final: all later cases get the same status.
         """
         self.output_left = self.reader.left
+        self._measure_family()
+        cpu_before_s = self.process.read_times()[0]
         self.process.close()
         self.requests.send(how)
         reply, descriptors, _, _ = socket.recv_fds(self.requests, 200, 1)
         wait_status, cpu_s, memory, pid = json.loads(reply)
-        self.past_cpu_s += cpu_s
+        self.past_cpu_s += max(cpu_s, cpu_before_s)  # children that are killed with it count in neither's exit status
         self.past_memory = max(self.past_memory, memory)
         self.spare = CandidateProcess(socket.socket(fileno=descriptors[0]), pid, self.process.proc)
         if how == GONE and os.WIFSIGNALED(wait_status):
-            cause = signal.Signals(os.WTERMSIG(wait_status))
-            message = f"the process died of {cause.name}"
-            status = {signal.SIGKILL: "memory", signal.SIGXCPU: "timeout"}.get(cause, "crash")
+            cause = os.WTERMSIG(wait_status)
+            name = signal.Signals(cause).name if cause in set(signal.Signals) else f"signal {cause}"
+            message = f"the process died of {name}"
+            status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
         if verb in ("compile", "load") or status in ("protocol", "output_limit"):
             self.failure = status, message
         elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
