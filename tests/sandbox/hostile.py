@@ -106,6 +106,8 @@ _CALLS: dict[str, dict[str, str]] = {
         "rename_target": "import os\nos.rename('@TARGET@', '@TARGET@.gone')",
         "chmod_target": "import os\nos.chmod('@TARGET@', 0)",
         "utime_target": "import os\nos.utime('@TARGET@', (0, 0))",
+        "utime_null": "import os\nos.utime('/dev/null')",
+        "utime_standard_output": "import os\nos.utime(1)",
         "xattr_target": "import os\nos.setxattr('@TARGET@', 'user.mine', b'1')",
         "hard_link": "import os\nos.link('@TARGET@', '@FOLDER@/mine')",
         "new_file": "open('@FOLDER@/mine', 'w').write('x')",
@@ -147,6 +149,9 @@ _CALLS: dict[str, dict[str, str]] = {
         "renice_victim": "import os\nos.setpriority(os.PRIO_PROCESS, @VICTIM@, 19)",
         "renice_user": "import os\nos.setpriority(os.PRIO_USER, os.getuid(), 19)",
         "idle_scheduling": "import os\nos.sched_setscheduler(@VICTIM@, os.SCHED_IDLE, os.sched_param(0))",
+        "timer_signal": "import ctypes, time\nevent = (ctypes.c_int * 16)(0, 0, 40)\ntimer = ctypes.c_int()\nlibc = "
+        "ctypes.CDLL(None)\nlibc.syscall(222, 1, event, ctypes.byref(timer))\nlibc.syscall(223, timer, 0, (ctypes.c_long * 4)"
+        "(0, 0, 0, 1), 0)\ntime.sleep(60)",
         "affinity": "import os\nos.sched_setaffinity(@VICTIM@, [0])",
         "hang_up_channel_then_work": "import os, time\nos.close(3)\ntime.sleep(60)",
         "stop_self": "import os\nos.kill(os.getpid(), 19)\nreturn 1",
@@ -190,6 +195,9 @@ _CALLS: dict[str, dict[str, str]] = {
         "bytes_touch": "x = [bytearray(1 << 26) for _ in range(1000)]",
         "memory_by_children": "import os, time\nfor _ in range(12):\n    if os.fork() == 0:\n        x = bytearray(b'x') * "
         "(100 << 20)\n        time.sleep(60)\ntime.sleep(60)",
+        "memory_by_threads_of_children": "import ctypes, os, threading, time\ndef hold():\n    time.sleep(0.1)\n    x = "
+        "bytearray(b'x') * (100 << 20)\n    time.sleep(60)\nfor _ in range(12):\n    if os.fork() == 0:\n        "
+        "threading.Thread(target=hold).start()\n        ctypes.CDLL(None).syscall(60, 0)\ntime.sleep(60)",
         "zip_bomb": "import zlib\nc = zlib.compressobj(9)\nb = b''.join(c.compress(bytes(1 << 20)) for _ in range(300)) "
         "+ c.flush()\nreturn zlib.decompress(zlib.decompress(b) + b)",
         "huge_output": "return 'x' * (1 << 25)",
@@ -224,6 +232,9 @@ _CALLS: dict[str, dict[str, str]] = {
 
 _MODULES: dict[str, dict[str, str]] = {
     "memory_bounded": {
+        "timer_signal_while_loading": "import ctypes, time\nlibc = ctypes.CDLL(None)\ntimer = ctypes.c_int()\nlibc.syscall("
+        "222, 1, (ctypes.c_int * 16)(0, 0, 40), ctypes.byref(timer))\nlibc.syscall(223, timer, 0, (ctypes.c_long * 4)"
+        "(0, 0, 0, 1), 0)\ntime.sleep(60)\ndef f(n):\n    return n\n",
         "loop_while_loading": "while True:\n    pass\ndef f(n):\n    return n\n",
         "nested_source": "x = " + "(" * 5000 + ")" * 5000 + "\ndef f(n):\n    return n\n",
         "constant_folding": "def f(n):\n    return " + "(" * 60 + "1" + " * 9**99)" * 60 + "\n",

@@ -96,6 +96,7 @@ class World:
                 Path(f"/proc/{self.victim.pid}/limits").read_text(),
                 process.status() == psutil.STATUS_STOPPED,
             ),
+            "null": Path("/dev/null").stat().st_mtime_ns,
             "own": resource.getrlimit(resource.RLIMIT_NOFILE),
             "objects": [_objects(kind) for kind in ("shm", "msg", "sem")],
         }

@@ -9,14 +9,15 @@ import resource
 import struct
 from dataclasses import dataclass
 
-from .seccomp import build_base_filter, build_foreign_filter
+from .seccomp import build_base_filter, build_foreign_filter, find_call
 
-OWN_PROCESSES = 6
-"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready, dying."""
+OWN_PROCESSES = 4
+"""Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready."""
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 2, 4, 8, 2
-PR_SET_DUMPABLE, PR_SET_SECCOMP, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 22, 24, 38, 47
-PR_CAP_AMBIENT_CLEAR_ALL, SECCOMP_MODE_FILTER = 4, 2
+MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 1, 2, 4, 8, 2
+MS_REMOUNT, MS_BIND = 32, 4096
+PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS, PR_CAP_AMBIENT = 4, 24, 38, 47
+PR_CAP_AMBIENT_CLEAR_ALL, SET_MODE_FILTER, NEW_LISTENER = 4, 1, 8
 CAPABILITY_VERSION_3, LAST_CAPABILITY = 0x20080522, 40
 
 # Landlock; its calls have the same numbers on every architecture
@@ -105,11 +106,19 @@ def create_ruleset(paths: list[str]) -> int:
     return ruleset
 
 
-def install_filter(code: bytes) -> None:
-    """Install a filter on this process and all it will fork. Requires ``no_new_privs``."""
+def install_filter(code: bytes, ask: bool = False) -> int:
+    """Install a filter on this process and all it will fork. Requires ``no_new_privs``.
+
+    Returns a listener's descriptor if the filter asks one about some calls, else 0.
+
+    Raises:
+        OSError: the kernel, or a container's runtime that listens itself, refuses.
+    """
     instructions = ctypes.create_string_buffer(code)
     head = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(instructions))
-    check_call(libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, head, 0, 0), "seccomp")
+    listener = libc.syscall(find_call("seccomp"), SET_MODE_FILTER, NEW_LISTENER if ask else 0, head)
+    check_call(listener, "seccomp")
+    return int(listener)
 
 
 class Level:
@@ -128,14 +137,16 @@ class Level:
         uses_landlock = name == "landlock" or (name == "namespaces-flat" and landlock_version() > 0)
         self.candidate_files = create_ruleset(readable) if uses_landlock else None
         self.tester_files = create_ruleset([*readable, "/proc"]) if uses_landlock else None
-        self.base_filter = build_base_filter()
-        self.candidate_filter = build_foreign_filter(alone=not self.namespaces)
-        self.tester_filter = build_foreign_filter(alone=True)
-        self.processes: int | None = None  # a level that refuses to fork needs no limit
-        if self.namespaces:  # twice: processes of the previous candidate may still be dying
-            self.processes = 2 * limits.processes + OWN_PROCESSES
+        self.base_filter = build_base_filter(alone=not self.namespaces)
+        self.asks = self.confined and not self.namespaces
+        self.candidate_filter = build_foreign_filter(alone=not self.namespaces, ask=self.asks)
+        self.tester_filter = build_foreign_filter(alone=True, ask=False)
+        self.max_tasks = 2 * limits.processes
+        self.processes: int | None = None  # the kernel counts per user and user namespace
+        if self.namespaces:
+            self.processes = self.max_tasks + OWN_PROCESSES
         elif not self.confined:
-            self.processes = count_own_tasks() + 2 * limits.processes + OWN_PROCESSES
+            self.processes = count_own_tasks() + self.max_tasks + OWN_PROCESSES
 
     def confine_zygote(self) -> None:
         """Called once, before the first fork."""
@@ -143,14 +154,22 @@ class Level:
         check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # not inspected by processes of this user
         if self.namespaces:  # open descriptors of /proc keep working
             check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
+            kept = os.statvfs("/dev/null").f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+            mount_path("none", "/dev/null", "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)  # it has the host's dates
             for capability in range(LAST_CAPABILITY + 1):  # refused without CAP_SETPCAP, where there is none to lose
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
         if self.confined:
             install_filter(self.base_filter)
 
-    def confine_candidate(self) -> None:
-        """Called when only the channel's descriptor is still needed, before any foreign code."""
+    def confine_candidate(self) -> int:
+        """Called when only the channel's descriptor is still needed, before any foreign code.
+
+        Returns the descriptor at which the candidate's threads ask for more, 0 at levels where none ask.
+        """
         limits = self.limits
+        null = os.open("/dev/null", os.O_RDWR)  # flags and locks of a shared one would stay for the next candidate
+        for standard in range(3):
+            os.dup2(null, standard)
         if self.namespaces:
             unshare_namespaces(CLONE_NEWNS | CLONE_NEWIPC)
             options = f"size={limits.scratch_bytes},nr_inodes={limits.scratch_files},mode=0700"
@@ -165,25 +184,28 @@ class Level:
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),
+            (resource.RLIMIT_SIGPENDING, 0),  # no timers in the kernel
             (resource.RLIMIT_NPROC, self.processes),
         ):
             if value is not None:
                 resource.setrlimit(name, (value, value))
-        self._drop_rights(self.candidate_files, self.candidate_filter)
+        return self._drop_rights(self.candidate_files, self.candidate_filter, self.asks)
 
     def confine_tester(self) -> None:
         """Called before the job is read."""
         self._drop_rights(self.tester_files, self.tester_filter)
 
-    def _drop_rights(self, ruleset: int | None, system_calls: bytes) -> None:
-        """Drop every capability from every set, files outside ``ruleset``, and the calls that a filter denies."""
+    def _drop_rights(self, ruleset: int | None, system_calls: bytes, ask: bool = False) -> int:
+        """Drop every capability from every set, files outside ``ruleset``, and the calls that a filter denies.
+
+        Returns the filter's listener as :func:`install_filter` does.
+        """
         check_call(libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0), "ambient capabilities")
         header = (ctypes.c_uint32 * 2)(CAPABILITY_VERSION_3, 0)
         check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
         if ruleset is not None:
             check_call(libc.syscall(RESTRICT_SELF, ruleset, 0), "landlock_restrict_self")
-        if self.confined:
-            install_filter(system_calls)
+        return install_filter(system_calls, ask) if self.confined else 0
 
 
 def count_own_tasks() -> int:

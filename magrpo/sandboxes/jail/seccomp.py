@@ -2,8 +2,11 @@
 
 Two filters stack. The zygote installs :func:`build_base_filter` on itself, so that everything it forks has it; a
 process that runs foreign code adds :func:`build_foreign_filter`. A denied call fails with EPERM; the program goes on.
+:func:`answer_thread_request` serves the calls that a filter leaves to the zygote.
 """
 
+import contextlib
+import fcntl
 import os
 import struct
 import tomllib
@@ -19,31 +22,44 @@ LAST_KNOWN = 452
 AF_UNIX, SOCK_STREAM, SOCK_TYPE_MASK = 1, 1, 0xF
 CLONE_THREAD = 0x00010000
 CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW... flag
-FCNTL_REFUSED = (8, 10, 15, 1024, 1026)  # F_SETOWN, F_SETSIG, F_SETOWN_EX, F_SETLEASE, F_NOTIFY: signals to others
-IOCTL_REFUSED = (0x8901, 0x8902, 0x5412, 0x541C)  # FIOSETOWN, SIOCSPGRP, TIOCSTI, TIOCLINUX
+FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030, 1032)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, ..., F_GETPIPE_SZ: no locks
+IOCTL_ALLOWED = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
+SIGCHLD, SHARED_ANONYMOUS, MSG_OOB = 17, 0x21, 1
+MESSAGE_FLAGS = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3, "recvfrom": 3, "recvmsg": 2, "recvmmsg": 3}
+"""Index of the argument that holds the flags."""
 
 LOAD, AND, RETURN = 0x20, 0x54, 0x06
 EQUAL, ABOVE, ANY_BIT = 0x15, 0x25, 0x45
-ALLOW, KILL, ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
-EPERM, ENOSYS = 1, 38
+ALLOW, ASK, KILL, ERRNO = 0x7FFF0000, 0x7FC00000, 0x80000000, 0x00050000
+EPERM, EAGAIN, ENOTTY, ENOSYS = 1, 11, 25, 38
+RECEIVE_REQUEST, SEND_ANSWER, CONTINUE = 0xC0502100, 0xC0182101, 1  # seccomp_unotify(2)
 UNKNOWN = -1
 """The number of a system call on an architecture that lacks it."""
 
 Instruction = tuple[int, int, int, int]
 
 
+def find_architecture() -> str:
+    """This machine's key of :data:`ARCHITECTURES`; OSError if it is not there."""
+    machine = os.uname().machine
+    if machine not in ARCHITECTURES:
+        raise OSError(f"no system call table for {machine}")
+    return machine
+
+
+def find_call(name: str) -> int:
+    """Number of a system call on this machine, or UNKNOWN."""
+    numbers = next(group[name] for group in CALLS.values() if name in group)
+    return numbers[list(ARCHITECTURES).index(find_architecture())]
+
+
 class Filter:
     """A filter under construction. Every rule leaves the number of the system call in the accumulator."""
 
     def __init__(self) -> None:
-        machine = os.uname().machine
-        if machine not in ARCHITECTURES:
-            raise OSError(f"no system call table for {machine}")
-        column = list(ARCHITECTURES).index(machine)
-        self.numbers = {name: numbers[column] for group in CALLS.values() for name, numbers in group.items()}
         self.code: list[Instruction] = [
             (LOAD, 0, 0, 4),
-            (EQUAL, 1, 0, ARCHITECTURES[machine]),
+            (EQUAL, 1, 0, ARCHITECTURES[find_architecture()]),
             (RETURN, 0, 0, KILL),
             (LOAD, 0, 0, 0),
             (ABOVE, 0, 1, LAST_KNOWN),  # also all of x32
@@ -53,10 +69,17 @@ class Filter:
     def deny_calls(self, names: Iterable[str], error: int = EPERM) -> None:
         """Deny system calls with any arguments."""
         for name in names:
-            if self.numbers[name] != UNKNOWN:
-                self.code += [(EQUAL, 0, 1, self.numbers[name]), (RETURN, 0, 0, ERRNO | error)]
+            number = find_call(name)
+            if number != UNKNOWN:
+                self.code += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | error)]
 
-    def allow_if(self, name: str, argument: int, *tests: Instruction) -> None:
+    def allow_values(self, name: str, argument: int, values: Iterable[int], error: int = EPERM) -> None:
+        """Allow a system call only with these values of ``argument``."""
+        tests = [(EQUAL, jump, 0, value) for jump, value in enumerate(reversed([*values]), start=1)][::-1]
+        body = [_load_argument(argument), *tests, (RETURN, 0, 0, ERRNO | error), (RETURN, 0, 0, ALLOW)]
+        self.code += [(EQUAL, 0, len(body), find_call(name)), *body]
+
+    def allow_if(self, name: str, argument: int, *tests: Instruction, verdict: int = ALLOW) -> None:
         """Allow a system call if all tests jump over the denial. The tests begin with ``argument`` in the accumulator.
 
         Each test is an instruction; a comparison's jumps are given here as 1 (continue) and 0 (deny).
@@ -67,8 +90,8 @@ class Filter:
                 body.append((code, 0, 0, operand))
             else:
                 body.append((code, 0 if yes else denial, 0 if no else denial, operand))
-        body += [(RETURN, 0, 0, ALLOW), (RETURN, 0, 0, ERRNO | EPERM)]
-        self.code += [(EQUAL, 0, len(body), self.numbers[name]), *body]
+        body += [(RETURN, 0, 0, verdict), (RETURN, 0, 0, ERRNO | EPERM)]
+        self.code += [(EQUAL, 0, len(body), find_call(name)), *body]
 
     def pack_filter(self) -> bytes:
         """The filter as the kernel reads it; calls that no rule matches are allowed."""
@@ -79,26 +102,47 @@ def _load_argument(index: int) -> Instruction:
     return LOAD, 0, 0, 16 + 8 * index  # the low half; both architectures are little-endian
 
 
-def build_base_filter() -> bytes:
-    """Deny calls that no process inside the jail needs, the zygote included."""
+def build_base_filter(alone: bool) -> bytes:
+    """Deny calls that no process inside the jail needs, the zygote included.
+
+    ``alone``: candidates have no namespaces of their own, and so no children.
+    """
     built = Filter()
     built.deny_calls(CALLS["never"])
+    built.deny_calls(CALLS["pretended"], 0)
+    built.deny_calls(["clone3"], ENOSYS)  # its flags are in memory, invisible to filters; libc falls back to clone
+    built.allow_if("prlimit64", 0, (EQUAL, 1, 0, 0))
+    built.allow_values("fcntl", 1, FCNTL_ALLOWED)
+    for name, flags in MESSAGE_FLAGS.items():
+        built.allow_if(name, flags, (ANY_BIT, 0, 1, MSG_OOB))
+    if not alone:  # memory and CPU time that measurements of a family of processes would miss
+        built.allow_if("mmap", 3, (AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS))
+        built.allow_if("rt_sigaction", 0, (EQUAL, 0, 1, SIGCHLD))  # ignored children would not be added to their parent
     return built.pack_filter()
 
 
-def build_foreign_filter(alone: bool) -> bytes:
-    """Deny, in addition, calls that a process with foreign code must not make.
+def build_foreign_filter(alone: bool, ask: bool) -> bytes:
+    """Deny, in addition, calls that a process with foreign code must not make; short, as each candidate installs it.
 
-    ``alone``: it has no namespaces of its own, so it may not have children or send signals either.
+    ``alone``: it has no namespaces of its own, so it may not have children or send signals either; ``ask``: whether the
+    listener of the filter decides about each new thread.
     """
     built = Filter()
     built.deny_calls([*CALLS["foreign"], *(CALLS["alone"] if alone else ())])
-    built.deny_calls(["clone3"], ENOSYS)  # its flags are in memory, invisible to filters; libc falls back to clone
     only_threads: list[Instruction] = [(ANY_BIT, 1, 0, CLONE_THREAD)] if alone else []
-    built.allow_if("clone", 0, (ANY_BIT, 0, 1, CLONE_NEW_ANY), *only_threads)
-    built.allow_if("prlimit64", 0, (EQUAL, 1, 0, 0))
-    built.allow_if("fcntl", 1, *[(EQUAL, 0, 1, command) for command in FCNTL_REFUSED])
-    built.allow_if("ioctl", 1, *[(EQUAL, 0, 1, command) for command in IOCTL_REFUSED])
+    built.allow_if("clone", 0, (ANY_BIT, 0, 1, CLONE_NEW_ANY), *only_threads, verdict=ASK if ask else ALLOW)
+    built.allow_values("ioctl", 1, IOCTL_ALLOWED, ENOTTY)
     stream = [_load_argument(1), (AND, 0, 0, SOCK_TYPE_MASK), (EQUAL, 1, 0, SOCK_STREAM)]
     built.allow_if("socketpair", 0, (EQUAL, 1, 0, AF_UNIX), *stream)
     return built.pack_filter()
+
+
+def answer_thread_request(listener: int, allowed: bool) -> None:
+    """Let the thread that waits at ``listener`` create another, or fail with EAGAIN. It may have died meanwhile."""
+    request = bytearray(80)
+    with contextlib.suppress(FileNotFoundError):
+        fcntl.ioctl(listener, RECEIVE_REQUEST, request)
+        answer = struct.pack(
+            "QqiI", *struct.unpack_from("Q", request), 0, 0 if allowed else -EAGAIN, CONTINUE * allowed
+        )
+        fcntl.ioctl(listener, SEND_ANSWER, answer)

@@ -2,7 +2,7 @@
 
 One request on the control socket is one candidate: a byte and the descriptor of a connection to the parent. The zygote
 forks the candidate, then the tester, which reads the job from that connection. It replaces the candidate on the
-tester's request, and reports the tester's exit status at the end.
+tester's request, decides about new threads where the kernel does not count them, and reports the tester's exit status.
 """
 
 import contextlib
@@ -18,16 +18,21 @@ from typing import NamedTuple
 from . import candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
 from .confine import Level
+from .seccomp import answer_thread_request
 
 CHANNEL_FD = 3
 DYING_S = 0.2
 
 
 class LiveCandidate(NamedTuple):
-    """A candidate process that waits for its program, and the tester's end of its channel."""
+    """A candidate process that waits for its program, and the tester's end of its channel.
+
+    ``listener``: descriptor at which its threads ask for more, -1 where they do not ask.
+    """
 
     pid: int
     channel: socket.socket
+    listener: int = -1
 
 
 class Zygote:
@@ -38,7 +43,7 @@ class Zygote:
         self.own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC) if level.namespaces else -1
         self.proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
         level.confine_zygote()
-        self.dying: list[int] = []
+        self.dying = 0
         self.ready = self.fork_candidate()
 
     def serve_requests(self) -> None:
@@ -47,6 +52,8 @@ class Zygote:
             message, descriptors, _, _ = socket.recv_fds(self.control, 16, 1)
             if not message:
                 return
+            if self.dying:  # the next candidate needs the memory and the places of the last one's processes
+                os.waitpid(self.dying, 0)
             with socket.socket(fileno=descriptors[0]) as connection:
                 requests, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 with far:
@@ -55,45 +62,61 @@ class Zygote:
             with requests:
                 life.channel.close()
                 self.ready = self.fork_candidate()
-                status = self.attend_tester(testing, requests, life.pid)
+                status = self.attend_tester(testing, requests, life)
             if status is None:
                 return
             self.control.send(json.dumps({"tester": status}).encode())
 
-    def attend_tester(self, testing: int, requests: socket.socket, pid: int) -> int | None:
-        """Replace the candidate when the tester asks; return the tester's exit status, None if the parent hung up."""
+    def attend_tester(self, testing: int, requests: socket.socket, life: LiveCandidate) -> int | None:
+        """Serve the tester and its candidate; return the tester's exit status, None if the parent hung up."""
         ended = os.pidfd_open(testing)
-        poll = select.poll()
-        for source in (requests, ended, self.control):
-            poll.register(source, select.POLLIN)
+        sources = {requests.fileno(), ended, self.control.fileno(), life.listener}
         try:
             while True:
-                ready = {number for number, _ in poll.poll()}
+                ready = wait_for_any(sources)
                 if self.control.fileno() in ready:
                     return None
                 if ended in ready:
                     return os.waitpid(testing, 0)[1]
+                if life.listener in ready:
+                    if ready[life.listener] & select.POLLIN:
+                        answer_thread_request(life.listener, self.count_threads(life.pid) < self.level.max_tasks)
+                    else:  # it is dead
+                        sources.discard(life.listener)
+                    continue
                 request = requests.recv(16)
                 if not request:  # the tester is exiting
-                    poll.unregister(requests)
+                    sources.discard(requests.fileno())
                     continue
-                past = bury_candidate(pid, DYING_S if request == proxy.GONE else 0)
+                past = bury_candidate(life.pid, DYING_S if request == proxy.GONE else 0)
+                close_listener(life)
+                sources.discard(life.listener)
                 life = self.take_ready_candidate()
-                pid = life.pid
+                sources.add(life.listener)
                 with life.channel:
-                    socket.send_fds(requests, [json.dumps([*past, pid]).encode()], [life.channel.fileno()])
+                    socket.send_fds(requests, [json.dumps([*past, life.pid]).encode()], [life.channel.fileno()])
                 self.ready = self.fork_candidate()
         finally:
             os.close(ended)
-            kill_candidate(pid)
-            self.dying = [old for old in [*self.dying, pid] if os.waitpid(old, os.WNOHANG)[0] == 0]
+            kill_candidate(life.pid)
+            close_listener(life)
+            self.dying = life.pid
 
     def take_ready_candidate(self) -> LiveCandidate:
         """The ready candidate, replaced if it was killed while waiting."""
         if os.waitpid(self.ready.pid, os.WNOHANG)[0] != 0:
             self.ready.channel.close()
             self.ready = self.fork_candidate()
+        if self.level.asks:
+            descriptors = socket.recv_fds(self.ready.channel, 1, 1)[1]
+            if descriptors:  # else it could not be confined, as the tester will notice
+                return self.ready._replace(listener=descriptors[0])
         return self.ready
+
+    def count_threads(self, pid: int) -> int:
+        """Number of threads of a process, at least 1."""
+        with open(os.open(f"{pid}/status", os.O_RDONLY, dir_fd=self.proc), "rb") as file:  # noqa: PTH123
+            return int(file.read().partition(b"Threads:")[2].split()[0])
 
     def fork_candidate(self) -> LiveCandidate:
         near, far = socket.socketpair()
@@ -103,7 +126,9 @@ class Zygote:
         if pid == 0:
             try:
                 os.setsid()
-                self.level.confine_candidate()
+                listener = self.level.confine_candidate()
+                if self.level.asks:
+                    socket.send_fds(far, [b"l"], [listener])
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
                 candidate.serve_calls(socket.socket(fileno=CHANNEL_FD))
@@ -125,6 +150,20 @@ class Zygote:
             finally:
                 os._exit(0)
         return pid
+
+
+def wait_for_any(descriptors: set[int]) -> dict[int, int]:
+    """Events of the descriptors that are ready, at least one; negative descriptors are ignored."""
+    poll = select.poll()
+    for descriptor in descriptors:
+        if descriptor >= 0:
+            poll.register(descriptor, select.POLLIN)
+    return dict(poll.poll())
+
+
+def close_listener(life: LiveCandidate) -> None:
+    if life.listener >= 0:
+        os.close(life.listener)
 
 
 def bury_candidate(pid: int, patience_s: float) -> tuple[int, float, int]:
