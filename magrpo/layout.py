@@ -25,12 +25,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-import msgspec
-
 from magrpo.config import RunConfig
 from magrpo.place import Place
 from magrpo.plugins import ConfigError, list_choices, validate_config
 from magrpo.store import MANIFEST, Pointer, RunStore, atomic_write, read_records, write_records
+from magrpo.surrogates import decode_json
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
 StageName = Literal[
@@ -265,7 +264,7 @@ def write_scores(folder: Path, groups: Iterable[RolloutGroup[ScoredTurn]]) -> No
 
 def read_evaluation(folder: Path) -> EvalReport:
     """The report committed by ``evaluate`` or ``baseline``."""
-    return msgspec.json.decode((folder / EVALUATION).read_bytes(), type=EvalReport)
+    return decode_json((folder / EVALUATION).read_bytes(), EvalReport)
 
 
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations

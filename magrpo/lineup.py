@@ -19,9 +19,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, first_line
+from magrpo.surrogates import REPLACEMENT
 from magrpo.types import Observation
-
-REPLACEMENT = "\ufffd"
 
 
 @dataclass(frozen=True)

@@ -30,6 +30,7 @@ import msgspec
 from magrpo import compress
 from magrpo.config import RunConfig, load_resolved
 from magrpo.plugins import ConfigError
+from magrpo.surrogates import decode_json, encode_json
 
 MANIFEST = "_SUCCESS"
 CONFIG = "config.json"
@@ -229,7 +230,10 @@ def write_records(path: Path, records: Iterable[Any]) -> None:
 def _encode_blocks(records: Iterable[Any]) -> Iterator[bytes]:
     encode_lines, remaining = msgspec.json.Encoder().encode_lines, iter(records)
     while block := list(islice(remaining, _BLOCK_RECORDS)):
-        yield encode_lines(block)
+        try:
+            yield encode_lines(block)
+        except UnicodeEncodeError:
+            yield b"".join(encode_json(record) + b"\n" for record in block)
 
 
 def _compress_apart(path: Path, texts: Iterable[bytes]) -> None:
@@ -251,7 +255,10 @@ def read_records(path: Path, record_type: type[RecordT]) -> list[RecordT]:
     records: list[RecordT] = []
     with gzip.open(path, "rb") as file:
         while block := b"".join(file.readlines(_BLOCK_BYTES)):
-            records += decode_lines(block)
+            try:
+                records += decode_lines(block)
+            except msgspec.DecodeError:
+                records += [decode_json(line, record_type) for line in block.splitlines()]
     return records
 
 

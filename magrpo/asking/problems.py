@@ -12,6 +12,7 @@ from magrpo.interfaces import Reward
 from magrpo.layout import Step, read_problems
 from magrpo.plugins import ConfigError
 from magrpo.rewards.common import ProgramReward
+from magrpo.surrogates import replace_surrogates
 from magrpo.syntax import parse_python
 from magrpo.types import Problem, Split
 
@@ -63,6 +64,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
     Raises:
         ConfigError: the text is empty, a test is unusable, or the reward takes no tests.
     """
+    text, tests = replace_surrogates(text), replace_surrogates(list(tests))
     if not text.strip():
         raise ConfigError("the problem is empty")
     if not writes_programs(reward):

@@ -10,6 +10,7 @@ from pydantic import Field
 
 from magrpo.envs.prompts import PROMPTS
 from magrpo.plugins import ConfigError, Section
+from magrpo.surrogates import replace_surrogates
 from magrpo.types import Problem
 
 MAX_CHARS = 4000
@@ -64,4 +65,4 @@ def _ask(expert: Expert, system: str, user: str) -> str:
         ) from error
     except openai.APIStatusError as error:
         raise ConfigError(f"env.expert: {expert.base_url} refuses a request to {expert.model!r}: {error}") from error
-    return (answer.choices[0].message.content or "").strip()[:MAX_CHARS]
+    return replace_surrogates(answer.choices[0].message.content or "").strip()[:MAX_CHARS]

@@ -12,6 +12,7 @@ from typing import Any
 
 from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
+from magrpo.surrogates import replace_surrogates
 from magrpo.syntax import parse_python
 from magrpo.types import Problem, Split
 
@@ -84,7 +85,9 @@ def check_source(source: str) -> None:
 
 def _read_json(path: Path) -> Iterator[Row]:
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        with (gzip.open if path.suffix == ".gz" else open)(
+            path, "rt", encoding="utf-8", errors="surrogatepass"
+        ) as file:
             if path.name.removesuffix(".gz").endswith(".json"):
                 values = _parse_json(path, file.read())
                 if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
@@ -106,7 +109,7 @@ def _read_json(path: Path) -> Iterator[Row]:
 
 def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
     try:
-        return json.loads(text)
+        return replace_surrogates(json.loads(text))
     except json.JSONDecodeError as error:
         where = f"{path}:{first_line + error.lineno - 1}"
         raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None

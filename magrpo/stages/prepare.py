@@ -2,17 +2,20 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits
+from magrpo.surrogates import replace_surrogates
 from magrpo.types import Problem
 
 
 def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
     """Load every split. Raises ConfigError if one is empty or too small, or a ``task_id`` is used twice."""
-    splits = problems.load()
+    loaded = problems.load()
+    splits = {split: [_replace_surrogates(problem) for problem in members] for split, members in loaded.items()}
     for split in ("train", "test"):
         if not splits.get(split):
             raise ConfigError(f"problems: the split {split!r} is empty; ask for a larger one")
@@ -28,6 +31,10 @@ def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
                 raise ConfigError(f"problems: {problem.task_id!r} is both in {seen[problem.task_id]} and in {split}")
             seen[problem.task_id] = split
     return splits
+
+
+def _replace_surrogates(problem: Problem) -> Problem:
+    return Problem(**replace_surrogates(asdict(problem)))
 
 
 def draw_problems(train: Sequence[Problem], iteration: int, count: int, seed: int) -> list[Problem]:

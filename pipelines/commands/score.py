@@ -18,6 +18,7 @@ from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts
+from magrpo.surrogates import decode_json, replace_surrogates
 from magrpo.types import Problem
 from pipelines.arguments import Overrides
 
@@ -163,7 +164,14 @@ def _read_completions(path: Path, problems: dict[str, Problem]) -> list[Completi
 
 def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT]]:
     """The lines of a JSONL file with their positions, ``file:line``; skips blank lines."""
-    decode = msgspec.json.Decoder(line_type).decode
+    decoder = msgspec.json.Decoder(line_type)
+
+    def decode(line: bytes) -> LineT:
+        try:
+            return decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return msgspec.convert(replace_surrogates(decode_json(line, object)), line_type)
+
     try:
         with _open(path, "rb") as file:
             for number, line in enumerate(file, 1):

@@ -11,8 +11,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import msgspec
-
 from magrpo import layout
 from magrpo.config import EvalConfig, RunConfig
 from magrpo.engines import EngineError
@@ -28,6 +26,7 @@ from magrpo.stages.prepare import draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, write_records
+from magrpo.surrogates import encode_json
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
 from pipelines.progress.console import RunConsole
 from pipelines.training.resources import Resources
@@ -326,6 +325,6 @@ _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:
     """Write the report and the notable executions; returns the metrics that every evaluation has."""
     write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, backend.stats.ran)
-    (folder / layout.EVALUATION).write_bytes(msgspec.json.encode(report))
+    (folder / layout.EVALUATION).write_bytes(encode_json(report))
     metrics = {key: interval.mean for key, interval in report.summary[HEADLINE].items()}
     return metrics | {"sandbox/infra_error_frac": backend.stats.metrics()["sandbox/infra_error_frac"]}
