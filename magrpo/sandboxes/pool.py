@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import queue
+import time
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
@@ -24,13 +26,21 @@ from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
-ATTEMPTS = 2
+ATTEMPTS = 3
+FATAL_ATTEMPTS = 2
+"""Number of fresh workers that a program kills before it is blamed."""
 MAX_FAILURES = 3
+PAUSE_S = 0.3  # the user may have no process left for a moment
+PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
 _CLOSED = "the sandbox was closed"
 PRELOAD = (
     "abc bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools "
     "json math operator re statistics string textwrap traceback typing"
 )
+
+
+class FreshWorkerDied(WorkerDied):
+    """A worker died in its first job."""
 
 
 class PoolSandbox(Plugin):
@@ -157,36 +167,62 @@ class Pool:
             return None
 
     def _run_one(self, execution: Execution) -> ExecutionReport:
-        """Run one execution; if the worker fails, retry once on a new worker."""
+        """Run one execution; if the worker fails, retry on new workers.
+
+        If it kills two of them that a plain program does not kill, the program crashed.
+        """
         try:
             job = make_job(execution)
         except SyntaxError as error:
             return self._report_failure(f"the test is not Python: {error}")
         worker = self.idle.get()
-        message = ""
-        for _ in range(ATTEMPTS):
-            try:
-                if worker and worker.jobs >= self.recycle_after:
-                    self._discard(worker)
-                    worker = None
-                worker = worker or self._start_worker()
-                result = worker.run_job(job, self.timeout_s)
-            except WorkerDied as error:
-                message = str(error)
-                log.warning("a sandbox worker failed: %s", message)
-                if worker:
-                    self._discard(worker)
-                    worker = None
-            else:
-                self.idle.put(worker)
-                self.failures = 0
-                return self._make_report(result)
-        self.idle.put(None)
+        message, killed = "", 0
+        try:
+            for _ in range(ATTEMPTS):
+                given, worker = worker, None
+                try:
+                    worker, result = self._run_job(given, job)
+                except WorkerDied as error:
+                    message = str(error)
+                    log.warning("a sandbox worker failed: %s", message)
+                    if isinstance(error, FreshWorkerDied):
+                        killed += 1
+                    else:
+                        time.sleep(PAUSE_S)
+                else:
+                    self.failures = 0
+                    return self._make_report(result)
+                if killed == FATAL_ATTEMPTS:
+                    with contextlib.suppress(WorkerDied):
+                        worker, _ = self._run_job(None, make_job(PLAIN))
+                        self.failures = 0
+                        return self._make_report(describe_crash(job, message))
+                    break
+        finally:
+            self.idle.put(worker)
         self._check_open()
         self.failures += 1
         if self.failures >= MAX_FAILURES:
             raise SandboxDied(f"{self.failures} executions in a row found no working jail: {message}")
         return self._report_failure(message)
+
+    def _run_job(self, worker: Worker | None, job: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
+        """Run a job on ``worker``, or on a new one if it has done its share; return who ran it and the report.
+
+        Raises:
+            WorkerDied: the worker died and was closed, or none could be started.
+        """
+        if worker and worker.jobs >= self.recycle_after:
+            self._discard(worker)
+            worker = None
+        worker = worker or self._start_worker()
+        try:
+            return worker, worker.run_job(job, self.timeout_s)
+        except WorkerDied as error:
+            self._discard(worker)
+            if worker.jobs == 1:
+                raise FreshWorkerDied(str(error)) from error
+            raise
 
     def _make_report(self, result: dict[str, Any]) -> ExecutionReport:
         if "unusable" in result:
@@ -198,3 +234,9 @@ class Pool:
 
     def _report_failure(self, message: str) -> ExecutionReport:
         return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)
+
+
+def describe_crash(job: dict[str, Any], message: str) -> dict[str, Any]:
+    """The report on a program that ended two jails."""
+    not_run = [["not_run", "the test did not get that far"]] * (job["asserts"] - 1)
+    return {"cases": [["crash", f"it ended two jails: {message}"], *not_run]}

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 from typing import Any
 
@@ -43,34 +44,40 @@ class Worker:
     def __init__(self, spec: JailSpec) -> None:
         self.jobs = 0
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
+        try:
+            self._start_jail(spec)
+        except OSError as error:  # the user may have no process or descriptor left
+            raise WorkerDied(f"the jail could not be started: {error}") from error
+
+    def _start_jail(self, spec: JailSpec) -> None:
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        info_read, info_write = os.pipe()
-        with os.fdopen(info_read, "rb") as info:
-            with far, open(info_write, "wb"), open(os.devnull, "r+b") as null:  # noqa: PTH123
-                try:
-                    self.process = subprocess.Popen(
-                        build_command(spec, info_write),
-                        stdin=far.fileno(),
-                        stdout=null,
-                        stderr=subprocess.PIPE,
-                        pass_fds=(info_write,) if spec.uses_bubblewrap else (),
-                        env=ENVIRONMENT,
-                        cwd="/",
-                        start_new_session=True,
-                    )
-                except BaseException:
-                    self.control.close()
-                    raise
-            readable, _, _ = select.select([self.control], [], [], START_S)
-            if not readable or self.control.recv(16) != b"ready":
-                assert self.process.stderr
-                self.process.kill()
-                error = self.process.stderr.read().decode(errors="replace").strip() or "no message"
-                log.debug("the jail did not start:\n%s", error)
-                self.close()
-                raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
-            if spec.uses_bubblewrap:
-                self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
+        with contextlib.ExitStack() as started:
+            started.callback(self.control.close)
+            with far, tempfile.TemporaryFile() as errors, open(os.devnull, "r+b") as null:  # noqa: PTH123
+                info_read, info_write = os.pipe()
+                with os.fdopen(info_read, "rb") as info:
+                    with os.fdopen(info_write, "wb"):
+                        self.process = subprocess.Popen(
+                            build_command(spec, info_write),
+                            stdin=far.fileno(),
+                            stdout=null,
+                            stderr=errors,
+                            pass_fds=(info_write,) if spec.uses_bubblewrap else (),
+                            env=ENVIRONMENT,
+                            cwd="/",
+                            start_new_session=True,
+                        )
+                    started.callback(self.close)
+                    far.close()
+                    readable, _, _ = select.select([self.control], [], [], START_S)
+                    if not readable or self.control.recv(16) != b"ready":
+                        errors.seek(0)
+                        error = errors.read().decode(errors="replace").strip() or "no message"
+                        log.debug("the jail did not start:\n%s", error)
+                        raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
+                    if spec.uses_bubblewrap:
+                        self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
+            started.pop_all()
 
     def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """The tester's report; empty if the test code itself ran out of its limits.
@@ -80,8 +87,8 @@ class Worker:
         """
         self.jobs += 1
         deadline = time.monotonic() + timeout_s
-        near, far = socket.socketpair()
         try:
+            near, far = socket.socketpair()
             with near:
                 with far:
                     socket.send_fds(self.control, [b"job"], [far.fileno()])
@@ -114,8 +121,6 @@ class Worker:
             self.inside = None
         self.process.wait()
         self.control.close()
-        if self.process.stderr:
-            self.process.stderr.close()
 
     def kill(self) -> None:
         """Kill the jail; a job that is running in another thread ends with :class:`WorkerDied`."""

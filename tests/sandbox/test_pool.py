@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import multiprocessing
 import os
 import select
 import signal
+import socket
+import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
@@ -103,6 +106,65 @@ def test_repeated_failure_raises(single: Pool, monkeypatch: pytest.MonkeyPatch) 
         single.run([right(2)])
     monkeypatch.undo()
     assert single.run([right(3)])[0].status == "pass", "a dead pool is rebuilt"
+
+
+@pytest.fixture
+def deadly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
+    """A pool of one worker, with jails that a program can kill."""
+
+    class Frail(Worker):
+        def run_job(self, job: dict[str, object], timeout_s: float) -> dict[str, object]:
+            if "kill the jail" in str(job["source"]):
+                self.kill()
+            return super().run_job(job, timeout_s)
+
+    monkeypatch.setattr(pool_module, "Worker", Frail)
+    pool = open_pool(workers=1)
+    yield pool
+    pool.close()
+
+
+def test_a_program_that_kills_two_jails_is_a_crash(deadly: Pool) -> None:
+    """However many do, and whoever stands between them: the sandbox works."""
+    killers = [
+        Execution(f"'kill the jail'\n{right(k).source}", "f", "assert f(0) == 1\nassert f(1) == 2") for k in range(5)
+    ]
+    reports = deadly.run([*killers, right()])
+    assert [report.status for report in reports] == ["crash"] * 5 + ["pass"]
+    assert [case.status for case in reports[0].cases] == ["crash", "not_run"]
+    assert "two jails" in reports[0].cases[0].message
+
+
+def test_jails_that_kill_themselves_are_nobodys_crash(deadly: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "PLAIN", Execution("'kill the jail'", "f", ""))
+    killer = Execution("'kill the jail'", "f", "assert f(0) == 1")
+    assert [deadly.run([killer])[0].status for _ in range(2)] == ["infra_error"] * 2
+    with pytest.raises(SandboxDied):
+        deadly.run([killer])
+
+
+def test_a_machine_without_room_for_processes_costs_no_place(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise BlockingIOError(errno.EAGAIN, "no more processes")
+
+    the_worker(single).kill()
+    wait_until_gone(the_worker(single))
+    with monkeypatch.context() as patches:
+        patches.setattr(subprocess, "Popen", refuse)
+        [report] = single.run([right(0)])
+    assert report.status == "infra_error"
+    assert "no more processes" in report.cases[0].message
+    assert [report.status for report in single.run([right(1), right(2)])] == ["pass"] * 2
+
+
+def test_a_machine_without_descriptors_costs_no_place(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EMFILE, "no more descriptors")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(socket, "socketpair", refuse)
+        assert single.run([right(0)])[0].status == "infra_error"
+    assert [report.status for report in single.run([right(1), right(2)])] == ["pass"] * 2
 
 
 def test_closing_ends_what_runs() -> None:
