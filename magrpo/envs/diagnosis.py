@@ -79,11 +79,11 @@ def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     For the role ``solo``, levels that concern a helper count as passed and are not mentioned.
     """
     parts, report = turn.reward.parts, turn.reports.get("program")
-    has_aux, has_entry = True, parts["structure"] > 0
+    has_aux, has_entry = True, parts["structure"] > 0 or parts["syntax"] > 0
     cooperation: Cooperation = "unknown"
     if role != "solo":
         has_aux = min(abs(parts["structure"] - 0.4), abs(parts["structure"] - 1.0)) < 0.05
-        has_entry = parts["structure"] > 0.5
+        has_entry = parts["structure"] > 0.5 or parts["syntax"] > 0  # a program with another kind of entry point ran
         if parts["cooperation"] > 0:
             cooperation = "full" if parts["cooperation"] > 1 else "thin"
         elif parts["cooperation"] < 0:

@@ -11,6 +11,7 @@ from magrpo.plugins import ConfigError
 from magrpo.rewards.common import ProgramReward, make_executions, merge_hidden_report, program_compiles
 from magrpo.rewards.program import (
     Module,
+    can_be_called,
     extract_module,
     extract_preamble,
     join_modules,
@@ -39,6 +40,9 @@ class JointProgram:
     """The variants by report name; empty unless both functions are there."""
     has_helper: bool
     has_entry: bool
+    """Whether main defines a function of that name which returns a value."""
+    runs: bool
+    """Whether main binds the entry point, as such a function or in another way: it is run."""
     use: str
     """How main treats ``aux`` according to the syntax tree: none, discarded or used."""
     is_thin: bool
@@ -69,7 +73,7 @@ class CodingReward(ProgramReward):
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
         """The combined program first; its variants, all at once, if it passed a test and used ``aux``."""
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
-        if not program.has_entry:
+        if not program.runs:
             return {}
         if "program" not in reports:
             return make_executions(problem, "program", program.source, watch=HELPER)
@@ -90,7 +94,7 @@ class CodingReward(ProgramReward):
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
         parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
-        if program.has_entry and program_compiles(reports):
+        if program.runs and program_compiles(reports):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
             parts["cooperation"] = self._price_cooperation(program, reports)
@@ -136,18 +140,18 @@ class SoloReward(ProgramReward):
     kind: str = "solo"
 
     def executions(self, problem: Problem, texts: Texts, reports: Reports) -> Mapping[str, Execution]:
-        """The program, if it defines the entry point."""
-        source, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
-        if "program" in reports or not has_entry:
+        """The program, if it binds the entry point."""
+        source, _, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
+        if "program" in reports or not runs:
             return {}
         return make_executions(problem, "program", source)
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
         assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
-        _, has_entry = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
+        _, has_entry, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         parts = dict.fromkeys(SOLO_MAXIMA, 0.0) | {"structure": float(has_entry)}
-        if has_entry and program_compiles(reports):
+        if runs and program_compiles(reports):
             parts["syntax"] = 0.5
             parts["tests"] = self._passed_fraction(merge_hidden_report(reports, "program"))
         return JointReward(self._scale_parts(parts), parts)
@@ -214,22 +218,25 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     modules = [extract_preamble(prompt, entry_point), extract_module(helper, HELPER), main_module]
     source = join_modules(modules)
     has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
+    runs = can_be_called(main_module.source, entry_point)
     only_main_works = has_helper and does_nothing(modules[1].source, HELPER)
     return JointProgram(
         source=source,
-        variants=_make_variants(modules, entry_point) if has_helper and has_entry else {},
+        variants=_make_variants(modules, entry_point) if has_helper and runs else {},
         has_helper=has_helper,
         has_entry=has_entry,
-        use=classify_use(main_module.source, HELPER),
-        is_thin=only_main_works or (has_entry and only_forwards(main_module.source, entry_point, HELPER)),
+        runs=runs,
+        use=classify_use(main_module.source, HELPER, "" if has_entry else entry_point),
+        is_thin=only_main_works or (runs and only_forwards(main_module.source, entry_point, HELPER)),
     )
 
 
 @lru_cache(maxsize=4096)
-def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool]:
-    """Join the problem's preamble and the completion into one program; say whether it defines the entry point."""
+def make_solo_program(prompt: str, entry_point: str, text: str) -> tuple[str, bool, bool]:
+    """Join the problem's preamble and the completion into one program; say whether it defines and binds the entry."""
     module = extract_module(text, entry_point, prompt=prompt)
-    return join_modules([extract_preamble(prompt, entry_point), module]), returns_value(module.source, entry_point)
+    source = join_modules([extract_preamble(prompt, entry_point), module])
+    return source, returns_value(module.source, entry_point), can_be_called(module.source, entry_point)
 
 
 def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str]:

@@ -19,6 +19,7 @@ MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the d
 _PARSE_CHARS = 8 * MAX_CHARS  # parsed for one completion over all attempts; bounds the time a hostile text takes
 _FENCE = "```"
 _PYTHON = frozenset({"", "py", "python", "python3"})
+_MAY_BE_CALLABLE = ast.Lambda | ast.Call | ast.Name | ast.Attribute | ast.Subscript | ast.IfExp | ast.BoolOp
 _UNPARSABLE = (SyntaxError, ValueError, RecursionError, MemoryError, OverflowError)
 
 
@@ -111,9 +112,34 @@ def returns_value(source: str, name: str) -> bool:
 
 
 @lru_cache(maxsize=4096)
+def can_be_called(source: str, name: str) -> bool:
+    """Whether the module binds ``name`` to what may be called: a function at top level that returns a value.
+
+    Without any function of that name at top level also a definition in a branch, a class, an import, or an assignment
+    of what is no literal: ``f = partial(g, 1)``.
+    """
+    tree = parse_source(source)
+    if find_functions(tree, name):
+        return returns_value(source, name)
+    for node in walk_own_scope(tree):
+        match node:
+            case ast.Assign(value=value) | ast.AnnAssign(value=value) if not isinstance(value, _MAY_BE_CALLABLE):
+                continue
+            case ast.stmt() if name in _list_bound_names(node):
+                return True
+    return False
+
+
+@lru_cache(maxsize=4096)
 def read_signature(source: str, name: str) -> tuple[str, str]:
-    """The head of the function ``name`` with decorators and colon, and arguments that pass its parameters on."""
-    function = find_functions(parse_source(source), name)[-1]
+    """The head of the function ``name`` with decorators and colon, and arguments that pass its parameters on.
+
+    One with any parameters if the module binds ``name`` in another way.
+    """
+    functions = find_functions(parse_source(source), name)
+    if not functions:
+        return f"def {name}(*args, **kwargs):", "*args, **kwargs"
+    function = functions[-1]
     arguments = function.args
     call = [arg.arg for arg in (*arguments.posonlyargs, *arguments.args)]
     call += [f"*{arguments.vararg.arg}"] if arguments.vararg else []
@@ -130,8 +156,8 @@ def find_functions(tree: ast.Module, name: str) -> list[ast.FunctionDef]:
     return [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
 
 
-def walk_own_scope(function: ast.FunctionDef) -> Iterator[ast.AST]:
-    """The nodes of a function's body, excluding those inside nested functions, lambdas and classes."""
+def walk_own_scope(function: ast.FunctionDef | ast.Module) -> Iterator[ast.AST]:
+    """The nodes of the body of a function or module, excluding those inside nested functions, lambdas and classes."""
     stack: list[ast.AST] = list(function.body)
     while stack:
         node = stack.pop()

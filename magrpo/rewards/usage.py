@@ -28,8 +28,8 @@ _IMPURE = frozenset({"setattr", "delattr", "exec", "eval", "next"})
 
 
 @lru_cache(maxsize=4096)
-def classify_use(source: str, name: str) -> Use:
-    """How the module treats ``name``, a function of the partner.
+def classify_use(source: str, name: str, bound: str = "") -> Use:
+    """How the module treats ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
 
     ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
     ``used``: a result can matter.
@@ -38,16 +38,22 @@ def classify_use(source: str, name: str) -> Use:
     is_read = any(load.id == name for load in _list_loads(sinks))
     if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    return "used" if name in _find_live_names(sinks) else "discarded"
+    return "used" if name in _find_live_names(sinks, bound) else "discarded"
 
 
 @lru_cache(maxsize=4096)
 def only_forwards(source: str, name: str, to: str) -> bool:
     """Whether the function ``name`` only returns ``to`` of its own parameters or constants.
 
-    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count.
+    Statements without effect (``pass``, docstrings, imports, assignments to names that are not live) do not count. A
+    name that is assigned forwards if its value is ``to``, a lambda that does, or ``to`` wrapped by a function that the
+    module does not define, such as ``partial``.
     """
     tree = parse_source(source)
+    if not find_functions(tree, name):
+        values = [node.value for node in tree.body if isinstance(node, ast.Assign) and _binds(node.targets[0], name)]
+        own = {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+        return bool(values) and _is_forwarding_value(values[-1], to, own)
     live = _find_live_names(_trace_values(tree))
     results: set[str] = set()
     for statement in find_functions(tree, name)[-1].body:
@@ -93,7 +99,10 @@ def packs_lists(source: str, name: str) -> bool:
 @lru_cache(maxsize=4096)
 def find_forwarding_call(source: str, name: str, to: str) -> str:
     """The first call of ``to`` in the function ``name`` on its parameters, as they are or packed; empty if none is."""
-    function = find_functions(parse_source(source), name)[-1]
+    functions = find_functions(parse_source(source), name)
+    if not functions:
+        return ""
+    function = functions[-1]
     parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
     for node in ast.walk(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
@@ -165,8 +174,8 @@ def _binds(node: ast.AST, name: str) -> bool:
     return False
 
 
-def _find_live_names(sinks: dict[ast.AST, Sink | None]) -> set[str]:
-    """Names whose value can matter: read where it matters, or copied into such a name."""
+def _find_live_names(sinks: dict[ast.AST, Sink | None], bound: str = "") -> set[str]:
+    """Names whose value can matter: ``bound``, read where it matters, or copied into such a name."""
     loads = _list_loads(sinks)
     feeds: dict[str | Sink, list[str | Sink]] = defaultdict(list)  # what is live if the key is
     for sink in {sink for sink in sinks.values() if sink}:
@@ -177,7 +186,7 @@ def _find_live_names(sinks: dict[ast.AST, Sink | None]) -> set[str]:
     for load in loads:
         if value_sink := sinks[load]:
             feeds[value_sink].append(load.id)
-    live: dict[str | Sink, None] = dict.fromkeys(load.id for load in loads if sinks[load] is None)
+    live: dict[str | Sink, None] = dict.fromkeys([bound, *(load.id for load in loads if sinks[load] is None)])
     waiting = list(live)
     for source in waiting:
         new = dict.fromkeys(fed for fed in feeds[source] if fed not in live)
@@ -242,6 +251,17 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
 def _is_pure(call: ast.Call) -> bool:
     """Whether it calls a builtin, by name, that has no effect visible to tests."""
     return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id) and call.func.id not in _IMPURE
+
+
+def _is_forwarding_value(value: ast.expr, to: str, own: set[str]) -> bool:
+    match value:
+        case ast.Name(id=name):
+            return name == to
+        case ast.Lambda(body=body):
+            return _is_forwarded(body, to, set())
+        case ast.Call(func=function, args=[ast.Name(id=name), *_]) if name == to:
+            return not (isinstance(function, ast.Name) and function.id in own)
+    return False
 
 
 def _is_forwarded(value: ast.expr | None, to: str, results: set[str]) -> bool:

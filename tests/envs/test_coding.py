@@ -195,6 +195,11 @@ def test_a_test_that_ran_beside_the_program_is_not_quoted() -> None:
     assert full(forged).splitlines()[1] == "- wrong"
 
 
+def test_an_entry_point_that_ran_is_not_missing() -> None:
+    """``f = partial(aux, 2)`` earns no structure, and is tested."""
+    assert full(past((0.4, 0.5, 1.0, 0.5), (PASS,), 1)).splitlines()[0] == "1 of 1 tests passed."
+
+
 def test_unknown_options_are_refused() -> None:
     for fields in ({"feedback": "shout"}, {"feedback_tests": -1}, {"num_turns": 0}, {"colour": 1}):
         with pytest.raises(ValidationError):

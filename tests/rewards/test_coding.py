@@ -329,6 +329,21 @@ CASES = {
     "aux raises sometimes": (AUX, main("return 2 * aux(xs[0]) if xs else 0"), (1.0, 0.5, 0.25, 0.0)),
     "main raises on it": ("def aux(xs):\n    return {1: 2}", MAIN, (1.0, 0.5, 0.0, 0.0)),
     "aux hangs": ("def aux(xs):\n    while True: pass\n    return 1", MAIN, (1.0, 0.5, 0.0, 0.0)),
+    "assigned entry": (AUX, "f = lambda xs: 2 * aux(xs)", (0.4, 0.5, 1.0, 1.5)),
+    "assigned wrapper": (DOUBLE, "f = aux", (0.4, 0.5, 1.0, 0.5)),
+    "lambda wrapper": (DOUBLE, "f = lambda xs: aux(xs)", (0.4, 0.5, 1.0, 0.5)),
+    "partial": (
+        "def aux(k, xs):\n    return k * sum(xs)",
+        "from functools import partial\nf = partial(aux, 2)",
+        (0.4, 0.5, 1.0, 0.5),
+    ),
+    "instance": (
+        AUX,
+        "class Solver:\n    def __call__(self, xs):\n        return 2 * aux(xs)\nf = Solver()",
+        (0.4, 0.5, 1.0, 1.5),
+    ),
+    "imported": (AUX, "from builtins import sum as f", (0.4, 0.5, 0.25, 0.0)),
+    "no function": (AUX, "f = 3", (0.4, 0.0, 0.0, 0.0)),
     "does not compile": (AUX, main("return 1", "yield from ()", "nonlocal y"), (1.0, 0.0, 0.0, 0.0)),
     "does not load": (f"import nowhere\n{AUX}", MAIN, (1.0, 0.5, 0.0, 0.0)),
 }

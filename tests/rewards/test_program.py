@@ -12,6 +12,7 @@ from magrpo.rewards import program
 from magrpo.rewards.program import (
     MAX_CHARS,
     Module,
+    can_be_called,
     extract_module,
     extract_preamble,
     join_modules,
@@ -222,6 +223,29 @@ def test_returns_value(body: str, expected: bool) -> None:
     assert not returns_value(f"def f(x):\n    {body}\n", "g")
 
 
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("f = lambda x: x", True),
+        ("from functools import partial\nf = partial(max, 1)", True),
+        ("f = Solver().solve", True),
+        ("f: Callable = g", True),
+        ("from math import gcd as f", True),
+        ("class f:\n    def __new__(cls, x): return x", True),
+        ("try:\n    from fast import f\nexcept ImportError:\n    def f(x): return x", True),
+        ("def f(x): return x\nf = 3", True),
+        ("def f(x): pass\nf = cache(f)", False),
+        ("f = 3", False),
+        ("f = [g]", False),
+        ("def g():\n    f = h\n    return f", False),
+        ("x = f", False),
+        ("", False),
+    ],
+)
+def test_what_may_be_called(text: str, expected: bool) -> None:
+    assert can_be_called(text, "f") is expected
+
+
 def test_the_last_definition_counts() -> None:
     assert not returns_value("def f(x): return x\ndef f(x): pass", "f")
     assert not returns_value("class A:\n    def f(self): return 1", "f")
@@ -239,6 +263,7 @@ def test_the_last_definition_counts() -> None:
     ],
 )
 def test_the_signature_and_the_arguments_that_pass_it_on(parameters: str, call: str) -> None:
+    assert read_signature("f = g", "f") == ("def f(*args, **kwargs):", "*args, **kwargs")
     source = f"ü = 1\n@cache\ndef f({parameters}) -> int:  # ü\n    '''Doc.'''\n    return 1\n\nz = 2"
     assert read_signature(source, "f") == (f"@cache\ndef f({parameters}) -> int:  # ü", call)
 

@@ -43,6 +43,7 @@ def test_each_part_by_hand() -> None:
     assert parts("def f(xs):\n    return 1", passed=3) == [1.0, 0.5, 0.75]
     assert parts("def aux(xs):\n    return 1\ndef f(xs):\n    return aux(xs)", passed=4) == [1.0, 0.5, 1.0]
     assert parts("    return sum(xs)", passed=4) == [1.0, 0.5, 1.0]
+    assert parts("f = sum", passed=4) == [0.0, 0.5, 1.0]
 
 
 def test_maxima_scale_and_forgeable_reports() -> None:
