@@ -78,7 +78,7 @@ class Zygote:
                     return None
                 if ended in ready:
                     return os.waitpid(testing, 0)[1]
-                if life.listener in ready:
+                if requests.fileno() not in ready:  # the tester comes first: a candidate may ask all the time
                     if ready[life.listener] & select.POLLIN:
                         answer_thread_request(life.listener, self.count_threads(life.pid) < self.level.max_tasks)
                     else:  # it is dead
