@@ -8,7 +8,9 @@ The rules, also in ``docs/sandbox.md``:
 * A statement that raises outside an ``assert`` does not end the test: the names it would have set become undefined, so
   that an ``assert`` that needs them fails, and the test continues with the next statement or round of a loop. Asserts
   in a loop or branch that could not be entered count as not run, once each.
-* The body of a ``try`` with handlers and of a ``with`` runs unchanged: there the test expects an exception.
+* The body of a ``try`` with handlers and of a ``with`` runs unchanged: there the test expects an exception. Where a
+  handler names its class or asserts something, or in ``raises`` and ``suppress``, an ``assert`` may raise it too; the
+  asserts that it skips are no cases, unless an assert of the handler fails.
 * A call of a function named ``assert...`` that the test does not define (``np.testing.assert_allclose``) is an assert.
 
 A failing program therefore never has fewer cases than a correct one.
@@ -18,11 +20,15 @@ import ast
 import base64
 import builtins
 import marshal
+import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
 from magrpo.sandboxes.jail.recorder import HOOK
 from magrpo.syntax import parse_python
+
+Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,40 +78,56 @@ def _list_names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
 
 
 def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
-    """Names that may hold the candidate or a value that came from it: a fixed point over assignments.
+    """Names that may hold the candidate or a value that depends on it: a fixed point over the test's statements.
 
-    Parameters of the test's own functions count as tainted, and so does any argument of a call with a tainted argument,
-    because the call may change it in place.
+    Parameters of the test's own functions count as tainted, imported names do not.
     """
-    tainted = {"candidate", entry_point}
+    tainted, imported = {"candidate", entry_point}, set()
+    flows: list[tuple[set[str], set[str]]] = []  # names that are read, and names that depend on them
     for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef):
-            parameters = node.args.posonlyargs + node.args.args + node.args.kwonlyargs
-            tainted |= {parameter.arg for parameter in parameters}
+        match node:
+            case ast.alias(name=name, asname=alias):
+                imported.add((alias or name).partition(".")[0])
+            case ast.arg(arg=name):
+                tainted.add(name)
+            case ast.FunctionDef(name=name) | ast.ClassDef(name=name):
+                flows.append((_list_names(node, ast.Load), {name}))
+            case ast.Try(body=body) | ast.TryStar(body=body):
+                flows.append((_list_names(ast.Module(body, []), ast.Load), _list_changed_names(node)))
+            case ast.If(test=source) | ast.While(test=source) | ast.Match(subject=source) | ast.For(iter=source):
+                flows.append((_list_names(source, ast.Load), _list_changed_names(node)))
+            case ast.With(items=items):
+                changed = {name for item in items for name in _list_changed_names(item)}
+                flows.append((_list_names(node, ast.Load), changed))
+            case ast.comprehension(target=target, iter=source):
+                flows.append((_list_names(source, ast.Load), _list_names(target, ast.Store)))
+            case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.Expr() | ast.Assert():
+                flows.append((_list_names(node, ast.Load), _list_changed_names(node)))
+    imported -= {"candidate", entry_point}
     size = 0
     while size != len(tainted):
         size = len(tainted)
-        for node in ast.walk(tree):
-            match node:
-                case ast.FunctionDef(name=name):
-                    if tainted & _list_names(node, ast.Load):
-                        tainted.add(name)
-                case (
-                    ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.NamedExpr() | ast.Expr() | ast.Assert()
-                    | ast.withitem()
-                ):  # fmt: skip
-                    if tainted & _list_names(node, ast.Load):
-                        tainted |= _list_names(node, ast.Store) | _list_mutable_arguments(node)
-                case ast.For(target=target, iter=iterable) | ast.comprehension(target=target, iter=iterable):
-                    if tainted & _list_names(iterable, ast.Load):
-                        tainted |= _list_names(target, ast.Store)
+        for sources, targets in flows:
+            if not tainted.isdisjoint(sources):
+                tainted |= targets - imported
     return tainted
 
 
-def _list_mutable_arguments(node: ast.AST) -> set[str]:
-    calls = [item for item in ast.walk(node) if isinstance(item, ast.Call)]
-    arguments = [argument for call in calls for argument in [*call.args, *[word.value for word in call.keywords]]]
-    return {argument.id for argument in arguments if isinstance(argument, ast.Name)}
+def _list_changed_names(node: ast.AST) -> set[str]:
+    """Names that ``node`` may set, or whose values it may change: arguments of calls, owners of methods, of items."""
+    changed = _list_names(node, ast.Store)
+    for item in ast.walk(node):
+        match item:
+            case ast.Call(func=function, args=arguments, keywords=keywords):
+                for argument in [*arguments, *keywords]:
+                    changed |= _list_names(argument, ast.Load)
+                if isinstance(function, ast.Attribute):
+                    changed |= _list_names(function.value, ast.Load)
+            case ast.Attribute(ctx=ast.Store(), value=owner) | ast.Subscript(ctx=ast.Store(), value=owner):
+                changed |= _list_names(owner, ast.Load)
+            case ast.ExceptHandler(name=str(name)):
+                changed.add(name)
+    return changed
 
 
 class _Instrument(ast.NodeTransformer):
@@ -113,6 +135,7 @@ class _Instrument(ast.NodeTransformer):
         self.tainted, self.defined = tainted, defined
         self.guarding = True  # False where the test expects an exception of the candidate
         self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
+        self.expecting = False  # True where asserts raise what the test expects
         self.guards = 0
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
@@ -121,7 +144,9 @@ class _Instrument(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
         """Asserts of helpers count; their other statements run unchanged, so that an exception reaches the caller."""
+        expecting, self.expecting = self.expecting, False
         node.body = self._rewrite_block(node.body, guarding=node.name == "check", dependent=False)
+        self.expecting = expecting
         return node
 
     def visit_Assert(self, node: ast.Assert) -> ast.stmt:
@@ -134,7 +159,7 @@ try:
     {HOOK}.begin()
     {HOOK}.verdict({source!r}, {counts})
 except Exception as __error:
-    {HOOK}.error({source!r}, __error)
+    {HOOK}.error({source!r}, __error, {self.expecting})
 """).body[0]
         _, verdict = attempt.body  # type: ignore[attr-defined]
         verdict.value.args.append(test)
@@ -154,31 +179,60 @@ except Exception as __error:
         match node:
             case ast.Expr(value=ast.Call() as call) if self._is_assert(call):
                 return [self._make_case(node, ast.Tuple([call, ast.Constant(1)], ast.Load()), ast.unparse(call))]
-            case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try():
+            case ast.If() | ast.While() | ast.For() | ast.With() | ast.Try() | ast.TryStar() | ast.Match():
                 number, names = _count_asserts(node), _list_names(node, ast.Store)
                 return self._guard(self._rewrite_compound(node), number, names)
             case ast.Assign() | ast.AugAssign() | ast.AnnAssign() | ast.Expr() | ast.Delete():
                 return self._guard(node, 0, _list_names(node, ast.Store))
+            case ast.FunctionDef(decorator_list=[_, *_]) | ast.ClassDef():
+                return self._guard(self.visit(node), 0, {node.name})
         return [self.visit(node)]
 
     def _is_assert(self, call: ast.Call) -> bool:
         name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
         return self._touches(call) and name.startswith("assert") and name not in self.defined
 
-    def _rewrite_compound(self, node: ast.If | ast.While | ast.For | ast.With | ast.Try) -> ast.stmt:
-        guarding, dependent = self.guarding, self.dependent
+    def _rewrite_compound(self, node: Compound) -> ast.stmt:
+        guarding, dependent, expecting = self.guarding, self.dependent, self.expecting
         match node:
             case ast.If(test=condition) | ast.While(test=condition) | ast.For(iter=condition):
                 dependent |= self._touches(condition)
-        expects_exception = isinstance(node, ast.With) or (isinstance(node, ast.Try) and bool(node.handlers))
-        node.body = self._rewrite_block(node.body, guarding and not expects_exception, dependent)
+            case ast.Match(subject=condition):
+                dependent |= self._touches(condition)
+                for choice in node.cases:
+                    choice.body = self._rewrite_block(choice.body, guarding, dependent)
+                return node
+            case ast.With(items=items):
+                guarding = False
+                self.expecting |= any(re.search("raises|suppress", ast.unparse(item), re.IGNORECASE) for item in items)
+            case ast.Try(handlers=[_, *_]) | ast.TryStar():
+                return self._rewrite_handled(node)
+        node.body = self._rewrite_block(node.body, guarding, dependent)
+        self.expecting = expecting
         if isinstance(node, ast.Try):
             dependent |= any(self._touches(child) for child in node.body)
-            for handler in node.handlers:
-                handler.body = self._rewrite_block(handler.body, guarding, dependent)
             node.finalbody = self._rewrite_block(node.finalbody, guarding, dependent)
-        if not isinstance(node, ast.With):
+        elif not isinstance(node, ast.With):
             node.orelse = self._rewrite_block(node.orelse, guarding, dependent)
+        return node
+
+    def _rewrite_handled(self, node: ast.Try | ast.TryStar) -> ast.stmt:
+        """A ``try`` with handlers."""
+        number, dependent, expecting = sum(map(_count_asserts, node.body)), self.dependent, self.expecting
+        dependent |= any(self._touches(child) for child in node.body)
+        self.expecting |= any(_expects_exception(handler) for handler in node.handlers)
+        body = self._rewrite_block(node.body, False, self.dependent)
+        self.expecting = expecting
+        self.guards += 1
+        start, settle = parse_python(
+            f"__mark{self.guards} = {HOOK}.mark()\n{HOOK}.settle(__mark{self.guards}, {number})"
+        ).body
+        node.body = [start, *body]
+        for handler in node.handlers:
+            handled = self._rewrite_block(handler.body, self.guarding, dependent)
+            handler.body = [ast.Try(handled, [], [], [settle])] if number else handled
+        node.orelse = self._rewrite_block(node.orelse, self.guarding, dependent)
+        node.finalbody = self._rewrite_block(node.finalbody, self.guarding, dependent)
         return node
 
     def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:
@@ -197,9 +251,29 @@ except Exception as __error:
         return [start, ast.copy_location(attempt, node)]
 
 
+def _expects_exception(handler: ast.ExceptHandler) -> bool:
+    """Whether a handler names a class of exceptions, or asserts or notes something: others hide what went wrong."""
+    is_broad = handler.type is None or _list_names(handler.type, ast.Load) & {"Exception", "BaseException"}
+    nodes = [node for child in handler.body for node in ast.walk(child)]
+    return not is_broad or any(isinstance(node, (ast.Assert, ast.Assign)) for node in nodes)
+
+
 def _count_asserts(node: ast.AST, inside: bool = False) -> int:
-    """Number of asserts in a statement, except those of exception handlers and, unless ``inside``, of functions."""
-    if isinstance(node, ast.ExceptHandler) or (isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not inside):
-        return 0
-    below = sum(_count_asserts(child, inside) for child in ast.iter_child_nodes(node))
-    return isinstance(node, ast.Assert) + below
+    """Number of asserts in a statement, except those of exception handlers and, unless ``inside``, of functions.
+
+    Of branches that exclude each other the longest counts.
+    """
+
+    def count(nodes: Iterable[ast.AST]) -> int:
+        return sum(_count_asserts(child, inside) for child in nodes)
+
+    match node:
+        case ast.ExceptHandler():
+            return 0
+        case ast.FunctionDef() | ast.ClassDef() if not inside:
+            return 0
+        case ast.If(body=body, orelse=orelse):
+            return max(count(body), count(orelse))
+        case ast.Match(cases=cases):
+            return max(count(case.body) for case in cases)
+    return isinstance(node, ast.Assert) + count(ast.iter_child_nodes(node))

@@ -28,6 +28,8 @@ CPU_S = 2
 """CPU seconds allowed in plain execution."""
 WALL_S = 60.0
 """Wall seconds after which a plain process is given up: it waits for something."""
+MAX_TEST = 1 << 20
+"""Characters of the longest test: one of MBPP+ has eleven million."""
 UNSUITABLE = {"ctypes", "ftplib", "http", "smtplib", "socket", "ssl", "subprocess", "telnetlib", "urllib", "webbrowser"}
 """Modules of the standard library that reach out of a process; plain execution has no jail."""
 
@@ -130,7 +132,7 @@ def read_mbpp_plus() -> dict[str, Execution]:
     return {
         problem["task_id"]: Execution(problem["canonical_solution"], problem["entry_point"], test)
         for problem, test in zip(problems, tests, strict=True)
-        if test
+        if test and len(test) < MAX_TEST
     }
 
 

@@ -1808,8 +1808,6 @@ SEAMS: dict[str, tuple[str, str]] = {
 """Source and test by name."""
 
 _NOT_YET = """
-not_reached_assert_after_call_in_try
-not_reached_raise_stops_loop
 only_expects_exception
 only_expects_exception_at_top
 iterator_list_iterator
@@ -1881,7 +1879,6 @@ mutates_set_and_tuple_member
 mutates_then_raises
 keeps_a_reference
 cyclic_value
-error_message
 error_args
 error_key
 error_errno
@@ -1892,9 +1889,7 @@ error_own_class_with_attributes
 error_cause
 error_stop_iteration
 error_system_exit
-error_assertion_in_the_program
 error_group
-error_memorized_and_compared_later
 error_warning
 function_cache_info
 function_name_and_doc

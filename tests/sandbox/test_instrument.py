@@ -76,6 +76,66 @@ def check(candidate):
     except ValueError:
         assert True
 """
+ASSERT_RAISES = """
+def check(candidate):
+    caught = None
+    try:
+        assert candidate(1) == 2
+        assert candidate(2) == 3
+    except ValueError as error:
+        caught = error
+    assert caught is not None
+    assert str(caught) == "no"
+"""
+UNEXPECTED = """
+def check(candidate):
+    try:
+        assert candidate(1) == 2
+        assert candidate(2) == 3
+        assert candidate(3) == 4
+    except Exception as error:
+        assert False, error
+"""
+HIDES = """
+def check(candidate):
+    try:
+        assert candidate(1) == 2
+        assert candidate(2) == 3
+    except Exception:
+        pass
+"""
+RAISES = """
+from contextlib import suppress
+with suppress(ValueError):
+    assert f(1) == 2
+    assert f(2) == 3
+noted = []
+try:
+    f(1)
+except ValueError:
+    noted.append(1)
+else:
+    noted.append(2)
+assert noted == [2]
+"""
+MATCH = """
+match f(1):
+    case 2:
+        assert f(2) == 3
+        assert f(3) == 4
+    case _:
+        assert False
+assert f(4) == 5
+"""
+DECORATED = """
+@f
+def g():
+    pass
+class C:
+    value = f(1)
+assert C.value == 2
+assert f(2) == 3
+"""
 TRIVIAL = """
 def check(candidate):
     assert True
@@ -99,9 +159,25 @@ def check(candidate):
         (BETWEEN, never_answers, ["timeout"] * 4),
         (BRANCH, one_more, [PASS] * 4),
         (BRANCH, lambda n: n, [WRONG, WRONG]),
-        (BRANCH, always_raises, [RAISED, "not_run", "not_run", RAISED]),
+        (BRANCH, always_raises, [RAISED, "not_run", RAISED]),
         (EXPECTS_ERROR, always_raises, [PASS]),
         (EXPECTS_ERROR, one_more, [WRONG]),
+        (ASSERT_RAISES, always_raises, [PASS, PASS]),
+        (ASSERT_RAISES, one_more, [PASS, PASS, WRONG, WRONG]),
+        (ASSERT_RAISES, never_answers, ["timeout"] * 2 + [WRONG] * 2),
+        (UNEXPECTED, one_more, [PASS] * 3),
+        (UNEXPECTED, always_raises, [WRONG, "not_run", "not_run"]),
+        (UNEXPECTED, lambda n: always_raises() if n == 2 else n + 1, [PASS, WRONG, "not_run"]),
+        (UNEXPECTED, lambda n: {}[n], [WRONG, "not_run", "not_run"]),
+        (HIDES, one_more, [PASS, PASS]),
+        (HIDES, always_raises, [RAISED, RAISED]),
+        (RAISES, one_more, [PASS, PASS, PASS]),
+        (RAISES, always_raises, [WRONG]),
+        (RAISES, lambda n: {}[n], [RAISED, "not_run", RAISED, WRONG]),
+        (MATCH, one_more, [PASS, PASS, PASS]),
+        (MATCH, always_raises, [RAISED, "not_run", RAISED]),
+        (DECORATED, lambda n: 0 if callable(n) else n + 1, [PASS, PASS]),
+        (DECORATED, always_raises, [RAISED, RAISED]),
         (TRIVIAL, one_more, [PASS]),
         (TRIVIAL, always_raises, [RAISED]),
         ("assert f(1) == 2\nassert f(2) == 0\nassert f(3) == 4", one_more, [PASS, WRONG, PASS]),

@@ -54,7 +54,7 @@ def name_builtin_class(error: BaseException) -> str:
 
 
 class Recorder:
-    """Records the cases of instrumented test code. The code calls the first five methods by name."""
+    """Records the cases of instrumented test code. The code calls the first six methods by name."""
 
     def __init__(self, callee: Callee) -> None:
         self.callee = callee
@@ -75,8 +75,10 @@ class Recorder:
         elif counts:
             self.add_case("pass", "")
 
-    def error(self, source: str, error: Exception) -> None:
-        """An assert raised."""
+    def error(self, source: str, error: Exception, expecting: bool) -> None:
+        """An assert raised. ``expecting``: where the test expects an exception, it goes on to the test's handlers."""
+        if expecting and not isinstance(error, CandidateFailure):
+            raise error
         status, message = self.classify_error(error)
         self.add_case(status, f"assert {source}: {message}")
 
@@ -94,6 +96,13 @@ class Recorder:
         missing = number - (len(self.cases) - mark)
         for i in range(missing):
             self.add_case("not_run" if i else status, message)
+
+    def settle(self, mark: int, number: int) -> None:
+        """A handler ends. If a case failed since ``mark``, so did the asserts of its ``try`` that were skipped."""
+        cases = self.cases[mark:]
+        if any(status != "pass" for status, _ in cases):
+            for _ in range(number - len(cases)):
+                self.add_case("not_run", "an earlier exception kept it from running")
 
     def classify_error(self, error: Exception) -> tuple[str, str]:
         """Status and message of an exception that reached the test."""
