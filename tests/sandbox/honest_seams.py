@@ -1850,7 +1850,6 @@ ellipsis_and_not_implemented
 sentinel_object
 decimal_result
 aware_datetime
-zoneinfo
 enum_result
 int_enum_and_flag
 counter_result
