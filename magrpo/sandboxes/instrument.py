@@ -21,6 +21,7 @@ import base64
 import builtins
 import marshal
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
@@ -50,6 +51,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
         SyntaxError: the test is not Python.
     """
     tree = parse_python(test, "<test>")
+    _import_used_modules(tree, _find_needed_names(tree, entry_point))
     needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
     tree = _Instrument(_find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
@@ -66,6 +68,18 @@ def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
             case ast.arg(arg=name) | ast.ExceptHandler(name=str(name)):
                 known.add(name)
     return () if "*" in known else tuple(sorted(_list_names(tree, ast.Load) - known))
+
+
+def _import_used_modules(tree: ast.Module, needs: tuple[str, ...]) -> None:
+    """Import modules of the standard library whose members the test uses, but which only the program imports."""
+    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
+    owners = [
+        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
+    ]
+    names = [name for name in needs if name in sys.stdlib_module_names and owners.count(name) == loads.count(name)]
+    futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
+    start = tree.body.index(futures[-1]) + 1 if futures else 0
+    tree.body[start:start] = parse_python("".join(f"import {name}\n" for name in names)).body
 
 
 def _list_definitions(tree: ast.Module) -> set[str]:

@@ -233,6 +233,12 @@ def test_needs_are_names_that_only_the_program_can_define() -> None:
     assert instrument_test("from helpers import *\nassert f(poly(1))", "f").needs == ()
 
 
+def test_a_module_that_only_the_program_imports_is_imported() -> None:
+    test = instrument_test("from __future__ import annotations\nassert f(1) == math.floor(2.5) + json", "f")
+    assert test.needs == ("json",)
+    assert verdicts("assert f(1) == math.floor(2.5)", one_more) == [PASS]
+
+
 def test_messages_are_short_and_printable() -> None:
     def raises(_: Any) -> Any:
         raise ValueError("\x1b[2J\u202e\x00" + "x" * 10_000)
