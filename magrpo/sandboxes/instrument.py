@@ -53,8 +53,11 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     tree = parse_python(test, "<test>")
     _import_used_modules(tree, _find_needed_names(tree, entry_point))
     needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
+    has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     tree = _Instrument(_find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
-    code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec"))
+    if has_check:
+        tree.body += parse_python("check(candidate)").body
+    code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
     return Instrumented(base64.b64encode(code).decode(), needs, asserts)
 
 
@@ -172,7 +175,7 @@ class _Instrument(ast.NodeTransformer):
 try:
     {HOOK}.begin()
     {HOOK}.verdict({source!r}, {counts})
-except Exception as __error:
+except BaseException as __error:
     {HOOK}.error({source!r}, __error, {self.expecting})
 """).body[0]
         _, verdict = attempt.body  # type: ignore[attr-defined]
@@ -245,6 +248,8 @@ except Exception as __error:
         for handler in node.handlers:
             handled = self._rewrite_block(handler.body, self.guarding, dependent)
             handler.body = [ast.Try(handled, [], [], [settle])] if number else handled
+            if handler.type is None or "BaseException" in _list_names(handler.type, ast.Load):
+                handler.body = [*parse_python(f"{HOOK}.pass_on()").body, *handler.body]
         node.orelse = self._rewrite_block(node.orelse, self.guarding, dependent)
         node.finalbody = self._rewrite_block(node.finalbody, self.guarding, dependent)
         return node
@@ -255,7 +260,7 @@ except Exception as __error:
             return [node]
         self.guards += 1
         mark = f"__mark{self.guards}"
-        guarded = [f"{mark} = {HOOK}.mark()", "try:", "    pass", "except Exception as __error:"]
+        guarded = [f"{mark} = {HOOK}.mark()", "try:", "    pass", "except BaseException as __error:"]
         guarded.append(f"    {HOOK}.skipped(__error, {mark}, {number}, {sorted(names)})")
         for name in sorted(names):
             guarded += ["    try:", f"        del {name}", "    except NameError:", "        pass"]

@@ -32,6 +32,7 @@ FATAL_ATTEMPTS = 2
 MAX_FAILURES = 3
 PAUSE_S = 0.3  # the user may have no process left for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
+RAN_OUT = ["timeout", "the test code ran out of time or memory on what the program returned"]
 _CLOSED = "the sandbox was closed"
 PRELOAD = (
     "abc bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools "
@@ -195,8 +196,11 @@ class Pool:
                 if killed == FATAL_ATTEMPTS:
                     with contextlib.suppress(WorkerDied):
                         worker, _ = self._run_job(None, make_job(PLAIN))
+                        worker, result = self._run_job(
+                            worker, job | {"verdict": ["crash", f"it ended two jails: {message}"]}
+                        )
                         self.failures = 0
-                        return self._make_report(describe_crash(job, message))
+                        return self._make_report(result)
                     break
         finally:
             self.idle.put(worker)
@@ -209,6 +213,8 @@ class Pool:
     def _run_job(self, worker: Worker | None, job: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:
         """Run a job on ``worker``, or on a new one if it has done its share; return who ran it and the report.
 
+        If the program made the test code go past its own limits, a second job counts the cases that it has failed.
+
         Raises:
             WorkerDied: the worker died and was closed, or none could be started.
         """
@@ -217,7 +223,8 @@ class Pool:
             worker = None
         worker = worker or self._start_worker()
         try:
-            return worker, worker.run_job(job, self.timeout_s)
+            report = worker.run_job(job, self.timeout_s)
+            return worker, report or worker.run_job(job | {"verdict": RAN_OUT}, self.timeout_s)
         except WorkerDied as error:
             self._discard(worker)
             if worker.jobs == 1:
@@ -227,16 +234,9 @@ class Pool:
     def _make_report(self, result: dict[str, Any]) -> ExecutionReport:
         if "unusable" in result:
             return self._report_failure(result["unusable"])
-        ran_out = [["timeout", "the test code ran out of time on what the program returned"]]
-        cases = tuple(Case(status, message) for status, message in result.pop("cases", ran_out))
+        cases = tuple(Case(status, message) for status, message in result.pop("cases", [RAN_OUT]))
         status: CaseStatus = next((case.status for case in cases if case.status != "pass"), "pass")
         return ExecutionReport(status, cases, self.level, **result)
 
     def _report_failure(self, message: str) -> ExecutionReport:
         return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)
-
-
-def describe_crash(job: dict[str, Any], message: str) -> dict[str, Any]:
-    """The report on a program that ended two jails."""
-    not_run = [["not_run", "the test did not get that far"]] * (job["asserts"] - 1)
-    return {"cases": [["crash", f"it ended two jails: {message}"], *not_run]}

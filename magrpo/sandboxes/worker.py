@@ -31,7 +31,7 @@ def make_job(execution: Execution) -> dict[str, Any]:
     """The message that tells a tester what to run; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
     program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
-    return program | dataclasses.asdict(test)
+    return {**program, **dataclasses.asdict(test), "verdict": None}
 
 
 class Worker:

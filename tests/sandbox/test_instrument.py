@@ -10,7 +10,7 @@ import pytest
 
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail.candidate import Local
-from magrpo.sandboxes.jail.recorder import CandidateFailure, Unusable, run_test_code
+from magrpo.sandboxes.jail.recorder import MAX_CASES, CandidateFailure, Unusable, run_test_code
 
 
 def verdicts(test: str, function: Callable[..., Any], entry_point: str = "f") -> list[str]:
@@ -219,10 +219,13 @@ def test_a_test_that_cannot_run_is_nobodys_fault() -> None:
         verdicts("import no_such_module\nassert f(1) == 2", one_more)
     with pytest.raises(Unusable, match="neither"):
         verdicts("x = 1", one_more)
-    with pytest.raises(Unusable, match="cases"):
-        verdicts("for n in range(20000):\n    assert f(n) == n + 1", one_more)
     with pytest.raises(SyntaxError):
         instrument_test("assert (", "f")
+
+
+def test_a_test_has_so_many_cases_at_most() -> None:
+    found = verdicts("while True:\n    assert f(1) == 2", one_more)
+    assert (len(found), found[0], found[-1]) == (MAX_CASES, PASS, "output_limit")
 
 
 def test_needs_are_names_that_only_the_program_can_define() -> None:

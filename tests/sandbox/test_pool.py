@@ -271,9 +271,18 @@ def test_what_a_program_returns_does_not_bring_the_test_into_its_own_process(
     assert (report.status, report.tests_passed, report.tests_total, report.forgeable) == ("wrong", 0, 1, False)
 
 
-def test_an_argument_that_is_no_plain_data_brings_the_test_beside_the_program(single: Pool) -> None:
-    [report] = single.run([Execution("def f(g):\n    return g(1)\n", "f", "assert candidate(lambda n: n + 1) == 2")])
-    assert (report.status, report.tests_total, report.forgeable) == ("pass", 1, True)
+@pytest.mark.parametrize(
+    ("body", "test", "forgeable"),
+    [
+        ("return n(1)", "assert candidate(lambda n: n + 1) == 2", False),
+        ("return n.path.sep", "import os\nassert candidate(os) == '/'", True),
+    ],
+)
+def test_only_what_no_handle_stands_for_brings_the_test_beside_the_program(
+    single: Pool, body: str, test: str, forgeable: bool
+) -> None:
+    [report] = single.run([Execution(f"def f(n):\n    {body}\n", "f", test)])
+    assert (report.status, report.tests_total, report.forgeable) == ("pass", 1, forgeable)
 
 
 def verdicts(pool: Pool, executions: list[Execution]) -> list[tuple[str, tuple[str, ...]]]:

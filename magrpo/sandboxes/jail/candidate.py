@@ -6,14 +6,21 @@ Runs in the same process as foreign code, so it protects nothing; it only has to
 import ast
 import base64
 import builtins
+import json
 import random
 import re
 import sys
+from collections import ChainMap
+from collections.abc import Callable
+from functools import update_wrapper
 from socket import socket
-from types import CodeType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 from . import recorder, wire
+from .peer import Answered, Peer, describe_error, list_powers
+from .surroundings import make_changes
+from .values import Encoder, find_in_library
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -62,23 +69,44 @@ Hidden = type("Hidden", (), {f"__{name}__": _refuse for name in OPERATIONS.split
 """A value on which every operation raises."""
 
 
+class ProgramPeer(Peer):
+    """The program's objects; what the test changes around a question is changed here, too."""
+
+    def _perform(self, operation: str, target: Any, rest: list[Any]) -> Any:
+        if operation != "amid":
+            return super()._perform(operation, target, rest)
+        operation, subject, *arguments = rest
+        with make_changes(target):
+            return super()._perform(operation, subject, arguments)
+
+
 class CandidateProgram:
     """The candidate's module and its entry point. ``source``, ``entry_point`` and ``watch`` as in ``Execution``.
 
-    Compiles the program and runs nothing of it before :meth:`load`.
+    ``ask(peer, operation, arguments)`` puts a question to the test. Compiles the program and runs nothing of it before
+    :meth:`load`.
     """
 
-    def __init__(self, source: str, entry_point: str, watch: str) -> None:
-        self.entry_point, self.watch = entry_point, watch
+    def __init__(self, ask: Callable[..., Any], source: str, entry_point: str, watch: str) -> None:
+        self.ask, self.entry_point, self.watch = ask, entry_point, watch
         tree = ast.parse(source, "<program>")
         bound = [i for i, node in enumerate(tree.body, start=1) if watch in list_bound_names(node)]
         if bound:  # a function bound to the name later, by other means, is another one and is not watched
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
 
-    def load(self) -> None:
-        """Run the program for the first time."""
-        self.function, self.tracer = self._load()
+    def load(self, hide: bool = False) -> Any:
+        """Run the program from its beginning; return the encoding of its entry point."""
+        function, self.tracer = self._load()
+        self.tracer.hide = hide
+        self.peer = ProgramPeer(
+            self._ask_test, list_powers, lambda *_: None, library=find_in_library, caught=BaseException
+        )
+        self.peer.named_tuples = ChainMap({}, vars(sys.modules[MODULE]))
+        return self.peer.export(function)
+
+    def _ask_test(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        return self.ask(self.peer, operation, arguments)
 
     def _load(self) -> tuple[Any, Watch]:
         """Run the program from its beginning; return the entry point and the watch on the watched function."""
@@ -98,38 +126,34 @@ class CandidateProgram:
         exec(self.code, module.__dict__)  # the one purpose of this process
         return module.__dict__[self.entry_point], tracer
 
-    def is_result_used(self, args: Any, kwargs: Any, answer: list[Any]) -> bool:
-        """Whether the answer to a call changes when results of the watched function are hidden."""
-        function, tracer = self._load()
-        tracer.hide = True
-        again = answer_call(function, tracer, args, kwargs)
-        return tracer.calls > 0 and strip_addresses(again) != strip_addresses(answer)
+    def answer(self, operation: str, data: Any) -> list[Any]:
+        """``[status, value, changes, calls of the watched function]``."""
+        tracer = self.tracer
+        tracer.calls, tracer.running, tracer.depth = 0, True, 0
+        try:
+            return [*self.peer.serve(operation, data), tracer.calls]
+        finally:
+            tracer.running = False
+
+    def is_result_used(self, transcript: list[Any]) -> bool:
+        """Whether an answer of a transcript changes when results of the watched function are hidden."""
+        self.load(hide=True)
+        for operation, data, answer in transcript:
+            if strip_addresses(self.answer(operation, data)[:3]) != strip_addresses(answer[:3]):
+                return True
+        return False
 
     def run_test(self, code: str) -> list[Any]:
-        """Run test code in this process: ``[status, [used, case, ...], None, calls of the watched function]``."""
+        """Run test code in this process: ``[status, [used, case, ...], [], calls of the watched function]``."""
         cases, tracer = self._judge(code, hide=False)
         used = tracer.calls > 0 and self._judge(code, hide=True)[0] != cases
-        return ["ok", [used, *cases], None, tracer.calls]
+        return ["ok", [used, *cases], [], tracer.calls]
 
     def _judge(self, code: str, hide: bool) -> tuple[list[list[str]], Watch]:
         function, tracer = self._load()
         tracer.hide, tracer.running = hide, True
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
-
-
-def answer_call(function: Any, tracer: Watch, args: Any, kwargs: Any) -> list[Any]:
-    """``[status, value, arguments if changed, calls of the watched function]``."""
-    arguments, keywords = wire.decode_value(args), wire.decode_value(kwargs)
-    tracer.calls, tracer.running, tracer.depth = 0, True, 0
-    try:
-        value = wire.encode_value(function(*arguments, **keywords))
-    except BaseException as error:  # noqa: BLE001 - whatever it raises is its answer
-        return [*describe_error(error), None, tracer.calls]
-    finally:
-        tracer.running = False
-    after = wire.encode_value(arguments)
-    return ["ok", value, None if after == args else after, tracer.calls]
 
 
 def list_bound_names(statement: ast.stmt) -> set[str]:
@@ -146,10 +170,9 @@ def list_bound_names(statement: ast.stmt) -> set[str]:
     return names
 
 
-def strip_addresses(answer: list[Any]) -> list[Any]:
-    """An answer without the addresses in an exception's message, so that equal calls have equal answers."""
-    status, value, arguments, _ = answer
-    return [status, value if status == "ok" else [value[0], ADDRESS.sub("", value[1])], arguments]
+def strip_addresses(answer: list[Any]) -> str:
+    """An answer without the addresses in its texts, so that equal calls have equal answers."""
+    return ADDRESS.sub("", json.dumps(answer))
 
 
 class Local(recorder.Callee):
@@ -157,57 +180,81 @@ class Local(recorder.Callee):
 
     def __init__(self, function: Any) -> None:
         super().__init__()
-        self.function = function
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            value = self.function(*args, **kwargs)
-        except Exception as error:
-            status, claim = describe_error(error)
-            self.raised = error, status, recorder.describe_exception(*claim)
-            raise
-        self.values.append(value)
-        return value
+        def call(*args: Any, **kwargs: Any) -> Any:
+            try:
+                value = function(*args, **kwargs)
+            except Exception as error:
+                self.raised = error, *_summarize(error)
+                raise
+            self.values.append(value)
+            return value
+
+        self.entry = function if isinstance(function, type) else call
+        if isinstance(function, FunctionType):
+            update_wrapper(call, function).__dict__ = vars(function)
 
 
-def describe_error(error: BaseException) -> list[Any]:
-    """``[status, [builtin class, message]]`` of an exception."""
-    if isinstance(error, wire.TooLarge):
-        return ["output_limit", ["ValueError", str(error)]]
+def _summarize(error: BaseException) -> tuple[str, str]:
+    """Status and message of an exception."""
     status = "memory" if isinstance(error, MemoryError) else "exception"
-    known, own = recorder.name_builtin_class(error), type(error).__name__
     try:
-        message = str(error) if own == known else f"{own}: {error}"
+        text = str(error)[:1000]
     except BaseException:  # noqa: BLE001 - its __str__ may raise
-        message = own
-    return [status, [known, message[:1000]]]
+        text = ""
+    return status, recorder.describe_exception(recorder.name_builtin_class(error), text)
 
 
-def serve_calls(channel: socket) -> None:
-    """Report that the process is confined, then answer the tester's requests until it hangs up."""
-    wire.send_message(channel, HELLO)
-    reader = wire.FrameReader(channel, 1 << 40)
-    program: CandidateProgram | None = None
-    while True:
-        try:
-            index, verb, *rest = reader.read_message(lambda: None)
-        except wire.Closed:
-            return
-        try:
-            if verb == "compile":
-                program = CandidateProgram(*rest)
-                reply = ["ok", None, None, 0]
-            elif program is None:
+class Server:
+    """Answers the tester's questions over ``channel``, and asks it questions while it waits for an answer."""
+
+    def __init__(self, channel: socket) -> None:
+        self.channel = channel
+        self.reader = wire.FrameReader(channel, 1 << 40)
+        self.program: CandidateProgram | None = None
+
+    def serve_calls(self) -> None:
+        """Report that the process is confined, then answer the tester's requests until it hangs up."""
+        wire.send_message(self.channel, HELLO)
+        while True:
+            try:
+                self.answer_question(self.reader.read_message(lambda: None))
+            except wire.Closed:
                 return
-            elif verb == "load":
-                program.load()
-                reply = ["ok", None, None, 0]
-            elif verb == "call":
-                reply = answer_call(program.function, program.tracer, *rest)
-            elif verb == "beside":
-                reply = program.run_test(*rest)
-            else:
-                reply = ["ok", any(program.is_result_used(*call) for call in rest[0]), None, 0]
+
+    def answer_question(self, question: list[Any]) -> None:
+        index, verb, *rest = question
+        try:
+            reply = self.answer_verb(verb, *rest)
         except BaseException as error:  # noqa: BLE001 - a program that does not load says why
-            reply = [*describe_error(error), None, 0]
-        wire.send_message(channel, [index, *reply])
+            reply = [*describe_error(error, Encoder()), [], 0]
+        wire.send_message(self.channel, [index, *reply])
+
+    def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
+        """``[status, value, changes, calls of the watched function]``."""
+        if verb == "compile":
+            self.program = CandidateProgram(self.ask_test, *rest)
+            return ["ok", None, [], 0]
+        assert self.program
+        match verb:
+            case "load":
+                return ["ok", self.program.load(), [], 0]
+            case "beside":
+                return self.program.run_test(*rest)
+            case "replay":
+                return ["ok", self.program.is_result_used(*rest), [], 0]
+        return self.program.answer(verb, *rest)
+
+    def ask_test(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Ask the tester to do something to an object of the test."""
+        encoder = peer.encoder()
+        wire.send_message(self.channel, ["ask", operation, encoder.encode(arguments)])
+        while True:
+            message = self.reader.read_message(lambda: None)
+            if message[0] == "answer":
+                _, status, value, changes = message
+                try:
+                    return peer.read_answer(status, value, changes, encoder.containers)
+                except Answered as answered:
+                    raise answered.args[0] from None
+            self.answer_question(message)

@@ -1,6 +1,5 @@
 """The proxy of the candidate in the tester: a callable whose body runs in another process, under limits."""
 
-import builtins
 import json
 import os
 import signal
@@ -10,11 +9,19 @@ from typing import Any
 
 from . import candidate, wire
 from .candidate_process import CandidateProcess
+from .clock import limit_cpu
 from .confine import Limits
-from .recorder import Callee, CandidateFailure, describe_exception
+from .exports import check_operation, grant
+from .peer import Answered, Peer
+from .recorder import Abort, Callee, CandidateFailure, OutOfTime, describe_exception
+from .surroundings import Surroundings
+from .values import find_library_name
+from .wire import TooLarge
 
 HUNG, GONE = b"h", b"g"
-MAX_REPLAYS = 8
+MAX_TRANSCRIPT = 200
+OWN_VERBS = frozenset({"compile", "load", "replay", "beside", "renew"})
+"""What the tester asks on its own account, not for the test."""
 START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
@@ -22,25 +29,55 @@ WALL_CAP = 8.0
 """The same multiple, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
-SPECIAL = (StopIteration, StopAsyncIteration, UnicodeError, BaseExceptionGroup)
-EXCEPTIONS: dict[str, type[Exception]] = {
-    item.__name__: item
-    for item in vars(builtins).values()
-    if isinstance(item, type) and issubclass(item, Exception) and not issubclass(item, SPECIAL)
-}
-"""Builtin exceptions that can be constructed from a message alone."""
+DECODING_S = 1.0
+"""CPU time for decoding one answer: keys may collide."""
 
 
-class Inexpressible(BaseException):
+class Inexpressible(Abort):
     """The test passes a value to the candidate that is not plain data."""
 
 
-class Broken(BaseException):
-    """The jail, not the candidate, is at fault. Passes through every handler of the test."""
+class Broken(Abort):
+    """The jail, not the candidate, is at fault."""
 
 
 class TooMuchMemory(wire.WireError):
     """The candidate's processes together exceed the memory limit."""
+
+
+class EntryPoint:
+    """The entry point as the test sees it. ``proxy.ask(operation, ...)`` puts questions about it to the candidate."""
+
+    def __init__(self, proxy: "Proxy") -> None:
+        object.__setattr__(self, "_proxy", proxy)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return object.__getattribute__(self, "_proxy").call(args, kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return object.__getattribute__(self, "_proxy").ask_entry("getattr", name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        object.__getattribute__(self, "_proxy").ask_entry("setattr", name, value)
+
+    def __instancecheck__(self, instance: Any) -> Any:
+        return object.__getattribute__(self, "_proxy").ask_entry("instancecheck", instance)
+
+    def __mro_entries__(self, _: Any) -> Any:
+        raise Inexpressible("the test derives a class from it")
+
+    @property
+    def __class__(self) -> type:
+        """That of the object itself, as far as the test can see."""
+        return object.__getattribute__(self, "_proxy").target.__class__  # type: ignore[no-any-return]
+
+    @__class__.setter
+    def __class__(self, _: Any) -> None:
+        raise TypeError("the class of an entry point cannot be changed")
+
+    @property
+    def __doc__(self) -> Any:  # type: ignore[override]
+        return object.__getattribute__(self, "_proxy").ask_entry("getattr", "__doc__")
 
 
 class Proxy(Callee):
@@ -56,57 +93,80 @@ class Proxy(Callee):
         super().__init__()
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.measured = time.monotonic()
+        self.surroundings = Surroundings()
+        self.entry, self.target = EntryPoint(self), None
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = 0.0, 0
         self.output_left = limits.output_bytes
         self.watched_calls = 0
-        self.replays: list[list[Any]] = []
+        self.transcript: list[list[Any]] = []
         self.compiles = True
         self._load()
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the candidate; CandidateFailure if there is no answer. Its exception is raised as a builtin class."""
-        if self.failure:
-            raise CandidateFailure(*self.failure)
-        try:
-            arguments, keywords = wire.encode_value(list(args), plain=True), wire.encode_value(kwargs, plain=True)
-        except wire.WireError as error:
-            # A returned value must not be able to move the test into the candidate's process, where it could be forged.
-            if isinstance(error, wire.Returned) or (isinstance(error, wire.TooLarge) and self.values):
-                raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
-            raise Inexpressible(str(error)) from None
-        answer = self._ask("call", [arguments, keywords])
-        status, value, mutated, calls = answer
-        self.watched_calls += calls
-        if calls and status in ("ok", "exception") and len(self.replays) < MAX_REPLAYS:
-            self.replays.append([arguments, keywords, answer])
-        if status != "ok":
-            name, message = value
-            exception = EXCEPTIONS.get(name, RuntimeError)(message)
-            self.raised = exception, status, describe_exception(name, message)
-            raise exception
-        try:
-            result, after = wire.decode_value(value), wire.decode_value(mutated)
-            if mutated is not None:
-                update_arguments(args, after)
-        except wire.WireError as error:
-            raise self._replace_failed("protocol", str(error), HUNG, "call") from None
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the entry point; CandidateFailure if there is no answer. Exceptions have their nearest builtin class."""
+        result = self.ask_entry("call", args, tuple(kwargs.items()))
         self.values.append(result)
         return result
 
-    def result_used(self) -> bool:
+    def describe(self, value: Any) -> str:
+        self.peer.is_quiet = True
+        try:
+            return super().describe(value)
+        finally:
+            self.peer.is_quiet = False
+
+    def ask_entry(self, operation: str, *arguments: Any) -> Any:
+        """Ask the candidate to do something to its entry point."""
+        if self.failure:
+            raise CandidateFailure(*self.failure)
+        return self._ask_program(self.peer, operation, (self.target, *arguments))
+
+    def _ask_program(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
+        if self.failure:
+            raise CandidateFailure(*self.failure)
+        if peer is not self.peer:
+            raise CandidateFailure("not_run", "an earlier test ended the process that this object lived in")
+        changes = self.surroundings.list_changes()
+        if changes:
+            operation, arguments = "amid", (changes, operation, *arguments)
+        encoder = peer.encoder()
+        try:
+            data = encoder.encode(arguments)
+        except wire.WireError as error:
+            # A returned value must not be able to move the test into the candidate's process, where it could be forged.
+            if isinstance(error, TooLarge) and self.values:
+                raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
+            raise Inexpressible(str(error)) from None
+        status, value, after, calls = answer = self._ask(operation, [data])
+        self.watched_calls += calls
+        if self.lives == 1 and len(self.transcript) < MAX_TRANSCRIPT:
+            self.transcript.append([operation, data, answer])
+        try:
+            with limit_cpu(DECODING_S):
+                return peer.read_answer(status, value, after, encoder.containers)
+        except Answered as answered:
+            raised = answered.args[0]
+            self.raised = raised, status, describe_claim(value)
+            raise raised from raised.__cause__
+        except (wire.WireError, OutOfTime) as error:
+            raise self._replace_failed(
+                "protocol", str(error) or "an answer takes too long to read", HUNG, "call"
+            ) from None
+
+    def is_result_used(self) -> bool:
         """Whether an answer changes when the watched function's results are hidden, as claimed by the candidate.
 
         A program that hangs or dies without the results counts as using them.
         """
-        if not self.replays:
+        if not self.watched_calls or not self.transcript:
             return False
         self.spent_s = 0.0
         if self.spare:
             self._load()
         try:
-            return self._ask("used", [self.replays])[1] is True
+            return self._ask("replay", [self.transcript])[1] is True
         except CandidateFailure as failure:
             return failure.args[0] in {"timeout", "crash"}
 
@@ -118,7 +178,7 @@ class Proxy(Callee):
         """Run test code in the candidate's process, within the limits of all tests; return cases, calls, used."""
         status, value, _, calls = self._ask("beside", [code], self.limits.total_s)
         if status != "ok":
-            raise CandidateFailure(status, describe_exception(*value))
+            raise CandidateFailure(status, describe_claim(value))
         try:
             used, *pairs = value
             return [(str(case_status), str(message)) for case_status, message in pairs], calls, used is True
@@ -141,6 +201,9 @@ class Proxy(Callee):
         assert self.spare
         self.failure = None
         self.process, self.spare = self.spare, None
+        self.peer = peer = Peer(
+            lambda *question: self._ask_program(peer, *question), grant, check_operation, find_name=find_library_name
+        )
         self.reader = wire.FrameReader(self.process.channel, self.output_left)
         self.lives -= 1
         try:
@@ -154,14 +217,21 @@ class Proxy(Callee):
                 self.failure = failure.args[0], f"cannot {verb} the program: {failure.args[1]}"
             else:
                 if status != "ok":
-                    self.failure = "memory" if status == "memory" else "load_error", describe_exception(*value)
+                    self.failure = (
+                        "memory" if status == "memory" else "load_error",
+                        describe_claim(value),
+                    )
             if self.failure:
                 self.compiles &= verb != "compile"
                 return
+        try:
+            self.target = self.peer.decoder().decode(value)
+        except wire.WireError as error:
+            self._replace_failed("protocol", str(error), HUNG, "load")
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
         """One question, one answer, within the limits of one test or ``limit_s``."""
-        self.index += 1
+        self.index = index = self.index + 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
         began, (cpu, waited) = time.monotonic(), self.process.read_times()
 
@@ -179,10 +249,17 @@ class Proxy(Callee):
                 raise TooMuchMemory("together its processes hold more memory than the limit")
             return max(min(left, WATCH_S) if self.children else left, 0.001)
 
+        process = self.process
         try:
-            self.process.channel.settimeout(10 * allowed + 1)
-            wire.send_message(self.process.channel, [self.index, verb, *rest])
-            answer = check_answer(self.reader.read_message(wait), self.index)
+            process.channel.settimeout(10 * allowed + 1)
+            wire.send_message(process.channel, [index, verb, *rest])
+            message = self.reader.read_message(wait)
+            while isinstance(message, list) and message[:1] == ["ask"] and verb not in OWN_VERBS:
+                self._answer_question(*message[1:])
+                if process is not self.process:
+                    raise CandidateFailure("not_run", "an earlier test ended the program")
+                message = self.reader.read_message(wait)
+            answer = check_answer(message, index)
         except (wire.WireError, OSError) as error:
             self.spent_s += charge()
             raise self._replace_failed(*diagnose_failure(error, allowed), verb) from None
@@ -190,6 +267,16 @@ class Proxy(Callee):
         if self.spent_s >= self.limits.total_s:
             self.failure = "not_run", "out of time in all"
         return answer
+
+    def _answer_question(self, *question: Any) -> None:
+        """Answer what the program asks about an object of the test."""
+        try:
+            operation, data = question
+            with limit_cpu(DECODING_S):
+                answer = self.peer.serve(operation, data)
+        except (ValueError, TypeError, OutOfTime) as error:
+            raise wire.WireError(f"a question of the program: {type(error).__name__}") from None
+        wire.send_message(self.process.channel, ["answer", *answer])
 
     def _replace_failed(self, status: str, message: str, how: bytes, verb: str) -> CandidateFailure:
         """Have the failed process replaced, and load the program again if that is still allowed.
@@ -213,7 +300,7 @@ class Proxy(Callee):
             status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
         if verb in ("compile", "load") or status in ("protocol", "output_limit"):
             self.failure = status, message
-        elif self.lives and self.limits.total_s > self.spent_s and verb == "call":
+        elif self.lives and self.limits.total_s > self.spent_s and verb not in OWN_VERBS:
             self._load()
         else:
             self.failure = "not_run", "an earlier test ended the program"
@@ -234,25 +321,22 @@ def diagnose_failure(error: Exception, allowed: float) -> tuple[str, str, bytes]
     return "protocol", str(error), HUNG
 
 
+def describe_claim(value: list[Any]) -> str:
+    """The message about an exception as :func:`magrpo.sandboxes.jail.peer.describe_error` describes it."""
+    known, own, text, *_ = value
+    return describe_exception(known, text if own in ("", known) else f"{own}: {text}")
+
+
 def check_answer(answer: Any, index: int) -> list[Any]:
-    """``[status, value, arguments, calls]`` of an answer to question ``index``; WireError if it is malformed."""
+    """``[status, value, changes, calls]`` of an answer to question ``index``; WireError if it is malformed."""
     if not (isinstance(answer, list) and len(answer) == 5 and type(answer[0]) is int and answer[0] == index):
         raise wire.WireError("not the answer to the question")
-    _, status, value, _, calls = answer
+    _, status, value, changes, calls = answer
     if not isinstance(status, str) or status not in STATUSES or type(calls) is not int or calls < 0:
         raise wire.WireError("malformed answer")
-    if status != "ok" and not (isinstance(value, list) and [type(item) for item in value] == [str, str]):
+    if not isinstance(changes, list) or not all(isinstance(c, list) and len(c) == 2 for c in changes):
+        raise wire.WireError("malformed changes")
+    texts = value[:3] if isinstance(value, list) and len(value) == 4 else []
+    if status != "ok" and [type(text) for text in texts] != [str, str, str]:
         raise wire.WireError("malformed exception")
     return answer[1:]
-
-
-def update_arguments(args: tuple[Any, ...], after: Any) -> None:
-    """Copy the candidate's changes into mutable arguments; WireError if the numbers of arguments differ."""
-    if not isinstance(after, list) or len(after) != len(args):
-        raise wire.WireError("malformed arguments")
-    for old, new in zip(args, after, strict=True):
-        if isinstance(old, (list, bytearray)) and isinstance(new, (list, bytearray)):
-            old[:] = new
-        elif isinstance(old, (dict, set)) and isinstance(new, type(old)):
-            old.clear()
-            old.update(new)

@@ -7,6 +7,8 @@ import builtins
 import marshal
 import re
 import reprlib
+import sys
+from types import ModuleType
 from typing import Any
 
 HOOK = "__magrpo__"
@@ -17,24 +19,52 @@ EXCEPTION_NAMES = frozenset(
 )
 
 
-class CandidateFailure(Exception):
-    """A call returned no value. ``args``: status and message of its case."""
+class CandidateFailure(BaseException):
+    """A call returned no value; no handler of the test may take that for an answer. ``args``: status and message."""
 
 
-class Unusable(BaseException):
-    """The test, not the candidate, is at fault. Passes through every handler of the test."""
+class Abort(BaseException):
+    """The test ends without a verdict. Passes through every handler of the test."""
+
+
+class Unusable(Abort):
+    """The test, not the candidate, is at fault."""
+
+
+class EnoughCases(Abort):
+    """The test has as many cases as a test may have."""
+
+
+class OutOfTime(BaseException):
+    """The test code has used up its CPU time."""
 
 
 class Callee:
-    """The candidate as the test code sees it: a callable that keeps a record."""
+    """The candidate's record, and ``entry``, the candidate as the test code sees it."""
+
+    entry: Any
 
     def __init__(self) -> None:
         self.values: list[Any] = []  # returned so far
-        self.raised: tuple[Exception, str, str] | None = None  # the last exception it raised, with status and message
+        self.raised: tuple[BaseException, str, str] | None = None  # the last exception, with status and message
         self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        raise NotImplementedError
+    def describe(self, value: Any) -> str:
+        """A short text about a value that the candidate returned."""
+        return reprlib.repr(value)
+
+
+class DeadCallee(Callee):
+    """A candidate that cannot be called."""
+
+    def __init__(self, status: str, message: str) -> None:
+        super().__init__()
+        self.failure = status, message
+
+        def entry(*_: Any, **__: Any) -> Any:
+            raise CandidateFailure(status, message)
+
+        self.entry = entry
 
 
 def escape_text(text: str) -> str:
@@ -70,14 +100,20 @@ class Recorder:
     def verdict(self, source: str, counts: bool, value: Any) -> None:
         """An assert's expression was evaluated."""
         if not value:
-            got = [reprlib.repr(value) for value in self.callee.values[self.calls :]]
-            self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got[-2:])}" if got else ""))
+            got = [self.callee.describe(value) for value in self.callee.values[self.calls :][-2:]]
+            self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got)}" if got else ""))
         elif counts:
             self.add_case("pass", "")
 
-    def error(self, source: str, error: Exception, expecting: bool) -> None:
+    def pass_on(self) -> None:
+        """A handler that takes every exception begins: a program that hangs or exits is not what it expects."""
+        error = sys.exc_info()[1]
+        if isinstance(error, (CandidateFailure, Abort, OutOfTime, SystemExit)):
+            raise error
+
+    def error(self, source: str, error: BaseException, expecting: bool) -> None:
         """An assert raised. ``expecting``: where the test expects an exception, it goes on to the test's handlers."""
-        if expecting and not isinstance(error, CandidateFailure):
+        if expecting and not isinstance(error, (CandidateFailure, OutOfTime)):
             raise error
         status, message = self.classify_error(error)
         self.add_case(status, f"assert {source}: {message}")
@@ -86,7 +122,7 @@ class Recorder:
         """A guarded statement begins."""
         return len(self.cases)
 
-    def skipped(self, error: Exception, mark: int, number: int, names: list[str]) -> None:
+    def skipped(self, error: BaseException, mark: int, number: int, names: list[str]) -> None:
         """A guarded statement raised: it holds ``number`` asserts and would have set ``names``."""
         status, message = self.classify_error(error)
         self.trouble = self.trouble or (status, message)
@@ -104,8 +140,13 @@ class Recorder:
             for _ in range(number - len(cases)):
                 self.add_case("not_run", "an earlier exception kept it from running")
 
-    def classify_error(self, error: Exception) -> tuple[str, str]:
+    def classify_error(self, error: BaseException) -> tuple[str, str]:
         """Status and message of an exception that reached the test."""
+        if isinstance(error, Abort):
+            raise error
+        if isinstance(error, OutOfTime):
+            self.callee.failure = "timeout", "the test ran out of time on what the program returned"
+            return self.callee.failure
         if isinstance(error, CandidateFailure):
             return error.args[0], error.args[1]
         if self.callee.raised and error is self.callee.raised[0]:
@@ -119,8 +160,9 @@ class Recorder:
         return "wrong", describe_exception(name_builtin_class(error), str(error))
 
     def add_case(self, status: str, message: str) -> None:
-        if len(self.cases) >= MAX_CASES:
-            raise Unusable(f"more than {MAX_CASES} cases")
+        if len(self.cases) == MAX_CASES:
+            self.cases[-1] = ["output_limit", f"more than {MAX_CASES} cases"]
+            raise EnoughCases
         self.cases.append([status, escape_text(message)])
 
     def finish_test(self) -> None:
@@ -129,7 +171,7 @@ class Recorder:
         if trouble and all(case[0] == "pass" for case in self.cases):
             self.add_case(*trouble)
         if not self.cases:
-            if not self.callee.values:
+            if not self.callee.values and not self.callee.raised:
                 raise Unusable("the test neither asserts anything nor calls the candidate")
             self.add_case("pass", "")
 
@@ -141,14 +183,16 @@ def run_test_code(code: bytes, entry_point: str, callee: Callee, names: dict[str
         Unusable: the test itself cannot be run.
     """
     recorder = Recorder(callee)
-    hooks = {HOOK: recorder, "candidate": callee, entry_point: callee}
-    namespace: dict[str, Any] = {**names, "__name__": "test", "__builtins__": builtins, **hooks}
+    module = sys.modules["test"] = ModuleType("test")  # dataclasses look up their module
+    vars(module).update(names)
+    vars(module)["__builtins__"] = builtins
+    vars(module).update({HOOK: recorder, "candidate": callee.entry, entry_point: callee.entry})
     try:
-        exec(marshal.loads(code), namespace)  # the test code, compiled by the parent
-        check = namespace.get("check")
-        if callable(check) and check is not callee:
-            check(callee)
-    except Exception as error:  # noqa: BLE001 - whatever the test raises outside of a guard
-        recorder.skipped(error, len(recorder.cases), 0, [])
-    recorder.finish_test()
+        try:
+            exec(marshal.loads(code), vars(module))  # the test code, compiled by the parent
+        except BaseException as error:  # noqa: BLE001 - whatever the test raises outside of a guard
+            recorder.skipped(error, len(recorder.cases), 0, [])
+        recorder.finish_test()
+    except EnoughCases:
+        pass
     return recorder.cases

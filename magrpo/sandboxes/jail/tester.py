@@ -11,11 +11,13 @@ from typing import Any
 
 from . import recorder, wire
 from .candidate_process import CandidateProcess
+from .clock import start_clock, stop_clock
 from .confine import Limits
 from .proxy import Broken, Inexpressible, Proxy
 from .recorder import CandidateFailure, Unusable, escape_text
 
 TEST_CPU_S = 10
+LEFT_S = 2  # for what follows the test, before the kernel ends the process
 TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
@@ -24,20 +26,25 @@ def serve_job(
     connection: socket.socket, requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> None:
     """Read one job from the parent, run it and report. ``children``: whether the candidate may have any."""
-    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S, TEST_CPU_S + 1))
+    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S + LEFT_S, TEST_CPU_S + LEFT_S + 1))
     resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     job = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     began = time.monotonic()
     try:
-        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
-        report = judge_candidate(job, proxy)
-        report["compiles"] = proxy.compiles
-        report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
+        if job["verdict"]:
+            report: dict[str, Any] = {"cases": fail_all(job, *job["verdict"])}
+        else:
+            proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
+            report = judge_candidate(job, proxy)
+            report["compiles"] = proxy.compiles
+            report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
         report = {"unusable": escape_text(str(error))}
     except Broken as error:
         report = {"broken": escape_text(str(error))}
+    except Exception as error:  # noqa: BLE001 - all that is not trusted here is the program
+        report = {"cases": fail_all(job, "protocol", f"its answers cannot be served: {type(error).__name__}")}
     report["duration_s"] = time.monotonic() - began
     wire.send_message(connection, report)
 
@@ -46,8 +53,8 @@ def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
     """Judge the candidate with the test code in this process if possible, else in the candidate's process."""
     if not job["needs"]:
         try:
-            cases = recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], proxy, {})
-            return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.result_used()}
+            cases = run_test(job, proxy)
+            return {"cases": cases, "watched_calls": proxy.watched_calls, "watched_used": proxy.is_result_used()}
         except Inexpressible:
             proxy.replace_process()
     return judge_inside_candidate(job, proxy)
@@ -60,11 +67,25 @@ def judge_inside_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:
         if proxy.failure:
             raise CandidateFailure(*proxy.failure)
         claimed, report["watched_calls"], report["watched_used"] = proxy.run_test(job["code"])
-        cases = [
-            [status if status in CLAIMS else "protocol", escape_text(message)]
-            for status, message in claimed[: recorder.MAX_CASES]
-        ]
     except CandidateFailure as failure:
-        cases = [[failure.args[0], escape_text(failure.args[1])]]
-    missing = max(job["asserts"], 1) - len(cases)
-    return {**report, "cases": cases + [["not_run", "the test did not get that far"]] * missing}
+        return report | {"cases": fail_all(job, *failure.args)}
+    cases = [
+        [status if status in CLAIMS else "protocol", escape_text(message)]
+        for status, message in claimed[: recorder.MAX_CASES]
+    ]
+    return report | {"cases": cases or fail_all(job, "protocol", "it reports no cases")}
+
+
+def run_test(job: dict[str, Any], callee: recorder.Callee) -> list[list[str]]:
+    """The cases of the test in this process, within its limit of CPU time."""
+    start_clock(TEST_CPU_S)
+    try:
+        return recorder.run_test_code(base64.b64decode(job["code"]), job["entry_point"], callee, {})
+    finally:
+        stop_clock()
+
+
+def fail_all(job: dict[str, Any], status: str, message: str) -> list[list[str]]:
+    """As many failed cases as the test has when nothing can be called: a program that ends a test earns no fewer."""
+    cases = run_test(job, recorder.DeadCallee(status, message))
+    return [[status, escape_text(message)]] * max(len(cases), 1)

@@ -131,7 +131,7 @@ class Zygote:
                     socket.send_fds(far, [b"l"], [listener])
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
-                candidate.serve_calls(socket.socket(fileno=CHANNEL_FD))
+                candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
         if self.level.namespaces:  # the next children start in the zygote's own pid namespace again

@@ -1,0 +1,76 @@
+"""What a test changes around a call: standard streams, ``input``, the clock, the seed, the environment.
+
+The test runs in another process than the program, so such changes travel with the next question.
+"""
+
+import builtins
+import os
+import random  # noqa: F401 - in sys.modules
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
+
+_REPLACED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
+    (builtins, ("input", "print", "open")),
+    (sys, ("argv", "stderr", "stdin", "stdout")),
+    (time, ("monotonic", "perf_counter", "sleep", "time")),
+)
+_MODULES = {module.__name__: module for module, _ in _REPLACED}
+
+
+class Surroundings:
+    """Notices, in the tester, what the test has changed."""
+
+    def __init__(self) -> None:
+        self.originals = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
+        self.environment = dict(os.environ)
+        self.seeds: dict[str, tuple[Any, ...]] = {}
+        for name in ("random", "numpy.random"):
+            if module := sys.modules.get(name):
+                module.seed = self._note_seed(name, module.seed)  # type: ignore[attr-defined]
+
+    def list_changes(self) -> tuple[tuple[str, str, Any], ...]:
+        """Module, name and value of each change that the next call must see."""
+        changes = [
+            (module.__name__, name, value)
+            for module, name, original in self.originals
+            if (value := getattr(module, name)) is not original
+        ]
+        if self.seeds:
+            changes += [(name, "seed", arguments) for name, arguments in self.seeds.items()]
+            self.seeds = {}
+        if os.environ != self.environment:
+            self.environment = dict(os.environ)
+            changes.append(("os", "environ", self.environment))
+        return tuple(changes)
+
+    def _note_seed(self, name: str, seed: Any) -> Any:
+        def noting(*arguments: Any) -> None:
+            self.seeds[name] = arguments
+            seed(*arguments)
+
+        return noting
+
+
+@contextmanager
+def make_changes(changes: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
+    """Make such changes in the candidate; those of names last until the end of the call."""
+    replaced = []
+    for module_name, name, value in changes:
+        if name == "seed":
+            sys.modules[module_name].seed(*value)
+        elif name == "environ":
+            os.environ.clear()
+            os.environ.update(value)
+        else:
+            module = _MODULES[module_name]
+            replaced.append((module, name, getattr(module, name)))
+            setattr(module, name, value)
+    try:
+        yield
+    finally:
+        for module, name, original in replaced:
+            setattr(module, name, original)
