@@ -1,3 +1,4 @@
+# ruff: noqa: E501
 """Values survive the border with their exact types and their sharing, and nothing else passes it."""
 
 from __future__ import annotations

@@ -78,16 +78,30 @@ class Peer:
         find_name: Callable[[Any], tuple[str, str] | None] = values.find_builtin_name,
         caught: type[BaseException] = Exception,
     ) -> None:
-        self.ask, self.grant, self.check, self.library, self.caught = ask, grant, check, library, caught
+        self._ask, self.grant, self.check, self.library, self.caught = ask, grant, check, library, caught
         self.find_name = find_name
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.handles: dict[int, Handle] = {}
+        self.data: dict[int, Any] = {}
         self.named_tuples: MutableMapping[str, Any] = {}
         self.failed: dict[int, Exception] = {}
         """What ended an iterator that had given other items in the same answer, by its address."""
         self.is_quiet = False
         """While it is set, handles describe themselves without asking."""
+
+    def fetch_data(self, handle: "Handle") -> Any:
+        """The data that an object of the other side holds: the same until something else is asked."""
+        number = object.__getattribute__(handle, "_id")
+        if number not in self.data:
+            self.data[number] = _ask(handle, "data")
+        return self.data[number]
+
+    def ask(self, operation: str, arguments: tuple[Any, ...]) -> Any:
+        """Put a question about an object of the other side."""
+        if operation != "data":
+            self.data.clear()
+        return self._ask(operation, arguments)
 
     def export(self, value: Any) -> list[Any]:
         """The encoding of an object that is no data; NotPlain if the other side may not have it."""
@@ -166,21 +180,21 @@ class Peer:
             WireError: it is malformed.
         """
         decoder = self.decoder(containers)
-        result = decoder.decode(value) if status == "ok" else self._build_error(decoder, value)
-        for number, content in changes:
-            decoder.decode_content(content, containers[number])
+        try:
+            result = decoder.decode(value) if status == "ok" else self._build_error(decoder, value)
+            for number, content in changes:
+                decoder.decode_content(content, containers[values.read_index(number)])
+        except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
+            raise WireError(f"malformed answer: {type(error).__name__}") from None
         if status != "ok":
             raise Answered(result)
         return result
 
     def _build_error(self, decoder: values.Decoder, value: Any) -> BaseException:
         """An exception of the nearest builtin class, with the name, text and attributes of the original."""
-        try:
-            known, name, text, details = value
-            path, arguments, attributes, cause = details or (None, None, None, None)
-            kind = _find_exception(known, path)
-        except (TypeError, ValueError, AttributeError):
-            raise WireError("malformed exception") from None
+        known, name, text, details = value
+        path, arguments, attributes, cause = details or (None, None, None, None)
+        kind = _find_exception(known, path)
         if type(text) is not str or type(name) is not str:
             raise WireError("malformed exception")
         given = (text,) if arguments is None else decoder.decode(arguments)
@@ -400,7 +414,7 @@ def _make_binary(power: str, is_defined: bool, holds_data: bool, swapped: bool =
             return answer
         if not holds_data or isinstance(other, Handle):
             return NotImplemented
-        data = _ask(self, "data")
+        data = object.__getattribute__(self, "_peer").fetch_data(self)
         if isinstance(data, Handle):
             return NotImplemented
         return operate(other, data) if swapped else operate(data, other)

@@ -484,7 +484,7 @@ _READERS: dict[str, Callable[[Decoder, list[Any], int], Any]] = {
     "g": lambda decoder, items, depth: decoder.library(*items),
     "N": _read_numpy,
     "S": lambda decoder, items, depth: _read_numpy(decoder, items, depth)[()],
-    "&": lambda decoder, items, depth: decoder.containers[_read_index(*items)],
+    "&": lambda decoder, items, depth: decoder.containers[read_index(*items)],
     "h": lambda decoder, items, depth: decoder.import_handle(*items),
     "H": lambda decoder, items, depth: decoder.own(*items),
 }
@@ -502,7 +502,8 @@ def _read_float(value: Any) -> float:
     return value
 
 
-def _read_index(value: Any) -> int:
+def read_index(value: Any) -> int:
+    """The number of a container; WireError if it is none."""
     if type(value) is not int or value < 0:
         raise WireError("malformed number of a container")
     return value
