@@ -196,9 +196,8 @@ class Pool:
                 if killed == FATAL_ATTEMPTS:
                     with contextlib.suppress(WorkerDied):
                         worker, _ = self._run_job(None, make_job(PLAIN))
-                        worker, result = self._run_job(
-                            worker, job | {"verdict": ["crash", f"it ended two jails: {message}"]}
-                        )
+                        verdict = ["crash", f"it ended two jails: {message}"]
+                        worker, result = self._run_job(worker, job | {"source": "", "verdict": verdict})
                         self.failures = 0
                         return self._make_report(result)
                     break
@@ -224,7 +223,7 @@ class Pool:
         worker = worker or self._start_worker()
         try:
             report = worker.run_job(job, self.timeout_s)
-            return worker, report or worker.run_job(job | {"verdict": RAN_OUT}, self.timeout_s)
+            return worker, report or worker.run_job(job | {"source": "", "verdict": RAN_OUT}, self.timeout_s)
         except WorkerDied as error:
             self._discard(worker)
             if worker.jobs == 1:

@@ -475,7 +475,7 @@ _SPECIAL: dict[str, Any] = {
 
 # ------------------------------------------------------------------------------------------------------- operations
 def _run_awaitable(awaitable: Any) -> Any:
-    import asyncio
+    import asyncio  # slow to import; few programs need it
 
     async def wait() -> Any:
         return await awaitable
