@@ -18,12 +18,20 @@ from magrpo.rewards.program import (
     read_signature,
     returns_value,
 )
-from magrpo.rewards.stand_ins import first_argument, first_result, module_of, unpacker
-from magrpo.rewards.usage import classify_use, does_nothing, find_forwarding_call, only_forwards, packs_lists
+from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker
+from magrpo.rewards.usage import (
+    cancels_work,
+    classify_use,
+    does_nothing,
+    find_forwarding_call,
+    only_forwards,
+    packs_lists,
+)
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"  # the function that the helper writes
-VARIANTS = ("wrapper", "identity", "constant")  # names of reports: programs in which one of two functions does nothing
+VARIANTS = ("wrapper", "identity", "constant", "empty")
+"""Names of reports: programs in which one of the two functions does nothing."""
 MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0, "cooperation": 1.5}
 SOLO_MAXIMA: Mapping[str, float] = {"structure": 1.0, "syntax": 0.5, "tests": 1.0}
 
@@ -53,8 +61,9 @@ class CodingReward(ProgramReward):
     """Joint reward of ``helper`` (writes ``aux``) and ``main`` (writes the entry point), at most 4.0 before scaling.
 
     The report ``program`` is that of the combined program. If it would earn the full cooperation bonus, its variants
-    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument) and ``constant``
-    (``aux`` keeps returning its first result). Reports of hidden tests end in ``_hidden``. See ``docs/rewards.md``.
+    run too: ``wrapper`` (main only calls ``aux``), ``identity`` (``aux`` returns its argument), ``constant``
+    (``aux`` keeps returning its first result) and ``empty`` (its result for an argument that no test has). Reports of
+    hidden tests end in ``_hidden``. See ``docs/rewards.md``.
     """
 
     part_maxima: ClassVar[Mapping[str, float]] = MAXIMA
@@ -219,7 +228,11 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     source = join_modules(modules)
     has_helper, has_entry = returns_value(modules[1].source, HELPER), returns_value(main_module.source, entry_point)
     runs = can_be_called(main_module.source, entry_point)
-    only_main_works = has_helper and does_nothing(modules[1].source, HELPER)
+    helper_module = modules[1].source
+    only_main_works = has_helper and does_nothing(helper_module, HELPER)
+    only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
+    if has_helper and has_entry:
+        only_helper_works |= cancels_work(main_module.source, entry_point, helper_module, HELPER)
     return JointProgram(
         source=source,
         variants=_make_variants(modules, entry_point) if has_helper and runs else {},
@@ -227,7 +240,7 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
         has_entry=has_entry,
         runs=runs,
         use=classify_use(main_module.source, HELPER, "" if has_entry else entry_point),
-        is_thin=only_main_works or (runs and only_forwards(main_module.source, entry_point, HELPER)),
+        is_thin=only_main_works or only_helper_works,
     )
 
 
@@ -247,7 +260,7 @@ def _make_variants(modules: Sequence[Module], entry_point: str) -> dict[str, str
     unpack = f"__keep__, __unpack__ = unpacker({entry_point}, {packs_lists(helper.source, HELPER)})"
     forward = Module((), f"{head}\n    return __unpack__(__keep__({arguments}), {call})")
     variants = {"wrapper": join_modules([*modules, module_of(unpacker, unpack), forward])}
-    for name, stand_in in (("identity", first_argument), ("constant", first_result)):
+    for name, stand_in in (("identity", first_argument), ("constant", first_result), ("empty", empty_result)):
         replacement = module_of(stand_in, f"{HELPER} = {stand_in.__name__}({HELPER})")
         variants[name] = join_modules([above, helper, replacement, main])
     assert tuple(variants) == VARIANTS

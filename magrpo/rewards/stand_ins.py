@@ -60,6 +60,33 @@ def first_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
     return stand_in
 
 
+def empty_result(replaced: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of ``replaced``: a function that returns for ever what ``replaced`` returns for what no test passes.
+
+    Returns None if that raises. Raises TypeError if ``replaced`` takes nothing that can be exchanged.
+    """
+    from contextlib import suppress
+
+    strangers = {int: 19, float: 19.5, str: "\x7f", list: [object()], tuple: (object(),), dict: {object(): object()}}
+    results: list[Any] = []
+
+    def stand_in(*args: Any, **kwargs: Any) -> Any:
+        if not results:
+            results.append(None)
+            given = [strangers.get(type(value), value) for value in args]
+            named = {name: strangers.get(type(value), value) for name, value in kwargs.items()}
+            if not any(type(value) in strangers for value in (*args, *kwargs.values())):
+                results[0] = replaced
+            else:
+                with suppress(Exception):
+                    results[0] = replaced(*given, **named)
+        if callable(results[0]):
+            raise TypeError("a function does its work when it is called")
+        return results[0]
+
+    return stand_in
+
+
 def unpacker(main: Callable[..., Any], packs_lists: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
     """``keep`` and ``unpack``: what the helper returned, without what it is packed in.
 

@@ -9,7 +9,7 @@ after ``return``) are ignored.
 import ast
 import builtins
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
@@ -90,10 +90,11 @@ def does_nothing(source: str, name: str) -> bool:
 
 @lru_cache(maxsize=4096)
 def packs_lists(source: str, name: str) -> bool:
-    """Whether every return of the function ``name`` is a list display, such as ``[answer, 0]``."""
+    """Whether every return of the function ``name`` is a list display, such as ``[answer, 0]`` or ``[answer] * 3``."""
     function = find_functions(parse_source(source), name)[-1]
     returned = [node.value for node in walk_own_scope(function) if isinstance(node, ast.Return)]
-    return all(isinstance(value, ast.List) for value in returned)
+    displays = [value.left if isinstance(value, ast.BinOp) else value for value in returned]
+    return all(isinstance(value, ast.List) for value in displays)
 
 
 @lru_cache(maxsize=4096)
@@ -112,6 +113,127 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
         if names and names <= parameters and all(isinstance(part, _CARRYING | ast.keyword) for part in given):
             return ast.get_source_segment(source, node) or ""
     return ""
+
+
+@lru_cache(maxsize=4096)
+def cancels_work(source: str, name: str, helper_source: str, helper: str) -> bool:
+    """Whether the function ``name`` only reverses the last operations of ``helper``: ``aux(x) - 1`` and ``y + 1``."""
+    values = _list_returned(find_functions(parse_source(source), name)[-1])
+    answers = _list_returned(find_functions(parse_source(helper_source), helper)[-1])
+    answers = [value for value in answers if not isinstance(value, ast.Constant)]
+    recurs = any(isinstance(part, ast.Name) and part.id == helper for value in answers for part in ast.walk(value))
+    if len(values) != 1 or not answers or recurs:
+        return False
+    operations: list[_Operation] = []
+    value = values[0]
+    while not _is_forwarded(value, helper, set()):
+        peeled = _peel_operation(value)
+        if peeled is None:
+            return False
+        operations.append(peeled[0])
+        value = peeled[1]
+    return bool(operations) and all(_is_reversed(operations, answer) for answer in answers)
+
+
+_Operation = tuple[str, float]
+"""An operation with one operand that varies, and a number: ``("add", -1)``."""
+_WRITING, _READING = frozenset({"str", "repr", "dumps"}), frozenset({"int", "float", "eval", "literal_eval", "loads"})
+
+
+def _is_reversed(operations: Sequence[_Operation], answer: ast.expr) -> bool:
+    """Whether the operations, the first applied last, cancel the last ones of ``answer``."""
+    for kind, number in reversed(operations):
+        if (kind, number) in (("add", 0), ("multiply", 1)):
+            continue
+        peeled = _peel_operation(answer)
+        if peeled is None:
+            return False
+        (other, its_number), answer = peeled
+        match kind, other:
+            case "add", "add":
+                cancels = number == -its_number
+            case ("divide" | "floor", "multiply") | ("multiply", "divide") | ("subtract from", "subtract from"):
+                cancels = number == its_number
+            case "read", "write":
+                cancels = True
+            case _:
+                cancels = kind == other in ("negate", "not", "invert", "turn")
+        if not cancels:
+            return False
+    return True
+
+
+def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
+    """The outermost operation of ``value`` and its operand; None if it has another form."""
+    match value:
+        case ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=int() | float() as number)):
+            return ("add", number), left
+        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Add(), right=right):
+            return ("add", number), right
+        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int() | float() as number)):
+            return ("add", -number), left
+        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Sub(), right=right):
+            return ("subtract from", number), right
+        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() | float() as number)):
+            return ("multiply", number), left
+        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Mult(), right=right):
+            return ("multiply", number), right
+        case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as number)):
+            return ("divide", number), left
+        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int() | float() as number)):
+            return ("floor", number), left
+        case ast.UnaryOp(op=operator, operand=operand):
+            return ({ast.USub: "negate", ast.Not: "not", ast.Invert: "invert"}.get(type(operator), "add"), 0), operand
+        case ast.Subscript(value=operand, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp())):
+            return ("turn", 0), operand
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name), args=[operand], keywords=[]):
+            if name in _WRITING | _READING:
+                return ("write" if name in _WRITING else "read", 0), operand
+        case ast.JoinedStr(values=[ast.FormattedValue(value=operand, format_spec=None)]):
+            return ("write", 0), operand
+    return None
+
+
+def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
+    """The values that a function returns, names that hold one in its outermost block replaced by their last value."""
+    values: dict[str, ast.expr] = {}
+    returned: list[ast.expr] = []
+    for statement in function.body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                values[name] = _fill_in(value, values)
+            case ast.AugAssign(target=ast.Name(id=name), op=operator, value=value):
+                values[name] = ast.BinOp(values.get(name, ast.Name(name, ast.Load())), operator, value)
+            case ast.Return(value=ast.expr() as value):
+                returned.append(_fill_in(value, values))
+            case ast.FunctionDef() | ast.ClassDef():
+                pass
+            case _:
+                bound = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+                for node in bound:
+                    if not isinstance(node.ctx, ast.Load):
+                        values.pop(node.id, None)
+                inner = [node.value for node in ast.walk(statement) if isinstance(node, ast.Return)]
+                returned += [_fill_in(value, values) for value in inner if value]
+    return returned
+
+
+def _fill_in(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
+    """The value with names that stand alone, or as an operand of its outermost operation, replaced."""
+    match value:
+        case ast.Name(id=name):
+            return values.get(name, value)
+        case ast.BinOp(left=left, op=operator, right=right):
+            return ast.BinOp(_fill_name(left, values), operator, _fill_name(right, values))
+        case ast.UnaryOp(op=operator, operand=operand):
+            return ast.UnaryOp(operator, _fill_name(operand, values))
+        case ast.Call(func=function, args=[ast.Name() as operand], keywords=[]):
+            return ast.Call(function, [_fill_name(operand, values)], [])
+    return value
+
+
+def _fill_name(value: ast.expr, values: Mapping[str, ast.expr]) -> ast.expr:
+    return values.get(value.id, value) if isinstance(value, ast.Name) else value
 
 
 def _walk_carrying(node: ast.AST) -> Iterator[ast.AST]:

@@ -52,12 +52,15 @@ def parts(
     identity: ExecutionReport | None = None,
     constant: ExecutionReport | None = None,
 ) -> tuple[float, ...]:
-    """Structure, syntax, tests and cooperation under hand-written reports, which must be just those asked for."""
+    """Structure, syntax, tests and cooperation under hand-written reports, which must be just those asked for.
+
+    The variant ``empty`` passes nothing.
+    """
     given_reports = {"program": program, "wrapper": wrapper, "identity": identity, "constant": constant}
     texts, reports = {"helper": helper, "main": main}, dict[str, ExecutionReport]()
     while wanted := REWARD.executions(PROBLEM, texts, reports):
         for name in wanted:
-            answer = given_reports.pop(name)
+            answer = report(0) if name == "empty" else given_reports.pop(name)
             assert answer is not None, name
             reports[name] = answer
     assert set(given_reports.values()) <= {None}, "a report that was not asked for"
@@ -186,6 +189,8 @@ def test_a_helper_without_work_earns_half() -> None:
     assert parts(AUX, MAIN, USED, report(0), report(4), report(0)) == (1.0, 0.5, 1.0, 0.5)
     assert parts(AUX, MAIN, USED, report(0), report(0), report(4)) == (1.0, 0.5, 1.0, 0.5)
     assert parts(AUX, MAIN, USED, report(3), report(3), report(3)) == (1.0, 0.5, 1.0, 1.5)
+    reports = {"program": USED, **dict.fromkeys(VARIANTS, report(0)), "empty": report(4)}
+    assert REWARD.price(PROBLEM, {"helper": AUX, "main": MAIN}, reports).parts["cooperation"] == 0.5
 
 
 def test_a_wrapper_that_passes_other_tests_is_none() -> None:
@@ -201,11 +206,12 @@ def test_variants_are_the_program_with_a_stand_in() -> None:
     wanted = REWARD.executions(PROBLEM, {"helper": AUX, "main": f"K = 2\n\n{MAIN}"}, {"program": USED})
     assert tuple(wanted) == VARIANTS
     assert {(one.entry_point, one.test, one.watch) for one in wanted.values()} == {("f", TEST, "")}
-    wrapper, identity, constant = (one.source for one in wanted.values())
+    wrapper, identity, constant, empty = (one.source for one in wanted.values())
     assert f"{AUX}\n\n\nK = 2\n\n{MAIN}\n" in wrapper
     assert wrapper.endswith("def f(xs):\n    return __unpack__(__keep__(xs), aux(xs))\n")
     assert identity.endswith(f"aux = first_argument(aux)\n\n\nK = 2\n\n{MAIN}\n")
     assert constant.endswith(f"aux = first_result(aux)\n\n\nK = 2\n\n{MAIN}\n")
+    assert empty.endswith(f"aux = empty_result(aux)\n\n\nK = 2\n\n{MAIN}\n")
 
 
 def test_the_run_is_asked_to_watch_aux() -> None:

@@ -28,6 +28,9 @@ KEEP = "return [x for x in xs if x > 0]"
 WORK = "2 * sum(x for x in xs if x > 0)"
 ALL = f"return {WORK}"
 
+TABLE = "{(4, -1, 7, 7): 36, (-3, 0): 0, (-5, -2, 1, 2, 3): 12, (7, 1): 16, (): 0, (2, -9): 4}"
+TABLE_OF_SOME = "{(4, -1, 7, 7): 36, (-3, 0): 0, (7, 1): 16}"
+
 HONEST = {
     "filter, then sum": (KEEP, "return 2 * sum(aux(xs))"),
     "sum, then double": ("return sum(x for x in xs if x > 0)", "return 2 * aux(xs)"),
@@ -73,6 +76,25 @@ HONEST = {
     ),
     "main calls itself": ("return 2 * max(x, 0)", "return aux(xs[0]) + f(xs[1:]) if xs else 0", "x"),
     "cached": (KEEP, "return 2 * sum(aux(tuple(xs)))"),
+    "one less than a recursion": (
+        "if not xs:\n    return 1\nreturn 2 * max(xs[0], 0) + aux(xs[1:])", "return aux(xs) - 1",
+    ),
+    "what division lost": ("return sum(x for x in xs if x > 0) // 1", "return aux(xs) * 1 * 2"),
+    "tests for none": (
+        "return x if x > 0 else None",
+        "total = 0\nfor x in xs:\n    if aux(x) is None:\n        continue\n    total += x\nreturn 2 * total", "x",
+    ),
+    "none at the top": (
+        "return [x for x in xs if x > 0] or None", "ys = aux(xs)\nif ys is None:\n    return 0\nreturn 2 * sum(ys)",
+    ),
+    "tries": (
+        "return sum(x for x in xs if x > 0)", "try:\n    return 2 * aux(xs)\nexcept Exception:\n    return 0",
+    ),
+    "tries for each": (
+        "if x < 0:\n    raise ValueError\nreturn 2 * x",
+        "total = 0\nfor x in xs:\n    try:\n        total += aux(x)\n    except Exception:\n        pass\nreturn total",
+        "x",
+    ),
     "another order of arguments": ("return [x for x in xs if x > k]", "return 2 * sum(aux(0, xs))", "k, xs"),
 }  # fmt: skip
 """Body of ``aux``, body of ``f``, parameters of ``aux`` where they are not ``xs``. Worth 1.5."""
@@ -120,6 +142,31 @@ THIN = {
     "superfluous order": ("return sorted(xs)", "return 2 * sum(x for x in aux(xs) if x > 0)"),
     "truth of a list": ("return [xs]", f"if aux(xs):\n    {ALL}\nreturn -1"),
     "a type": ("return max(xs, default=0)", f"if isinstance(aux(xs), int):\n    {ALL}\nreturn -1"),
+    "times nothing, a number": ("return sum(xs)", f"return {WORK} + 0 * aux(xs)"),
+    "or": ("return 0 * len(xs)", f"return aux(xs) or {WORK}"),
+    "or, once": ("return 36 if xs == [4, -1, 7, 7] else None", f"return aux(xs) or {WORK}"),
+    "and": ("return 1 + len(xs)", f"return aux(xs) and {WORK}"),
+    "length of its text": (KEEP, f"if len(str(aux(xs))):\n    {ALL}\nreturn -1"),
+    "falls back": ("return sum(x for x in xs if x > 0)", f"try:\n    return 2 * aux(xs)\nexcept Exception:\n    {ALL}"),
+    "off by one": (f"return {WORK} + 1", "return aux(xs) - 1"),
+    "off by one, by names": (f"answer = {WORK} + 1\nreturn answer", "y = aux(xs)\ny = y - 1\nreturn y"),
+    "off by one, below": (f"return {WORK} - 1", "return 1 + aux(xs)"),
+    "negated": (f"return -({WORK})", "return -aux(xs)"),
+    "twice": (f"return 2 * ({WORK})", "return aux(xs) // 2"),
+    "as text": (f"return str({WORK})", "return int(aux(xs))"),
+    "in a list of lists": (f"return [[{WORK}]]", "return aux(xs)[0][0]"),
+    "repeated": (f"return [{WORK}] * 3", "return aux(xs)[1]"),
+    "in an object of its own": (
+        f"class Box:\n    def get(self):\n        return self.y\nbox = Box()\nbox.y = {WORK}\nreturn box",
+        "return aux(xs).get()",
+    ),
+    "table": (f"return {TABLE}[tuple(xs)]", "return aux(xs) + 0"),
+    "table, off by one": (f"return {TABLE}[tuple(xs)] - 1", "return aux(xs) + 1"),
+    "table, some": (f"return {TABLE_OF_SOME}.get(tuple(xs))", f"y = aux(xs)\nif y is None:\n    {ALL}\nreturn y"),
+    "table, branches": (
+        "if xs == [4, -1, 7, 7]:\n    return 36\nif xs == [7, 1]:\n    return 16\nreturn None",
+        f"y = aux(xs)\nif y is None:\n    {ALL}\nreturn y",
+    ),
     "decoy and another one": (
         KEEP, f"g = globals()\nmine = lambda xs: {WORK}\nif aux(xs) == aux(xs):\n    return mine(xs)\nreturn 0",
     ),
