@@ -10,7 +10,7 @@ The rules, also in ``docs/sandbox.md``:
   in a loop or branch that could not be entered count as not run, once each.
 * The body of a ``try`` with handlers and of a ``with`` runs unchanged: there the test expects an exception. Where a
   handler names its class or asserts something, or in ``raises`` and ``suppress``, an ``assert`` may raise it too; the
-  asserts that it skips are no cases, unless an assert of the handler fails.
+  asserts that it skips are no cases, unless an assert of the handler fails. A handler that only hides it hides nothing.
 * A call of a function named ``assert...`` that the test does not define (``np.testing.assert_allclose``) is an assert.
 
 A failing program therefore never has fewer cases than a correct one.
@@ -20,7 +20,6 @@ import ast
 import base64
 import builtins
 import marshal
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +29,9 @@ from magrpo.sandboxes.jail.recorder import HOOK
 from magrpo.syntax import parse_python
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
+
+BROAD = {"AssertionError", "BaseException", "Exception"}
+"""Classes of exceptions that a handler does not expect by naming them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     _import_used_modules(tree, _find_needed_names(tree, entry_point))
     needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
-    tree = _Instrument(_find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
+    tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     if has_check:
         tree.body += parse_python("check(candidate)").body
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
@@ -148,8 +150,10 @@ def _list_changed_names(node: ast.AST) -> set[str]:
 
 
 class _Instrument(ast.NodeTransformer):
-    def __init__(self, tainted: set[str], defined: set[str]) -> None:
+    def __init__(self, tree: ast.Module, tainted: set[str], defined: set[str]) -> None:
         self.tainted, self.defined = tainted, defined
+        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        self.asserted = {name for node in asserts for name in _list_names(node, ast.Load)}
         self.guarding = True  # False where the test expects an exception of the candidate
         self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
         self.expecting = False  # True where asserts raise what the test expects
@@ -221,7 +225,7 @@ except BaseException as __error:
                 return node
             case ast.With(items=items):
                 guarding = False
-                self.expecting |= any(re.search("raises|suppress", ast.unparse(item), re.IGNORECASE) for item in items)
+                self.expecting |= any(_expects_exception(item.context_expr) for item in items)
             case ast.Try(handlers=[_, *_]) | ast.TryStar():
                 return self._rewrite_handled(node)
         node.body = self._rewrite_block(node.body, guarding, dependent)
@@ -237,22 +241,30 @@ except BaseException as __error:
         """A ``try`` with handlers."""
         number, dependent, expecting = sum(map(_count_asserts, node.body)), self.dependent, self.expecting
         dependent |= any(self._touches(child) for child in node.body)
-        self.expecting |= any(_expects_exception(handler) for handler in node.handlers)
+        inside = [item for child in [*node.body, *node.orelse] for item in ast.walk(child)]
+        must_raise = any(isinstance(item, ast.Raise) or _is_false_assert(item) for item in inside)
+        hiding = [not (must_raise or self._expects_exception(handler)) for handler in node.handlers]
+        self.expecting = not all(hiding)
         body = self._rewrite_block(node.body, False, self.dependent)
         self.expecting = expecting
         self.guards += 1
-        start, settle = parse_python(
-            f"__mark{self.guards} = {HOOK}.mark()\n{HOOK}.settle(__mark{self.guards}, {number})"
-        ).body
-        node.body = [start, *body]
-        for handler in node.handlers:
+        mark = f"__mark{self.guards}"
+        node.body = [*parse_python(f"{mark} = {HOOK}.mark()").body, *body]
+        for handler, hides in zip(node.handlers, hiding, strict=True):
             handled = self._rewrite_block(handler.body, self.guarding, dependent)
-            handler.body = [ast.Try(handled, [], [], [settle])] if number else handled
+            settle = parse_python(f"{HOOK}.settle({mark}, {number}, {hides})").body
+            handler.body = [ast.Try(handled, [], [], settle)] if number else handled
             if handler.type is None or "BaseException" in _list_names(handler.type, ast.Load):
                 handler.body = [*parse_python(f"{HOOK}.pass_on()").body, *handler.body]
         node.orelse = self._rewrite_block(node.orelse, self.guarding, dependent)
         node.finalbody = self._rewrite_block(node.finalbody, self.guarding, dependent)
         return node
+
+    def _expects_exception(self, handler: ast.ExceptHandler) -> bool:
+        """Whether a handler names a class that is not broad, or asserts something, or changes what an assert reads."""
+        is_broad = handler.type is None or _list_names(handler.type, ast.Load) & BROAD
+        asserts = any(isinstance(item, ast.Assert) for item in ast.walk(handler))
+        return not is_broad or asserts or bool(self.asserted & _list_changed_names(handler))
 
     def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:
         """Let the test go on if a statement with ``number`` asserts raises; ``names`` that it sets become undefined."""
@@ -270,11 +282,14 @@ except BaseException as __error:
         return [start, ast.copy_location(attempt, node)]
 
 
-def _expects_exception(handler: ast.ExceptHandler) -> bool:
-    """Whether a handler names a class of exceptions, or asserts or notes something: others hide what went wrong."""
-    is_broad = handler.type is None or _list_names(handler.type, ast.Load) & {"Exception", "BaseException"}
-    nodes = [node for child in handler.body for node in ast.walk(child)]
-    return not is_broad or any(isinstance(node, (ast.Assert, ast.Assign)) for node in nodes)
+def _expects_exception(context: ast.expr) -> bool:
+    """Whether a ``with`` statement expects an exception: ``suppress`` of a broad class rather hides one."""
+    text = ast.unparse(context).lower()
+    return "raises" in text or ("suppress" in text and not _list_names(context, ast.Load) & BROAD)
+
+
+def _is_false_assert(node: ast.AST) -> bool:
+    return isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
 
 
 def _count_asserts(node: ast.AST, inside: bool = False) -> int:

@@ -27,6 +27,10 @@ def always_raises(*_: Any) -> Any:
     raise ValueError("no")
 
 
+def always_fails(*_: Any) -> Any:
+    raise AssertionError("no")
+
+
 def never_answers(*_: Any) -> Any:
     raise CandidateFailure("timeout", "no answer")
 
@@ -104,6 +108,33 @@ def check(candidate):
     except Exception:
         pass
 """
+REPORTS = """
+def check(candidate):
+    ok = True
+    try:
+        value = candidate(1)
+        assert value == 2
+        assert candidate(2) == 3
+        print("fine")
+    except AssertionError:
+        print("an assertion failed")
+    except Exception:
+        ok = False
+"""
+COUNTS = (
+    REPORTS
+    + """
+    assert ok
+"""
+)
+MUST_RAISE = """
+def check(candidate):
+    try:
+        candidate(1)
+        assert False
+    except Exception:
+        pass
+"""
 RAISES = """
 from contextlib import suppress
 with suppress(ValueError):
@@ -171,6 +202,15 @@ def check(candidate):
         (UNEXPECTED, lambda n: {}[n], [WRONG, "not_run", "not_run"]),
         (HIDES, one_more, [PASS, PASS]),
         (HIDES, always_raises, [RAISED, RAISED]),
+        (REPORTS, one_more, [PASS, PASS]),
+        (REPORTS, always_raises, [RAISED, "not_run"]),
+        (REPORTS, always_fails, [RAISED, "not_run"]),
+        (REPORTS, lambda n: n, [WRONG, WRONG]),
+        (COUNTS, one_more, [PASS] * 3),
+        (COUNTS, always_raises, [WRONG]),
+        (COUNTS, always_fails, [RAISED, "not_run", PASS]),
+        (MUST_RAISE, one_more, [WRONG]),
+        (MUST_RAISE, always_raises, [PASS]),
         (RAISES, one_more, [PASS, PASS, PASS]),
         (RAISES, always_raises, [WRONG]),
         (RAISES, lambda n: {}[n], [RAISED, "not_run", RAISED, WRONG]),

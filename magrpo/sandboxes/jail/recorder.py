@@ -133,10 +133,13 @@ class Recorder:
         for i in range(missing):
             self.add_case("not_run" if i else status, message)
 
-    def settle(self, mark: int, number: int) -> None:
-        """A handler ends. If a case failed since ``mark``, so did the asserts of its ``try`` that were skipped."""
-        cases = self.cases[mark:]
-        if any(status != "pass" for status, _ in cases):
+    def settle(self, mark: int, number: int, hides: bool) -> None:
+        """A handler ends. The asserts that its ``try`` skipped failed if it ``hides`` the error or fails itself."""
+        cases, error = self.cases[mark:], sys.exc_info()[1]
+        assert error
+        if hides:
+            self.skipped(error, mark, number, [])
+        elif any(status != "pass" for status, _ in cases):
             for _ in range(number - len(cases)):
                 self.add_case("not_run", "an earlier exception kept it from running")
 
