@@ -54,7 +54,6 @@ def test_a_sample_passes_at_weaker_levels(level: str) -> None:
     assert not failed
 
 
-@pytest.mark.xfail(strict=True, reason="not yet")
 def test_raises_of_pytest() -> None:
     """Where the package is allowed, ``pytest.raises`` judges as it does elsewhere."""
     program = "def f(n):\n    if n < 0:\n        raise ValueError('a negative number')\n    return n\n"
