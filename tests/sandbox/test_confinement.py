@@ -19,6 +19,8 @@ libc = ctypes.CDLL(None, use_errno=True)
 library = os.open(json.__file__, os.O_RDONLY)
 left, right = socket.socketpair()
 buffer = ctypes.create_string_buffer(4096)
+libc.mmap.restype = ctypes.c_void_p
+mapping = ctypes.c_void_p(libc.mmap(None, 4096, 3, 0x22, -1, 0))
 
 def f(name):
     try:
@@ -36,6 +38,8 @@ def f(name):
             "message with an urgent byte": lambda: left.sendmsg([b"x"], [], socket.MSG_OOB),
             "nameless file": lambda: os.memfd_create("x"),
             "huge pages": lambda: libc.syscall(9, 0, 4096, 3, 0x40022, -1, 0),
+            "core dumps": lambda: libc.prctl(4, 1, 0, 0, 0),
+            "pages moved out": lambda: libc.syscall(28, mapping, 4096, 21),
             "shared memory": lambda: mmap.mmap(-1, 4096) and 0,
             "ignored children": lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN) and 0,
             "sync of a file system": lambda: libc.syncfs(-1),
@@ -49,6 +53,7 @@ REFUSED = {
     "file flags": errno.ENOTTY,
     "interface addresses": errno.ENOTTY,
     "bytes to read": 0,
+    "core dumps": errno.EPERM,
     "inotify": errno.EPERM,
     "asynchronous I/O": errno.EPERM,
     "flock": errno.EPERM,
@@ -81,7 +86,7 @@ def test_calls_that_reach_others_are_refused(pool: Pool, name: str) -> None:
     assert case.status == "pass", case
 
 
-@pytest.mark.parametrize("name", ["huge pages", "shared memory", "ignored children"])
+@pytest.mark.parametrize("name", ["huge pages", "pages moved out", "shared memory", "ignored children"])
 def test_what_measurements_would_miss_is_refused(pool: Pool, name: str) -> None:
     """Where a program has one process, its address space is limited; machines without huge pages lack the memory."""
     refusals = (errno.EPERM,) if pool.level == "namespaces" else (0, errno.ENOMEM)

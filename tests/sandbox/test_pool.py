@@ -22,6 +22,7 @@ import pytest
 
 from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes import pool as pool_module
+from magrpo.sandboxes.jail.zygote import fork_process
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
@@ -155,6 +156,19 @@ def test_a_machine_without_room_for_processes_costs_no_place(single: Pool, monke
     assert report.status == "infra_error"
     assert "no more processes" in report.cases[0].message
     assert [report.status for report in single.run([right(1), right(2)])] == ["pass"] * 2
+
+
+def test_a_zygote_waits_for_room_for_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = iter([None, None, 17])
+
+    def fork() -> int:
+        pid = next(answers)
+        if pid is None:
+            raise BlockingIOError(errno.EAGAIN, "no more processes")
+        return pid
+
+    monkeypatch.setattr(os, "fork", fork)
+    assert fork_process() == 17
 
 
 def test_a_machine_without_descriptors_costs_no_place(single: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,7 @@ CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW... flag
 FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030, 1032)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, ..., F_GETPIPE_SZ: no locks
 IOCTL_ALLOWED = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 SIGCHLD, SHARED_ANONYMOUS, HUGE_PAGES, MSG_OOB = 17, 0x21, 0x40000, 1
+PR_SET_DUMPABLE, MADV_PAGEOUT = 4, 21
 MESSAGE_FLAGS = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3, "recvfrom": 3, "recvmsg": 2, "recvmmsg": 3}
 """Index of the argument that holds the flags."""
 
@@ -113,11 +114,13 @@ def build_base_filter(alone: bool) -> bytes:
     built.deny_calls(["clone3"], ENOSYS)  # its flags are in memory, invisible to filters; libc falls back to clone
     built.allow_if("prlimit64", 0, (EQUAL, 1, 0, 0))
     built.allow_values("fcntl", 1, FCNTL_ALLOWED)
+    built.allow_if("prctl", 0, (EQUAL, 0, 1, PR_SET_DUMPABLE))  # the machine's handler of core dumps has no limits
     for name, flags in MESSAGE_FLAGS.items():
         built.allow_if(name, flags, (ANY_BIT, 0, 1, MSG_OOB))
     if not alone:  # memory and CPU time that measurements of a family of processes would miss
         no_shared = [(AND, 0, 0, SHARED_ANONYMOUS), (EQUAL, 0, 1, SHARED_ANONYMOUS)]
         built.allow_if("mmap", 3, (ANY_BIT, 0, 1, HUGE_PAGES), *no_shared)
+        built.allow_if("madvise", 2, (EQUAL, 0, 1, MADV_PAGEOUT))
         built.allow_if("rt_sigaction", 0, (EQUAL, 0, 1, SIGCHLD))  # ignored children would not be added to their parent
     return built.pack_filter()
 

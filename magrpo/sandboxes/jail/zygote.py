@@ -13,6 +13,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from typing import NamedTuple
 
 from . import candidate, confine, proxy, tester
@@ -22,6 +23,7 @@ from .seccomp import answer_thread_request
 
 CHANNEL_FD = 3
 DYING_S = 0.2
+FORK_S = 10.0
 
 
 class LiveCandidate(NamedTuple):
@@ -122,7 +124,7 @@ class Zygote:
         near, far = socket.socketpair()
         if self.level.namespaces:
             confine.unshare_namespaces(confine.CLONE_NEWPID)
-        pid = os.fork()
+        pid = fork_process()
         if pid == 0:
             try:
                 os.setsid()
@@ -140,7 +142,7 @@ class Zygote:
         return LiveCandidate(pid, near)
 
     def fork_tester(self, connection: socket.socket, requests: socket.socket, life: LiveCandidate) -> int:
-        pid = os.fork()
+        pid = fork_process()
         if pid == 0:
             try:
                 self.control.close()
@@ -150,6 +152,18 @@ class Zygote:
             finally:
                 os._exit(0)
         return pid
+
+
+def fork_process() -> int:
+    """``os.fork``; waits for a place if the machine has none left."""
+    deadline = time.monotonic() + FORK_S
+    while True:
+        try:
+            return os.fork()
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def wait_for_any(descriptors: set[int]) -> dict[int, int]:
