@@ -25,7 +25,7 @@ CLONE_NEW_ANY = 0x7E020080  # every CLONE_NEW... flag
 FCNTL_ALLOWED = (0, 1, 2, 3, 4, 1030, 1032)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETFL, ..., F_GETPIPE_SZ: no locks
 IOCTL_ALLOWED = (0x5401, 0x541B, 0x5421, 0x5450, 0x5451)  # TCGETS, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX
 SIGCHLD, SHARED_ANONYMOUS, HUGE_PAGES, MSG_OOB = 17, 0x21, 0x40000, 1
-PR_SET_DUMPABLE, MADV_PAGEOUT = 4, 21
+PR_SET_DUMPABLE, MADV_PAGEOUT, SO_SNDBUF = 4, 21, 7
 MESSAGE_FLAGS = {"sendto": 3, "sendmsg": 2, "sendmmsg": 3, "recvfrom": 3, "recvmsg": 2, "recvmmsg": 3}
 """Index of the argument that holds the flags."""
 
@@ -115,6 +115,7 @@ def build_base_filter(alone: bool) -> bytes:
     built.allow_if("prlimit64", 0, (EQUAL, 1, 0, 0))
     built.allow_values("fcntl", 1, FCNTL_ALLOWED)
     built.allow_if("prctl", 0, (EQUAL, 0, 1, PR_SET_DUMPABLE))  # the machine's handler of core dumps has no limits
+    built.allow_if("setsockopt", 2, (EQUAL, 0, 1, SO_SNDBUF))
     for name, flags in MESSAGE_FLAGS.items():
         built.allow_if(name, flags, (ANY_BIT, 0, 1, MSG_OOB))
     if not alone:  # memory and CPU time that measurements of a family of processes would miss
