@@ -26,7 +26,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.originals = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
-        self.environment = dict(os.environ)
+        self.environment = dict(os.environb)
         self.seeds: dict[str, tuple[Any, ...]] = {}
         for name in ("random", "numpy.random"):
             if module := sys.modules.get(name):
@@ -42,9 +42,9 @@ class Surroundings:
         if self.seeds:
             changes += [(name, "seed", arguments) for name, arguments in self.seeds.items()]
             self.seeds = {}
-        if os.environ != self.environment:
-            self.environment = dict(os.environ)
-            changes.append(("os", "environ", self.environment))
+        if dict(os.environb) != self.environment:
+            self.environment = dict(os.environb)
+            changes.append(("os", "environ", dict(os.environ)))
         return tuple(changes)
 
     def _note_seed(self, name: str, seed: Any) -> Any:
