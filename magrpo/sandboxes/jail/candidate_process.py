@@ -18,16 +18,17 @@ class CandidateProcess:
         self.family_cpu_s = 0.0
         self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
+        self.own_schedstat = os.open("thread-self/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
         self.status = os.open(f"{pid}/status", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
 
     def read_times(self) -> tuple[float, float]:
-        """CPU seconds, and seconds that its main thread waited for a CPU; zeros once it is dead.
+        """CPU seconds, and seconds that its main thread or this process waited for a CPU; zeros once it is dead.
 
         Includes the CPU time that :meth:`measure_family` found last.
         """
         try:
-            waited_ns = os.pread(self.schedstat, 100, 0).split()[1]
-            return time.clock_gettime(self.clock) + self.family_cpu_s, int(waited_ns) / 1e9
+            waited_ns = sum(int(os.pread(file, 100, 0).split()[1]) for file in (self.schedstat, self.own_schedstat))
+            return time.clock_gettime(self.clock) + self.family_cpu_s, waited_ns / 1e9
         except OSError:
             return 0.0, 0.0
 
@@ -67,8 +68,9 @@ class CandidateProcess:
         """Close the channel; the process counts as dead from here on, whoever gets its descriptors' numbers."""
         self.channel.close()
         os.close(self.schedstat)
+        os.close(self.own_schedstat)
         os.close(self.status)
-        self.schedstat = self.status = -1
+        self.schedstat = self.own_schedstat = self.status = -1
 
 
 def _read_stat(folder: int, name: str) -> list[bytes] | None:

@@ -26,7 +26,7 @@ START_S = 10.0
 WALL_FACTOR = 2.0
 """Wall time allowed for a call, as a multiple of its CPU limit, not counting time spent waiting for a CPU."""
 WALL_CAP = 8.0
-"""The same multiple, counting all waiting: otherwise a program could wait for its own children."""
+"""The same multiple for one call, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
 DECODING_S = 1.0
@@ -235,23 +235,23 @@ class Proxy(Callee):
         """One question, one answer, within the limits of one test or ``limit_s``."""
         self.index = index = self.index + 1
         allowed = min(limit_s or self.limits.test_s, self.limits.total_s - self.spent_s)
-        began, (cpu, waited) = time.monotonic(), self.process.read_times()
+        process = self.process
+        began, (cpu, waited) = time.monotonic(), process.read_times()
 
         def charge() -> float:
-            """The maximum of CPU time and scaled wall time, with and without the time spent waiting for a CPU."""
-            cpu_now, waited_now = self.process.read_times()
+            """The maximum of CPU time and scaled wall time without the time spent waiting for a CPU."""
+            cpu_now, waited_now = process.read_times()
             wall = time.monotonic() - began
-            return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR, wall / WALL_CAP)
+            return max(cpu_now - cpu, (wall - waited_now + waited) / WALL_FACTOR)
 
         def wait() -> float:
-            left = allowed - charge()
+            left = allowed - max(charge(), (time.monotonic() - began) / WALL_CAP)
             if left <= 0:
                 return 0.0
             if self._measure_family() > self.limits.memory_bytes:
                 raise TooMuchMemory("together its processes hold more memory than the limit")
             return max(min(left, WATCH_S) if self.children else left, 0.001)
 
-        process = self.process
         try:
             process.channel.settimeout(10 * allowed + 1)
             wire.send_message(process.channel, [index, verb, *rest])
