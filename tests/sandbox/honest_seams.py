@@ -1755,6 +1755,22 @@ def f(numbers, limit):
 import itertools
 assert f(itertools.count(), 3) == [0, 1, 2, 3]
 assert f((n * n for n in itertools.count()), 5) == [0, 1, 4]
+### argument_of_many_lists
+def f(edges):
+    edges[-1][0] = -1
+    return [[b, a] for a, b in edges]
+---
+edges = [[i, i + 1] for i in range(30000)]
+assert f(edges)[:2] == [[1, 0], [2, 1]]
+assert edges[-1] == [-1, 30000]
+### argument_and_result_of_many_items
+def f(items):
+    items.append(0)
+    return items[::-1]
+---
+given = list(range(120000))
+assert f(given)[:2] == [0, 119999]
+assert len(given) == 120001
 ### result_changed_by_later_call
 log = []
 def f(n):

@@ -158,7 +158,8 @@ class Peer:
         decoder = self.decoder()
         arguments = decoder.decode(data)
         given = decoder.containers
-        before = [self.encoder(list(given)).encode_content(item) for item in given]
+        reader = self.encoder(list(given))
+        before = [reader.encode_content(item) for item in given]
         encoder = self.encoder(given)
         try:
             target, *rest = arguments
@@ -167,6 +168,7 @@ class Peer:
         except self.caught as error:
             status, value = describe_error(error, self.encoder())
         changes = []
+        encoder.budget = values.MAX_NODES  # as much as for the arguments
         for number, content in enumerate(before):
             after = encoder.encode_content(given[number])
             if after != content:
