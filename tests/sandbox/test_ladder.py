@@ -9,11 +9,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from magrpo.sandboxes import SandboxError, ladder
 from magrpo.sandboxes.jail import seccomp
+from magrpo.sandboxes.jail.confine import Level
 from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
@@ -179,6 +181,14 @@ def test_every_system_call_that_is_named_has_a_number() -> None:
     for _, numbers in named:
         assert len(numbers) == len(seccomp.ARCHITECTURES)
         assert numbers[0] >= 0
+
+
+def test_a_kernel_that_cannot_ask_about_threads_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = SimpleNamespace(machine=os.uname().machine, release="5.4.0-42-generic")
+    monkeypatch.setattr(os, "uname", lambda: old)
+    with pytest.raises(OSError, match=r"5\.5"):
+        Level("namespaces-flat", SPEC.limits, [])
+    assert not Level("namespaces", SPEC.limits, []).asks
 
 
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:

@@ -27,6 +27,7 @@ READ_FILE, READ_DIR = 1 << 2, 1 << 3
 FILE_RIGHTS = {1: (1 << 13) - 1, 2: (1 << 14) - 1, 3: (1 << 15) - 1, 5: (1 << 16) - 1}
 """Rights known to each version of the interface; the newest version not above the kernel's is used."""
 NET_SINCE, NET_RIGHTS = 4, 3
+ASKING_SINCE = (5, 5)  # SECCOMP_USER_NOTIF_FLAG_CONTINUE
 SCOPE_SINCE, SCOPES = 6, 3  # no abstract unix sockets of, and no signals to, processes outside
 
 libc = ctypes.CDLL(None, use_errno=True)
@@ -134,11 +135,13 @@ class Level:
         self.limits = limits
         self.namespaces = name == "namespaces"
         self.confined = name != "none"
+        self.asks = self.confined and not self.namespaces
+        if self.asks and tuple(map(int, os.uname().release.split(".")[:2])) < ASKING_SINCE:
+            raise OSError("limiting threads without namespaces takes Linux 5.5")
         uses_landlock = name == "landlock" or (name == "namespaces-flat" and landlock_version() > 0)
         self.candidate_files = create_ruleset(readable) if uses_landlock else None
         self.tester_files = create_ruleset([*readable, "/proc"]) if uses_landlock else None
         self.base_filter = build_base_filter(alone=not self.namespaces)
-        self.asks = self.confined and not self.namespaces
         self.candidate_filter = build_foreign_filter(alone=not self.namespaces, ask=self.asks)
         self.tester_filter = build_foreign_filter(alone=True, ask=False)
         self.max_tasks = 2 * limits.processes
