@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import errno
+import os
+import socket
 from collections.abc import Iterator
 
 import pytest
 
+from magrpo.sandboxes.jail.candidate_process import CandidateProcess
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution, ExecutionReport
 
@@ -292,3 +295,16 @@ def test_a_signal_without_a_name_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> 
         ("crash", "assert f(1) == 1: the process died of signal 40")
     ]
     pool.close()
+
+
+def test_a_closed_process_is_dead_whoever_gets_its_descriptors() -> None:
+    proc = os.open("/proc", os.O_PATH)
+    near, far = socket.socketpair()
+    process = CandidateProcess(near, os.getpid(), proc)
+    assert process.read_times()[0] > 0
+    process.close()
+    successor = CandidateProcess(far, os.getpid(), proc)  # gets the same numbers
+    assert process.read_times() == (0.0, 0.0)
+    assert process.read_peak_memory() == 0
+    successor.close()
+    os.close(proc)
