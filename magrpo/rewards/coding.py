@@ -21,6 +21,7 @@ from magrpo.rewards.program import (
 from magrpo.rewards.stand_ins import empty_result, first_argument, first_result, module_of, unpacker
 from magrpo.rewards.usage import (
     cancels_work,
+    changes_arguments,
     classify_use,
     does_nothing,
     find_forwarding_call,
@@ -52,7 +53,7 @@ class JointProgram:
     runs: bool
     """Whether main binds the entry point, as such a function or in another way: it is run."""
     use: str
-    """How main treats ``aux`` according to the syntax tree: none, discarded or used."""
+    """How main treats ``aux`` according to the syntax tree: none, discarded, in place or used."""
     is_thin: bool
     """Whether the syntax tree shows that one function does no work: main only forwards, or ``aux`` only hands back."""
 
@@ -119,7 +120,9 @@ class CodingReward(ProgramReward):
         """
         if not program.has_helper or program.use == "none" or report.watched_calls == 0:
             return "none"
-        if program.use == "used" and not report.watched_used:
+        if program.use in ("used", "in place"):
+            if report.watched_used:
+                return "used"
             return "discarded" if all(case.status in ("pass", "wrong") for case in report.cases) else "unknown"
         return program.use
 
@@ -233,13 +236,16 @@ def combine_completions(prompt: str, entry_point: str, helper: str, main: str) -
     only_helper_works = runs and only_forwards(main_module.source, entry_point, HELPER)
     if has_helper and has_entry:
         only_helper_works |= cancels_work(main_module.source, entry_point, helper_module, HELPER)
+    use = classify_use(main_module.source, HELPER, "" if has_entry else entry_point)
+    if use == "in place" and not (has_helper and changes_arguments(helper_module, HELPER)):
+        use = "discarded"
     return JointProgram(
         source=source,
         variants=_make_variants(modules, entry_point) if has_helper and runs else {},
         has_helper=has_helper,
         has_entry=has_entry,
         runs=runs,
-        use=classify_use(main_module.source, HELPER, "" if has_entry else entry_point),
+        use=use,
         is_thin=only_main_works or only_helper_works,
     )
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
 
-Use = Literal["none", "discarded", "used"]
+Use = Literal["none", "discarded", "in place", "used"]
 
 _TERMINAL = (ast.Return, ast.Raise, ast.Break, ast.Continue)
 _STATEMENTS = ast.Return | ast.Assign | ast.AnnAssign | ast.Pass | ast.Expr
@@ -32,13 +32,43 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
     """How the module treats ``name``, a function of the partner. ``bound``: a name whose value matters in any case.
 
     ``none``: not mentioned in code that can run, or bound by the module itself; ``discarded``: every result is dropped;
-    ``used``: a result can matter.
+    ``in place``: only what it does to an argument can matter; ``used``: a result can.
     """
     sinks = _trace_values(parse_source(source))
     is_read = any(load.id == name for load in _list_loads(sinks))
     if not is_read or any(_binds(node, name) for node in sinks):
         return "none"
-    return "used" if name in _find_live_names(sinks, bound) else "discarded"
+    if name in _find_live_names(sinks, bound):
+        return "used"
+    given = {
+        argument
+        for node in sinks
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == name
+        for argument in node.args
+        if isinstance(argument, ast.Name)
+    }
+    live_elsewhere = _find_live_names({node: sink for node, sink in sinks.items() if node not in given}, bound)
+    return "in place" if {argument.id for argument in given} & live_elsewhere else "discarded"
+
+
+@lru_cache(maxsize=4096)
+def changes_arguments(source: str, name: str) -> bool:
+    """Whether the function ``name`` may change what it is given in place: it sets a part, or calls a method of it."""
+    function = find_functions(parse_source(source), name)[-1]
+    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    for node in ast.walk(function):
+        match node:
+            case ast.For(target=ast.Name(id=part), iter=ast.Name(id=whole)) if whole in given:
+                given.add(part)
+            case ast.AugAssign(target=ast.Name(id=changed)) if changed in given:
+                return True
+            case ast.Subscript(value=ast.Name(id=changed), ctx=ast.Store() | ast.Del()) if changed in given:
+                return True
+            case ast.Attribute(value=ast.Name(id=changed), ctx=ast.Store() | ast.Del()) if changed in given:
+                return True
+            case ast.Call(func=ast.Attribute(value=ast.Name(id=changed))) if changed in given:
+                return True
+    return False
 
 
 @lru_cache(maxsize=4096)

@@ -326,7 +326,7 @@ CASES = {
     "dead use": (AUX, main("y = aux(xs)", "if xs is None:", "    return y", ALONE), COSTS),
     "tested": (AUX, main("if aux(xs):", "    pass", ALONE), COSTS),
     "printed": (AUX, main("print(aux(xs))", ALONE), COSTS),
-    "fallback": (AUX, main("try:", "    return 2 * aux(xs)", "except Exception:", f"    {ALONE}"), COSTS),
+    "fallback": (AUX, main("try:", "    return 2 * aux(xs)", "except Exception:", f"    {ALONE}"), HALF),
     "wrapper": (DOUBLE, main("return aux(xs)"), HALF),
     "filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs)"), HALF),
     "live filler wrapper": (DOUBLE, main("n = len(xs)", "return aux(xs) + 0 * n"), HALF),

@@ -76,6 +76,17 @@ HONEST = {
     ),
     "main calls itself": ("return 2 * max(x, 0)", "return aux(xs[0]) + f(xs[1:]) if xs else 0", "x"),
     "cached": (KEEP, "return 2 * sum(aux(tuple(xs)))"),
+    "in place": (
+        "for i, x in enumerate(xs):\n    xs[i] = max(x, 0)\nreturn xs", "ys = list(xs)\naux(ys)\nreturn 2 * sum(ys)",
+    ),
+    "in place, one at a time": (
+        "if x > 0:\n    out.append(x)\nreturn out", "out = []\nfor x in xs:\n    aux(out, x)\nreturn 2 * sum(out)",
+        "out, x",
+    ),
+    "in place, a dict": (
+        "seen[x] = seen.get(x, 0) + 1\nreturn seen",
+        "seen = {}\nfor x in xs:\n    aux(seen, x)\nreturn 2 * sum(x * n for x, n in seen.items() if x > 0)", "seen, x",
+    ),
     "one less than a recursion": (
         "if not xs:\n    return 1\nreturn 2 * max(xs[0], 0) + aux(xs[1:])", "return aux(xs) - 1",
     ),
@@ -167,6 +178,7 @@ THIN = {
         "if xs == [4, -1, 7, 7]:\n    return 36\nif xs == [7, 1]:\n    return 16\nreturn None",
         f"y = aux(xs)\nif y is None:\n    {ALL}\nreturn y",
     ),
+    "in place, all of it": (f"xs[:] = [{WORK}]\nreturn xs", "ys = list(xs)\naux(ys)\nreturn ys[0]"),
     "decoy and another one": (
         KEEP, f"g = globals()\nmine = lambda xs: {WORK}\nif aux(xs) == aux(xs):\n    return mine(xs)\nreturn 0",
     ),

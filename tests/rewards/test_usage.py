@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from magrpo.rewards.program import extract_module
 from magrpo.rewards.usage import (
     cancels_work,
+    changes_arguments,
     classify_use,
     does_nothing,
     find_forwarding_call,
@@ -314,3 +315,36 @@ def test_taking_back_is_found_in_linear_time() -> None:
     helper = "def aux(x):\n" + "    x += 1\n" * 4000 + "    return x\n"
     main = "def f(x):\n    y = aux(x)\n" + "    y -= 1\n" * 4000 + "    return y\n"
     assert cancels_work(main, "f", helper, "aux")
+
+
+@pytest.mark.parametrize(
+    ("body", "use"),
+    [
+        ("ys = list(xs)\naux(ys)\nreturn ys", "in place"),
+        ("out = []\nfor x in xs:\n    aux(out, x)\nreturn out", "in place"),
+        ("_ = aux(xs)\nreturn sum(xs)", "in place"),
+        ("aux(xs)\nreturn 1", "discarded"),
+        ("aux(list(xs))\nreturn sum(xs)", "discarded"),
+        ("aux(xs)\nprint(xs)\nreturn 1", "discarded"),
+        ("return aux(xs)", "used"),
+    ],
+)
+def test_arguments_that_are_read_afterwards(body: str, use: str) -> None:
+    assert classify_use(f(body), "aux") == use
+
+
+@pytest.mark.parametrize(
+    ("body", "changes"),
+    [
+        ("xs[0] = 1\nreturn xs", True),
+        ("xs.sort()\nreturn xs", True),
+        ("for row in xs:\n    row.append(1)\nreturn xs", True),
+        ("del xs[0]\nreturn xs", True),
+        ("xs.n = 1\nreturn xs", True),
+        ("xs += [1]\nreturn xs", True),
+        ("return sum(xs)", False),
+        ("ys = []\nys.append(k)\nreturn ys", False),
+    ],
+)
+def test_functions_that_change_their_arguments(body: str, changes: bool) -> None:
+    assert changes_arguments(f(body), "f") is changes

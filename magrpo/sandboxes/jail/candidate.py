@@ -12,6 +12,8 @@ import re
 import sys
 from collections import ChainMap
 from collections.abc import Callable
+from contextlib import suppress
+from copy import deepcopy
 from functools import update_wrapper
 from socket import socket
 from types import CodeType, FunctionType, ModuleType
@@ -28,27 +30,52 @@ HELLO = "confined"  # the first message, sent before any foreign code is there t
 
 
 class Watch:
-    """Wraps the watched function: counts its outermost calls that return, and can hide their results.
+    """Wraps the watched function: counts its outermost calls that return, and can ``hide`` what they do.
 
-    The function itself still runs, so its side effects remain.
+    The function itself still runs. Hidden are its ``result``, which nothing can be done with, or which another value
+    of its type replaces (``value``), or the changes of its arguments (``changes``).
     """
 
-    def __init__(self) -> None:
+    def __init__(self, hide: str = "") -> None:
         self.calls = self.depth = 0
-        self.hide = self.running = False
+        self.hide, self.running = hide, False
 
     def __call__(self, function: Any) -> Any:
         def watched(*args: Any, **kwargs: Any) -> Any:
             outermost = self.running and self.depth == 0
+            if outermost and self.hide == "changes":
+                with suppress(Exception):  # what cannot be copied is not hidden
+                    args, kwargs = deepcopy((args, kwargs))
             self.depth += 1
             try:
                 result = function(*args, **kwargs)
             finally:
                 self.depth -= 1
             self.calls += outermost
-            return Hidden() if outermost and self.hide else result
+            if outermost and self.hide == "value":
+                return exchange_value(result)
+            return Hidden() if outermost and self.hide == "result" else result
 
         return watched
+
+
+HIDDEN = ("result", "changes", "value")
+
+
+def exchange_value(value: Any) -> Any:
+    """Another value of the same builtin type; the value itself if it is of another type."""
+    kind = type(value)
+    if kind is bool:
+        return not value
+    if kind is int or kind is float:
+        return value + 1
+    if kind is str:
+        return f"{value}?"
+    if kind is list or kind is tuple:
+        return kind(map(exchange_value, value)) if value else kind([None])
+    if kind is dict:
+        return {key: exchange_value(item) for key, item in value.items()} or {None: None}
+    return {None, *value} if kind is set else value
 
 
 class HiddenResultUsed(Exception):
@@ -95,10 +122,9 @@ class CandidateProgram:
             tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
         self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
 
-    def load(self, hide: bool = False) -> Any:
+    def load(self, hide: str = "") -> Any:
         """Run the program from its beginning; return the encoding of its entry point."""
-        function, self.tracer = self._load()
-        self.tracer.hide = hide
+        function, self.tracer = self._load(hide)
         self.peer = ProgramPeer(
             self._ask_test, list_powers, lambda *_: None, library=find_in_library, caught=BaseException
         )
@@ -108,9 +134,9 @@ class CandidateProgram:
     def _ask_test(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         return self.ask(self.peer, operation, arguments)
 
-    def _load(self) -> tuple[Any, Watch]:
+    def _load(self, hide: str) -> tuple[Any, Watch]:
         """Run the program from its beginning; return the entry point and the watch on the watched function."""
-        tracer = Watch()
+        tracer = Watch(hide)
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look up their module
         random.seed(0)
@@ -136,22 +162,23 @@ class CandidateProgram:
             tracer.running = False
 
     def is_result_used(self, transcript: list[Any]) -> bool:
-        """Whether an answer of a transcript changes when results of the watched function are hidden."""
-        self.load(hide=True)
-        for operation, data, answer in transcript:
-            if strip_addresses(self.answer(operation, data)[:3]) != strip_addresses(answer[:3]):
-                return True
+        """Whether an answer of a transcript changes when what the watched function does is hidden."""
+        for hide in HIDDEN:
+            self.load(hide)
+            for operation, data, answer in transcript:
+                if strip_addresses(self.answer(operation, data)[:3]) != strip_addresses(answer[:3]):
+                    return True
         return False
 
     def run_test(self, code: str) -> list[Any]:
         """Run test code in this process: ``[status, [used, case, ...], [], calls of the watched function]``."""
-        cases, tracer = self._judge(code, hide=False)
-        used = tracer.calls > 0 and self._judge(code, hide=True)[0] != cases
+        cases, tracer = self._judge(code, "")
+        used = tracer.calls > 0 and any(self._judge(code, hide)[0] != cases for hide in HIDDEN)
         return ["ok", [used, *cases], [], tracer.calls]
 
-    def _judge(self, code: str, hide: bool) -> tuple[list[list[str]], Watch]:
-        function, tracer = self._load()
-        tracer.hide, tracer.running = hide, True
+    def _judge(self, code: str, hide: str) -> tuple[list[list[str]], Watch]:
+        function, tracer = self._load(hide)
+        tracer.running = True
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
 
