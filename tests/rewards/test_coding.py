@@ -4,6 +4,7 @@ import ast
 import builtins
 import gzip
 import json
+import tracemalloc
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,11 +17,12 @@ from magrpo.embedded.conventions import write_completion
 from magrpo.interfaces import Sandbox
 from magrpo.problems.coopcode import CoopCode
 from magrpo.problems.operations import parse_composition
-from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward, SoloReward
+from magrpo.rewards.coding import MAXIMA, VARIANTS, CodingReward, SoloReward, combine_completions
 from magrpo.rewards.common import make_trusted_test
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.stages.score import Scored, score_texts
 from magrpo.types import Case, CaseStatus, ExecutionReport, Problem
+from tests.rewards.test_program import HOSTILE
 
 HUMANEVAL = Path(__file__).parents[1] / "data" / "HumanEval.jsonl.gz"
 TEST = """\
@@ -144,6 +146,22 @@ def test_no_completion_is_compiled_in_the_trainer(monkeypatch: pytest.MonkeyPatc
     solo, texts = SoloReward(), {"solo": bomb}
     assert set(solo.executions(PROBLEM, texts, {})) == {"program"}
     assert solo.price(PROBLEM, texts, {"program": replace(report(0), compiles=False)}).total == 1.0
+
+
+@pytest.mark.parametrize("name", [*HOSTILE, "finally", "names"])
+def test_hostile_completions_take_little_memory_of_the_trainer(name: str) -> None:
+    blocks = "\n".join(f"{' ' * i}try: return 1\n{' ' * i}finally:" for i in range(1, 17))
+    names = "=".join(f"a{i}" for i in range(2500)) + "=" + ",".join(f"b{i}" for i in range(2500))
+    body = {"finally": f"{blocks}\n{' ' * 17}pass", "names": f" {names}"}.get(
+        name, " return aux(x)\n" + HOSTILE.get(name, "")
+    )
+    tracemalloc.start()
+    try:
+        for helper, entry in ((AUX, f"def f(x):\n{body}"), (f"def aux(x):\n{body}", MAIN)):
+            combine_completions(PROBLEM.prompt, "f", helper, entry)
+        assert tracemalloc.get_traced_memory()[1] < 96 << 20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(("passed", "value"), [(0, 0.0), (1, 0.25), (3, 0.75), (4, 1.0)])
