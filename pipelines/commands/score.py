@@ -58,6 +58,8 @@ class ReportLine(msgspec.Struct, frozen=True):
     parts: dict[str, float]
     level: str
     duration_s: float
+    forgeable: bool
+    """Whether a verdict bypassed the trust split: see ``docs/sandbox.md``."""
 
 
 def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
@@ -71,7 +73,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         completions: JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main.
             A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
-            tests_total, reward, parts, level, duration_s.
+            tests_total, reward, parts, level, duration_s, forgeable.
     """
     tree: dict[str, Any] = {"reward": {"kind": "coding"}, "sandbox": {"kind": "pool"}}
     config = validate_config(ScoreConfig, tree, overrides, "score")
@@ -97,10 +99,12 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
             tally["passed"] += passed
             tally["masked"] += report.reward is None
+            tally["forgeable"] += report.forgeable
             file.write(msgspec.json.encode(report) + b"\n")
             bar.advance(task)
     masked = f", {tally['masked']} not scored: the sandbox failed on them" if tally["masked"] else ""
-    console.print(f"{tally['passed']} of {len(lines)} pass all tests{masked}; report: {output}")
+    forgeable = f", {tally['forgeable']} could forge their verdicts" if tally["forgeable"] else ""
+    console.print(f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}")
     return 1 if tally["masked"] else 0
 
 
@@ -131,6 +135,7 @@ def _score_lines(
                 parts=result.reward.parts,
                 level=program.level if program else sandbox.level,
                 duration_s=sum(report.duration_s for report in reports.values()),
+                forgeable=any(report.forgeable for report in reports.values()),
             )
             yield report, not result.masked and bool(config.reward.passed(reports))
             next_index[line.task_id] += 1

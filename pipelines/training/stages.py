@@ -179,7 +179,11 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         layout.write_scores(folder, scored)
         self._drafted[folder] = scored
         write_notable_executions(folder / layout.NOTABLE_EXECUTIONS, stats.ran)
-        return stats.metrics()
+        metrics = stats.metrics()
+        if metrics["sandbox/forgeable_frac"]:
+            share = f"{metrics['sandbox/forgeable_frac']:.1%}"
+            self._progress.say(f"{share} of the programs run could forge their verdicts (docs/sandbox.md)")
+        return metrics
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Compute the return and the advantage of every completion."""

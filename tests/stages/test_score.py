@@ -69,7 +69,7 @@ def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> No
     cases: list[tuple[CaseStatus, ...]] = [("pass",), ("wrong", "timeout", "timeout"), ("crash", "timeout")]
     cases.append(("memory",))
     ran = {
-        Execution(str(k), "f", ""): ExecutionReport(statuses[0], tuple(map(Case, statuses)), level)
+        Execution(str(k), "f", ""): ExecutionReport(statuses[0], tuple(map(Case, statuses)), level, forgeable=k == 3)
         for k, (statuses, level) in enumerate(zip(cases, ["namespaces"] * 3 + ["landlock"], strict=True))
     }
     stats = ScoreStats(wanted=4, seconds=1.0, ran=dict(list(ran.items())[:2]))
@@ -84,6 +84,7 @@ def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> No
             "sandbox/crash_frac": 0.25,
             "sandbox/memory_frac": 0.25,
             "sandbox/infra_error_frac": 0.0,
+            "sandbox/forgeable_frac": 0.25,
             "sandbox/level": 1.0,
         }
     )

@@ -353,6 +353,11 @@ def _list_fields(kind: type) -> list[str]:
 
 
 # --------------------------------------------------------------------------------------------------------- decoding
+def _fill_exact_list(decoder: Decoder, container: Any, items: list[Any], depth: int) -> None:
+    for position, item in enumerate(items):  # of no more memory than a display has, which programs measure
+        container[position] = decoder._build(item, depth)
+
+
 def _fill_list(decoder: Decoder, container: Any, items: list[Any], depth: int) -> None:
     for item in items:
         container.append(decoder._build(item, depth))
@@ -375,13 +380,14 @@ def _fill_bytes(decoder: Decoder, container: Any, items: list[Any], depth: int) 
 
 
 _FILLERS: dict[str, Callable[[Decoder, Any, list[Any], int], None]] = {
-    "l": _fill_list, "s": _fill_set, "d": _fill_dict, "O": _fill_dict, "C": _fill_dict, "B": _fill_bytes,
+    "l": _fill_exact_list, "s": _fill_set, "d": _fill_dict, "O": _fill_dict, "C": _fill_dict, "B": _fill_bytes,
     "v": lambda decoder, container, items, depth: _fill_dict(decoder, container, items[1:], depth),
     "q": lambda decoder, container, items, depth: _fill_list(decoder, container, items[1:], depth),
     "a": lambda decoder, container, items, depth: _fill_list(decoder, container, items[1:], depth),
 }  # fmt: skip
-_KINDS: dict[str, Callable[[], Any]] = {"l": list, "s": set, "d": dict, "O": OrderedDict, "C": Counter, "B": bytearray}
+_KINDS: dict[str, Callable[[], Any]] = {"s": set, "d": dict, "O": OrderedDict, "C": Counter, "B": bytearray}
 _EMPTY: dict[str, Callable[[list[Any]], Any]] = {
+    "l": lambda items: [None] * len(items),
     "v": lambda items: defaultdict(None if items[0] is None else find_builtin("builtins", items[0])),
     "q": lambda items: deque(maxlen=items[0]),
     "a": lambda items: array(items[0]),
