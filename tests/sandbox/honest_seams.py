@@ -1813,6 +1813,949 @@ def depth(tree):
 tree = f(list(range(15)))
 assert walk(tree) == list(range(15))
 assert depth(tree) == 4
+### abstract_types_of_results
+def f(kind):
+    made = {"gen": (i for i in range(2)), "map": map(str, [1]), "keys": {1: 2}.keys()}
+    return {"list": [1], "dict": {}, "str": "a", **made}[kind]
+---
+from collections.abc import Generator, Iterable, Iterator, KeysView, Mapping, Sequence
+import types
+assert isinstance(f("gen"), Iterator)
+assert isinstance(f("gen"), Generator)
+assert isinstance(f("gen"), types.GeneratorType)
+assert isinstance(f("map"), Iterable)
+assert isinstance(f("keys"), KeysView)
+assert isinstance(f("list"), Sequence)
+assert isinstance(f("dict"), Mapping)
+assert not isinstance(f("gen"), list)
+### unpacking_generators
+def f(n):
+    return (i * i for i in range(n))
+---
+a, b, *rest = f(5)
+assert (a, b, rest) == (0, 1, [4, 9, 16])
+assert [*f(2), 7] == [0, 1, 7]
+assert max(f(4)) == 9
+assert 4 in f(3)
+assert list(zip(f(3), "ab")) == [(0, "a"), (1, "b")]
+assert sorted(f(3), reverse=True) == [4, 1, 0]
+assert print(*f(2)) is None
+### long_generator
+def f(n):
+    for i in range(n):
+        yield i
+---
+assert sum(f(50000)) == 1249975000
+assert len(list(f(20000))) == 20000
+### many_method_calls
+class f:
+    def __init__(self):
+        self.items = {}
+    def put(self, key, value):
+        self.items[key] = value
+    def get(self, key):
+        return self.items.get(key, -1)
+---
+cache = f()
+for i in range(1500):
+    cache.put(i, i * i)
+assert all(cache.get(i) == i * i for i in range(1500))
+assert cache.get(-5) == -1
+### many_trivial_calls
+def f(n):
+    return n + 1
+---
+for n in range(5000):
+    assert f(n) == n + 1
+### long_linked_list
+class Node:
+    def __init__(self, value, next=None):
+        self.value, self.next = value, next
+def f(n):
+    head = None
+    for i in range(n):
+        head = Node(i, head)
+    return head
+---
+node, seen = f(1000), 0
+while node:
+    seen += node.value
+    node = node.next
+assert seen == 499500
+### json_of_results
+from collections import Counter, OrderedDict, namedtuple
+P = namedtuple("P", "x y")
+def f():
+    return {"c": Counter("aab"), "o": OrderedDict(b=1, a=2), "p": P(1, 2), "f": 1.5, "n": None, "t": True}
+---
+import json
+expected = {"c": {"a": 2, "b": 1}, "o": {"b": 1, "a": 2}, "p": [1, 2], "f": 1.5, "n": None, "t": True}
+assert json.loads(json.dumps(f())) == expected
+assert list(f()["o"]) == ["b", "a"]
+### copies_of_results
+import copy
+class Box:
+    def __init__(self, items):
+        self.items = items
+def f(items):
+    return Box(items)
+---
+import copy
+box = f([1, [2]])
+shallow, deep = copy.copy(box), copy.deepcopy(box)
+box.items[1].append(3)
+assert shallow.items == [1, [2, 3]]
+assert deep.items == [1, [2]]
+### attributes_inspected
+class Thing:
+    kind = "thing"
+    def __init__(self):
+        self.a, self._b = 1, 2
+def f():
+    return Thing()
+---
+thing = f()
+assert hasattr(thing, "a") and not hasattr(thing, "z")
+assert getattr(thing, "z", 5) == 5
+assert vars(thing) == {"a": 1, "_b": 2}
+assert thing.__dict__["a"] == 1
+assert type(thing).__name__ == "Thing"
+assert thing.__class__.__name__ == "Thing"
+assert thing.kind == "thing"
+assert "a" in dir(thing)
+setattr(thing, "a", 9)
+assert thing.a == 9
+del thing.a
+assert not hasattr(thing, "a")
+try:
+    thing.a
+    assert False
+except AttributeError:
+    assert True
+### instances_sorted_and_compared
+from functools import total_ordering
+@total_ordering
+class Version:
+    def __init__(self, text):
+        self.parts = tuple(map(int, text.split(".")))
+    def __eq__(self, other):
+        return self.parts == other.parts
+    def __lt__(self, other):
+        return self.parts < other.parts
+    def __hash__(self):
+        return hash(self.parts)
+    def __repr__(self):
+        return ".".join(map(str, self.parts))
+def f(text):
+    return Version(text)
+---
+versions = [f("1.10"), f("1.2"), f("1.9")]
+assert [repr(v) for v in sorted(versions)] == ["1.2", "1.9", "1.10"]
+assert min(versions) == f("1.2")
+assert f("1.0") != f("2.0")
+assert f("1.0") in [f("1.0")]
+assert {f("1.0"): "a"}[f("1.0")] == "a"
+assert f("2.0") >= f("1.9")
+assert not f("2.0") is None
+### instance_equals_values
+class Money:
+    def __init__(self, n):
+        self.n = n
+    def __eq__(self, other):
+        return self.n == (other.n if isinstance(other, Money) else other)
+    def __int__(self):
+        return self.n
+    def __float__(self):
+        return float(self.n)
+    def __round__(self, digits=None):
+        return round(self.n, digits)
+    def __format__(self, spec):
+        return f"${self.n:{spec}}"
+    def __index__(self):
+        return self.n
+def f(n):
+    return Money(n)
+---
+assert f(3) == 3
+assert 3 == f(3)
+assert int(f(4)) == 4
+assert float(f(4)) == 4.0
+assert f"{f(5):>3}" == "$  5"
+assert [10, 20, 30][f(1)] == 20
+assert round(f(5)) == 5
+assert list(range(f(2))) == [0, 1]
+### instance_iterates_by_itself
+class Countdown:
+    def __init__(self, n):
+        self.n = n
+    def __iter__(self):
+        return self
+    def __next__(self):
+        if self.n == 0:
+            raise StopIteration
+        self.n -= 1
+        return self.n + 1
+def f(n):
+    return Countdown(n)
+---
+assert list(f(3)) == [3, 2, 1]
+c = f(2)
+assert next(c) == 2
+assert next(c) == 1
+assert next(c, "end") == "end"
+assert iter(c) is c
+### instance_acts_as_mapping
+class Config:
+    def __init__(self):
+        self.data = {"a": 1}
+    def __getitem__(self, key):
+        return self.data[key]
+    def __setitem__(self, key, value):
+        self.data[key] = value
+    def __delitem__(self, key):
+        del self.data[key]
+    def keys(self):
+        return self.data.keys()
+    def __contains__(self, key):
+        return key in self.data
+    def __len__(self):
+        return len(self.data)
+    def __getattr__(self, name):
+        try:
+            return self.__dict__["data"][name]
+        except KeyError:
+            raise AttributeError(name) from None
+def f():
+    return Config()
+---
+c = f()
+c["b"] = 2
+assert c["b"] == 2 and c.b == 2
+assert dict(c) == {"a": 1, "b": 2}
+assert {**c} == {"a": 1, "b": 2}
+del c["a"]
+assert "a" not in c and len(c) == 1
+try:
+    c["z"]
+    assert False
+except KeyError as error:
+    assert error.args == ("z",)
+### entry_point_dataclass
+from dataclasses import dataclass, field
+@dataclass
+class f:
+    name: str
+    tags: list = field(default_factory=list)
+    def add(self, tag):
+        self.tags.append(tag)
+---
+from dataclasses import asdict, fields, is_dataclass, replace
+item = f("a")
+item.add("x")
+assert item == f("a", ["x"])
+assert item.tags == ["x"]
+assert repr(f("b")) == "f(name='b', tags=[])"
+assert is_dataclass(f)
+### entry_point_enum
+from enum import Enum
+class f(Enum):
+    RED = 1
+    GREEN = 2
+---
+assert f(1) is f.RED
+assert f["GREEN"].value == 2
+assert [color.name for color in f] == ["RED", "GREEN"]
+assert len(f) == 2
+try:
+    f(3)
+    assert False
+except ValueError:
+    assert True
+### entry_point_named_tuple
+from collections import namedtuple
+f = namedtuple("f", "x y", defaults=[0])
+---
+assert f(1, 2).x == 1
+assert f(1) == (1, 0)
+assert f._fields == ("x", "y")
+assert f._make([3, 4]).y == 4
+### entry_point_exception_class
+class f(ValueError):
+    def __init__(self, code, text="bad"):
+        super().__init__(text)
+        self.code = code
+---
+error = f(3)
+assert isinstance(error, ValueError)
+assert error.code == 3 and str(error) == "bad"
+assert issubclass(f, ValueError)
+try:
+    raise f(4, "worse")
+except f as caught:
+    assert caught.code == 4
+### entry_point_abstract_class
+from abc import ABC, abstractmethod
+class f(ABC):
+    @abstractmethod
+    def area(self):
+        ...
+    def describe(self):
+        return f"area {self.area()}"
+---
+try:
+    f()
+    assert False
+except TypeError:
+    assert True
+class Square(f):
+    def __init__(self, side):
+        self.side = side
+    def area(self):
+        return self.side ** 2
+assert Square(3).describe() == "area 9"
+assert isinstance(Square(1), f)
+### entry_point_with_nested_class
+class f:
+    class Node:
+        def __init__(self, value):
+            self.value, self.children = value, []
+    LIMIT = 3
+    def __init__(self):
+        self.root = f.Node("root")
+    def add(self, value):
+        self.root.children.append(f.Node(value))
+        return self.root.children[-1]
+---
+tree = f()
+child = tree.add("a")
+assert child.value == "a"
+assert tree.root.children[0] is child
+assert f.LIMIT == 3
+assert f.Node("x").value == "x"
+assert isinstance(child, f.Node)
+### entry_point_with_slots_and_metaclass
+class Meta(type):
+    def __len__(cls):
+        return 7
+class f(metaclass=Meta):
+    __slots__ = ("x",)
+    def __init__(self, x):
+        self.x = x
+---
+assert len(f) == 7
+p = f(1)
+assert p.x == 1
+try:
+    p.y = 2
+    assert False
+except AttributeError:
+    assert True
+### singleton
+class f:
+    _instance = None
+    def __new__(cls):
+        if cls._instance is None:
+            cls._instance = super().__new__(cls)
+        return cls._instance
+---
+assert f() is f()
+a = f()
+a.value = 3
+assert f().value == 3
+### instances_talk_to_each_other
+class f:
+    def __init__(self, balance):
+        self.balance = balance
+    def pay(self, other, amount):
+        if amount > self.balance:
+            raise ValueError("not enough")
+        self.balance -= amount
+        other.balance += amount
+---
+a, b = f(10), f(0)
+a.pay(b, 4)
+assert (a.balance, b.balance) == (6, 4)
+try:
+    b.pay(a, 100)
+    assert False
+except ValueError as error:
+    assert str(error) == "not enough"
+assert a.balance == 6
+### observer_callbacks
+class f:
+    def __init__(self):
+        self.listeners = []
+    def listen(self, function):
+        self.listeners.append(function)
+        return function
+    def fire(self, *words):
+        return [listener(*words) for listener in self.listeners]
+---
+bus, seen = f(), []
+bus.listen(seen.append)
+@bus.listen
+def double(x):
+    return 2 * x
+assert bus.fire(3) == [None, 6]
+assert seen == [3]
+### iterators_of_iterators
+def f(items, size):
+    return (iter(items[i:i + size]) for i in range(0, len(items), size))
+---
+assert [list(chunk) for chunk in f([1, 2, 3], 2)] == [[1, 2], [3]]
+outer = f("abcd", 2)
+first = next(outer)
+assert next(first) == "a"
+assert "".join(next(outer)) == "cd"
+assert list(first) == ["b"]
+### generator_cleans_up
+log = []
+def f():
+    try:
+        yield 1
+        yield 2
+    except ValueError:
+        yield "caught"
+    finally:
+        log.append("closed")
+---
+g = f()
+assert next(g) == 1
+assert g.throw(ValueError) == "caught"
+g.close()
+h = f()
+for item in h:
+    break
+assert item == 1
+### generator_raises
+def f():
+    yield 1
+    raise RuntimeError("in the middle")
+---
+g = f()
+assert next(g) == 1
+try:
+    next(g)
+    assert False
+except RuntimeError as error:
+    assert str(error) == "in the middle"
+try:
+    list(f())
+    assert False
+except RuntimeError:
+    assert True
+### generator_shared_state
+def f():
+    seen = []
+    def add(x):
+        seen.append(x)
+    def items():
+        yield from seen
+    return add, items
+---
+add, items = f()
+add(1)
+it = items()
+add(2)
+assert list(it) == [1, 2]
+assert list(items()) == [1, 2]
+### compose
+def f(*functions):
+    def composed(x):
+        for function in functions:
+            x = function(x)
+        return x
+    return composed
+---
+assert f(str, len)(12345) == 5
+assert f(lambda x: x + 1, lambda x: x * 2)(3) == 8
+assert f()(7) == 7
+assert f(sorted, tuple)([2, 1]) == (1, 2)
+assert f(f(abs), str)(-3) == "3"
+### memoize
+def f(function):
+    cache = {}
+    def memo(*args):
+        if args not in cache:
+            cache[args] = function(*args)
+        return cache[args]
+    memo.cache = cache
+    return memo
+---
+calls = []
+@f
+def slow(n):
+    calls.append(n)
+    return n * n
+assert [slow(2), slow(2), slow(3)] == [4, 4, 9]
+assert calls == [2, 3]
+assert slow.cache == {(2,): 4, (3,): 9}
+### retry_with_failures
+def f(function, times):
+    for i in range(times):
+        try:
+            return function()
+        except OSError:
+            if i == times - 1:
+                raise
+---
+state = {"n": 0}
+def flaky():
+    state["n"] += 1
+    if state["n"] < 3:
+        raise OSError("again")
+    return "done"
+assert f(flaky, 5) == "done"
+assert state["n"] == 3
+def broken():
+    raise OSError(5, "io")
+try:
+    f(broken, 2)
+    assert False
+except OSError as error:
+    assert error.errno == 5
+### own_exception_of_the_test
+def f(function):
+    try:
+        return function()
+    except KeyError as error:
+        return f"key {error.args[0]}"
+---
+class Mine(KeyError):
+    pass
+class Other(Exception):
+    def __init__(self, code):
+        super().__init__(code)
+        self.code = code
+def raises(error):
+    def function():
+        raise error
+    return function
+assert f(raises(Mine("a"))) == "key a"
+try:
+    f(raises(Other(4)))
+    assert False
+except Other as error:
+    assert error.code == 4
+### test_object_returned
+def f(items):
+    return items[0]
+---
+class Mine:
+    pass
+a = Mine()
+assert f([a, 1]) is a
+assert f([Mine])() is not None
+assert f([print]) is print
+### test_object_with_methods
+def f(shapes):
+    return sum(shape.area() for shape in shapes), max(shapes, key=lambda s: s.area()).name, len(shapes[0])
+---
+class Square:
+    def __init__(self, side):
+        self.side, self.name = side, f"square{side}"
+    def area(self):
+        return self.side ** 2
+    def __len__(self):
+        return 4
+assert f([Square(2), Square(3)]) == (13, "square3", 4)
+### test_object_compared
+def f(items):
+    return sorted(items), items.index(min(items)), len(set(items))
+---
+from dataclasses import dataclass
+@dataclass(order=True, frozen=True)
+class Card:
+    rank: int
+cards = [Card(3), Card(1), Card(3)]
+ordered, index, distinct = f(cards)
+assert ordered == [Card(1), Card(3), Card(3)]
+assert (index, distinct) == (1, 2)
+### test_iterable_consumed_twice
+def f(items):
+    return [x for x in items], [x for x in items]
+---
+class Pages:
+    def __iter__(self):
+        return iter([1, 2])
+assert f(Pages()) == ([1, 2], [1, 2])
+assert f(x for x in (1, 2)) == ([1, 2], [])
+### file_like_read_by_lines
+def f(handle):
+    header = handle.readline().strip()
+    return header, [line.split(",") for line in handle.read().splitlines()]
+---
+import io
+handle = io.StringIO("h\n1,2\n3,4\n")
+assert f(handle) == ("h", [["1", "2"], ["3", "4"]])
+assert handle.read() == ""
+assert f(io.StringIO("x"))[1] == []
+### bytes_io
+import io, zipfile
+def f(data):
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as z:
+        z.writestr("a.txt", data)
+    out.seek(0)
+    return out
+---
+import zipfile, io
+out = f("hello")
+assert out.read(2) == b"PK"
+assert zipfile.ZipFile(io.BytesIO(out.getvalue())).read("a.txt") == b"hello"
+### csv_and_datetime
+import csv, io
+from datetime import datetime
+def f(text):
+    rows = csv.DictReader(io.StringIO(text))
+    return [{"when": datetime.strptime(row["d"], "%Y-%m-%d"), "n": int(row["n"])} for row in rows]
+---
+from datetime import datetime
+rows = f("d,n\n2024-01-02,3\n")
+assert rows == [{"when": datetime(2024, 1, 2), "n": 3}]
+assert rows[0]["when"].strftime("%d.%m.%y") == "02.01.24"
+assert rows[0]["when"].weekday() == 1
+### regex_substitution_with_function
+import re
+def f(pattern, function, text):
+    return re.sub(pattern, function, text)
+---
+import re
+assert f(r"\d+", lambda m: str(int(m.group()) * 2), "a1b22") == "a2b44"
+assert f(re.compile("a"), "b", "aa") == "bb"
+### matches_iterated
+import re
+def f(text):
+    return re.finditer(r"(\w)=(\d)", text)
+---
+assert [(m.group(1), int(m.group(2))) for m in f("a=1 b=2")] == [("a", 1), ("b", 2)]
+assert [m.start() for m in f("a=1 b=2")] == [0, 4]
+assert {m[1]: m[2] for m in f("x=9")} == {"x": "9"}
+### thread_results
+import threading, queue
+def f(n):
+    out = queue.Queue()
+    threads = [threading.Thread(target=lambda i=i: out.put(i * i)) for i in range(n)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return out
+---
+out = f(3)
+assert sorted(out.get() for _ in range(3)) == [0, 1, 4]
+assert out.empty()
+### lock_and_future
+from concurrent.futures import ThreadPoolExecutor
+def f(function, items):
+    with ThreadPoolExecutor(2) as pool:
+        return [pool.submit(function, item) for item in items]
+---
+futures = f(str, [1, 2])
+assert [future.result() for future in futures] == ["1", "2"]
+assert all(future.done() for future in futures)
+### callbacks_from_threads
+from concurrent.futures import ThreadPoolExecutor
+def f(function, items):
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(function, items))
+---
+assert f(lambda x: x + 1, [1, 2, 3]) == [2, 3, 4]
+### async_callbacks
+import asyncio
+async def f(fetch, names):
+    return await asyncio.gather(*[fetch(name) for name in names])
+---
+import asyncio
+async def fetch(name):
+    await asyncio.sleep(0)
+    return name.upper()
+assert asyncio.run(f(fetch, ["a", "b"])) == ["A", "B"]
+### async_class
+import asyncio
+class f:
+    def __init__(self):
+        self.log = []
+    async def __aenter__(self):
+        self.log.append("in")
+        return self
+    async def __aexit__(self, *details):
+        self.log.append("out")
+    async def work(self, n):
+        await asyncio.sleep(0)
+        return n * 2
+---
+import asyncio
+async def main():
+    async with f() as worker:
+        value = await worker.work(4)
+    return value, worker.log
+assert asyncio.run(main()) == (8, ["in", "out"])
+### async_errors_and_timeouts
+import asyncio
+async def f(n):
+    if n < 0:
+        raise ValueError("negative")
+    await asyncio.sleep(n)
+    return n
+---
+import asyncio
+try:
+    asyncio.run(f(-1))
+    assert False
+except ValueError as error:
+    assert str(error) == "negative"
+async def hurry():
+    try:
+        await asyncio.wait_for(f(10), 0.01)
+    except asyncio.TimeoutError:
+        return "late"
+assert asyncio.run(hurry()) == "late"
+### context_manager_function
+from contextlib import contextmanager
+@contextmanager
+def f(log):
+    log.append("in")
+    try:
+        yield len(log)
+    except KeyError:
+        log.append("key")
+    finally:
+        log.append("out")
+---
+log = []
+with f(log) as size:
+    assert size == 1
+    assert log == ["in"]
+assert log == ["in", "out"]
+with f(log):
+    raise KeyError("x")
+assert log[-2:] == ["key", "out"]
+### descriptors_of_strings
+def f(template):
+    return template.format
+---
+assert f("{}-{a}")(1, a=2) == "1-2"
+assert [*map(f("<{}>"), "ab")] == ["<a>", "<b>"]
+### string_methods_as_values
+def f(name):
+    return getattr(str, name)
+---
+assert f("upper")("a") == "A"
+assert list(map(f("strip"), [" a "])) == ["a"]
+assert sorted(["b", "A"], key=f("lower")) == ["A", "b"]
+### operator_objects
+import operator
+def f(*fields):
+    return operator.itemgetter(*fields)
+---
+assert f(0)([5, 6]) == 5
+assert sorted([(1, "b"), (2, "a")], key=f(1)) == [(2, "a"), (1, "b")]
+### big_numbers_both_ways
+def f(a, b):
+    return a ** b, a / 7, -a
+---
+assert f(10, 400)[0] == 10 ** 400
+assert f(2 ** 70, 1) == (2 ** 70, 2 ** 70 / 7, -(2 ** 70))
+assert isinstance(f(True, 1)[0], int)
+### decimal_context
+from decimal import Decimal, getcontext, localcontext
+def f(digits):
+    with localcontext() as context:
+        context.prec = digits
+        return Decimal(1) / Decimal(7)
+---
+from decimal import Decimal
+assert str(f(5)) == "0.14286"
+assert f(50) != f(5)
+assert f(3).as_tuple().exponent == -3
+assert Decimal("NaN").is_nan()
+### statistics_and_fractions
+import statistics
+from fractions import Fraction
+def f(values):
+    return statistics.mean(values), statistics.stdev(values)
+---
+from fractions import Fraction
+assert f([1, 2, 3])[0] == 2
+assert f([Fraction(1, 2), Fraction(3, 2)])[0] == 1
+assert abs(f([1.0, 2.0])[1] - 0.7071067) < 1e-6
+### sets_of_tuples_and_frozensets
+def f(edges):
+    return {frozenset(edge) for edge in edges}, {tuple(sorted(edge)) for edge in edges}
+---
+assert f([(1, 2), (2, 1)]) == ({frozenset({1, 2})}, {(1, 2)})
+assert len(f([(1, 2), (3, 4)])[0]) == 2
+### nested_defaultdict
+from collections import defaultdict
+def f(pairs):
+    tree = defaultdict(lambda: defaultdict(list))
+    for a, b, c in pairs:
+        tree[a][b].append(c)
+    return tree
+---
+tree = f([(1, 2, 3), (1, 2, 4)])
+assert tree[1][2] == [3, 4]
+assert tree == {1: {2: [3, 4]}}
+assert tree[9][9] == []
+assert {k: dict(v) for k, v in tree.items()}[1] == {2: [3, 4]}
+### chain_map_and_user_dict
+from collections import ChainMap, UserDict
+class Lower(UserDict):
+    def __setitem__(self, key, value):
+        super().__setitem__(key.lower(), value)
+def f():
+    d = Lower()
+    d["A"] = 1
+    return ChainMap({"x": 1}, {"x": 2, "y": 3}), d
+---
+chain, lower = f()
+assert chain["x"] == 1 and chain["y"] == 3
+assert sorted(chain) == ["x", "y"]
+lower["B"] = 2
+assert lower["b"] == 2
+assert dict(lower) == {"a": 1, "b": 2}
+### heap_of_instances
+import heapq
+class Task:
+    def __init__(self, priority, name):
+        self.priority, self.name = priority, name
+    def __lt__(self, other):
+        return self.priority < other.priority
+def f(pairs):
+    heap = [Task(*pair) for pair in pairs]
+    heapq.heapify(heap)
+    return heap
+---
+import heapq
+heap = f([(3, "c"), (1, "a"), (2, "b")])
+assert [heapq.heappop(heap).name for _ in range(3)] == ["a", "b", "c"]
+### printed_and_returned
+def f(n):
+    print("working", n)
+    return n * 2
+---
+import io
+from contextlib import redirect_stdout
+out = io.StringIO()
+with redirect_stdout(out):
+    value = f(2)
+    assert f(3) == 6
+assert value == 4
+assert out.getvalue().split() == ["working", "2", "working", "3"]
+### stderr_and_logging
+import logging, sys
+def f(n):
+    logging.getLogger("app").warning("careful %d", n)
+    print("oops", file=sys.stderr)
+    return n
+---
+import io
+from contextlib import redirect_stderr
+err = io.StringIO()
+with redirect_stderr(err):
+    assert f(1) == 1
+assert "oops" in err.getvalue()
+### patched_function_of_the_library
+import random
+def f(items):
+    return random.choice(items)
+---
+from unittest.mock import patch
+with patch("random.choice", side_effect=lambda items: items[-1]):
+    assert f([1, 2, 3]) == 3
+assert f([4]) == 4
+### argv_set_by_the_test
+import sys
+def f():
+    return sys.argv[1:]
+---
+import sys
+sys.argv = ["prog", "-v", "x"]
+assert f() == ["-v", "x"]
+### recursion_limit_set_by_the_test
+def f(n):
+    return 1 + f(n - 1) if n else 0
+---
+import sys
+sys.setrecursionlimit(5000)
+assert f(2000) == 2000
+### typed_dict_and_protocol
+from typing import NamedTuple, Optional, TypedDict
+class Movie(TypedDict):
+    name: str
+    year: int
+class Pair(NamedTuple):
+    a: int
+    b: Optional[int] = None
+def f(name: str) -> Movie:
+    return Movie(name=name, year=1)
+---
+import typing
+assert f("x") == {"name": "x", "year": 1}
+assert typing.get_type_hints(f)["name"] is str
+### yields_in_nested_calls
+def walk(tree):
+    if isinstance(tree, list):
+        for item in tree:
+            yield from walk(item)
+    else:
+        yield tree
+def f(tree):
+    return walk(tree)
+---
+assert list(f([1, [2, [3, []]], 4])) == [1, 2, 3, 4]
+assert next(f([[7]])) == 7
+### positional_only_and_defaults
+def f(a, /, b=[], *, c=None):
+    b.append(a)
+    return b, c
+---
+assert f(1) == ([1], None)
+assert f(2) == ([1, 2], None)
+assert f(3, [], c=4) == ([3], 4)
+try:
+    f(a=1)
+    assert False
+except TypeError:
+    assert True
+### global_counter_of_the_program
+count = 0
+def f():
+    global count
+    count += 1
+    return count
+---
+assert [f() for _ in range(3)] == [1, 2, 3]
+assert f() == 4
+### complex_aliasing_through_calls
+class f:
+    def __init__(self, grid):
+        self.grid = grid
+    def set(self, r, c, value):
+        self.grid[r][c] = value
+    def row(self, r):
+        return self.grid[r]
+---
+grid = [[0, 0], [0, 0]]
+board = f(grid)
+board.set(0, 1, 5)
+assert board.row(0) == [0, 5]
+board.row(1)[0] = 7
+assert board.grid[1] == [7, 0]
+### complex_aliasing_of_the_tests_argument
+class f:
+    def __init__(self, items):
+        self.items = items
+    def add(self, item):
+        self.items.append(item)
+---
+items = []
+holder = f(items)
+holder.add(1)
+assert items == [1]
+items.append(2)
+assert holder.items == [1, 2]
 '''
 
 _PARTS = re.split(r"^### (\w+)\n", _TEXT, flags=re.MULTILINE)
@@ -1824,6 +2767,24 @@ SEAMS: dict[str, tuple[str, str]] = {
 """Source and test by name."""
 
 _NOT_YET = """
+copies_of_results
+attributes_inspected
+instance_equals_values
+instance_acts_as_mapping
+entry_point_enum
+entry_point_exception_class
+entry_point_with_slots_and_metaclass
+own_exception_of_the_test
+test_object_returned
+async_callbacks
+async_class
+async_errors_and_timeouts
+context_manager_function
+nested_defaultdict
+patched_function_of_the_library
+recursion_limit_set_by_the_test
+complex_aliasing_through_calls
+complex_aliasing_of_the_tests_argument
 keeps_a_reference
 error_warning
 result_changed_by_later_call
@@ -1833,6 +2794,8 @@ NOT_YET = frozenset(_NOT_YET.split())
 """Those that the sandbox does not pass in full."""
 
 _FORGEABLE = """
+entry_point_abstract_class
+regex_substitution_with_function
 class_subclassed_by_the_test
 """
 FORGEABLE = frozenset(_FORGEABLE.split())
