@@ -10,6 +10,7 @@ import json
 import random
 import re
 import sys
+import threading
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
@@ -239,6 +240,7 @@ class Server:
         self.channel = channel
         self.reader = wire.FrameReader(channel, 1 << 40)
         self.program: CandidateProgram | None = None
+        self.turn = threading.RLock()  # threads of the program ask one after another: answers do not say whose they are
 
     def serve_calls(self) -> None:
         """Report that the process is confined, then answer the tester's requests until it hangs up."""
@@ -274,14 +276,15 @@ class Server:
 
     def ask_test(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Ask the tester to do something to an object of the test."""
-        encoder = peer.encoder()
-        wire.send_message(self.channel, ["ask", operation, encoder.encode(arguments)])
-        while True:
-            message = self.reader.read_message(lambda: None)
-            if message[0] == "answer":
-                _, status, value, changes = message
-                try:
-                    return peer.read_answer(status, value, changes, encoder.containers)
-                except Answered as answered:
-                    raise answered.args[0] from None
-            self.answer_question(message)
+        with self.turn:
+            encoder = peer.encoder()
+            wire.send_message(self.channel, ["ask", operation, encoder.encode(arguments)])
+            while True:
+                message = self.reader.read_message(lambda: None)
+                if message[0] == "answer":
+                    _, status, value, changes = message
+                    try:
+                        return peer.read_answer(status, value, changes, encoder.containers)
+                    except Answered as answered:
+                        raise answered.args[0] from None
+                self.answer_question(message)
