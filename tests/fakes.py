@@ -36,7 +36,7 @@ class ScriptedEngine:
 
     def _answer(self, request: Request, version: int) -> Action:
         text = self.script(request)
-        ids = tuple(text.encode())
+        ids = tuple(text.encode("utf-8", "replace"))
         return Action(request.agent, text, ids, (-1.0,) * len(ids), "stop", version)
 
     def serve(self, version: int, weights: Mapping[str, Path]) -> ScriptedWeights:

@@ -10,12 +10,13 @@ import random
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 
 from magrpo.config import RolloutConfig
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
+from magrpo.surrogates import replace_surrogates
 from magrpo.types import PENDING, PastTurn, Problem, Prompt, Request, RolloutGroup, SamplingParams, ScoredTurn, Turn
 
 _OBSERVER_THREADS = 16
@@ -103,7 +104,7 @@ def rollout(
     sampled = backend.engine.generate(requests, backend.progress)
     backend.sampling.seconds += perf_counter() - started
     backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
-    completions = iter(sampled)
+    completions = (replace(action, text=replace_surrogates(action.text)) for action in sampled)
     groups = []
     for node, node_prompts in zip(nodes, prompts, strict=True):
         actions = {name: tuple(itertools.islice(completions, node.group_size)) for name in node_prompts}

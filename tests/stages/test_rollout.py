@@ -48,6 +48,12 @@ def test_one_level_is_one_batch_with_a_seed_for_each_completion() -> None:
     assert groups[1].texts(groups[1].turns[2])["m"] == groups[1].actions["m"][2].text
 
 
+def test_completions_hold_no_lone_surrogates() -> None:
+    config = RolloutConfig(group_size=1)
+    groups = sample(ScriptedEngine(lambda _: "a\ud800b"), root_nodes(PROBLEMS, config), config)
+    assert {action.text for group in groups for (action,) in group.actions.values()} == {"a\ufffdb"}
+
+
 def test_training_says_how_it_samples_and_warns_of_truncation_whose_support_is_not_kept() -> None:
     with pytest.warns(UserWarning, match="gradient is biased; set rollout.keep_support = true"):
         root_nodes(PROBLEMS, RolloutConfig(top_p=0.9))
