@@ -3,10 +3,20 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Iterator
+from contextlib import suppress
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.sandboxes.jail import wire
+from magrpo.sandboxes.jail.exports import check_operation, grant
+from magrpo.sandboxes.jail.peer import Answered, Peer
 from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
+
+from .conftest import open_pool
 
 JUDGE = """
 class E:
@@ -136,3 +146,88 @@ def test_forged_frames_are_the_verdict_of_their_program(pool: Pool, frame: str, 
     [report] = pool.run([Execution(source, "f", test)])
     assert report.tests_passed == 0, report.cases
     assert report.status in ("protocol", "wrong", "exception"), report.cases
+
+
+ENDLESS = {
+    "iterator": ("def f():\n    while True:\n        yield 1\n", "assert list(f()) == [1]"),
+    "large items": ("def f():\n    while True:\n        yield 'x' * 100000\n", "assert list(f()) == [1]"),
+    "chain": (
+        "class N:\n    @property\n    def next(self):\n        return N()\ndef f():\n    return N()\n",
+        "node = f()\nwhile node:\n    node = node.next\nassert node is None",
+    ),
+    "calls back": (
+        "def f(g=None):\n    while True:\n        g(1)\n",
+        "assert f(lambda n: n) == 1",
+    ),
+    "calls to and fro": (
+        "def f(g=None):\n    return g(lambda h: g(h))\n",
+        "def back(h):\n    return h(back)\nassert f(back) == 1",
+    ),
+    "length": (
+        "class N:\n    def __len__(self):\n        return 10 ** 15\ndef f():\n    return N()\n",
+        "assert 'x' * len(f()) == 'y'",
+    ),
+    "hash": (
+        "class N:\n    __hash__ = lambda self: 1\n    __eq__ = lambda self, other: False\ndef f():\n    return [N() for _ in range(3000)]\n",
+        "assert len(set(f())) == 1",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def impatient() -> Iterator[Pool]:
+    pool = open_pool(workers=1, test_s=0.2, total_s=0.4)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_what_never_ends_is_charged_to_its_program(impatient: Pool, name: str) -> None:
+    source, test = ENDLESS[name]
+    reports = impatient.run(
+        [
+            Execution(source, "f", f"{test}\nassert f() == 5"),
+            Execution("def f():\n    return 5", "f", "assert f() == 5"),
+        ]
+    )
+    assert reports[0].tests_passed == 0
+    assert reports[0].tests_total >= 2
+    assert reports[0].status in ("timeout", "output_limit", "wrong", "exception", "protocol", "memory"), reports[
+        0
+    ].cases
+    assert reports[1].status == "pass"
+
+
+ANSWERS = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 9)
+    | st.sampled_from(["x", "ValueError", "json.decoder", "eq", "builtins.int"]),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.tuples(st.sampled_from(["h", "H", "&", "l", "t", "x", "g", "n"]), st.lists(inner, max_size=6)).map(
+            lambda pair: [pair[0], *pair[1]]
+        )
+    ),
+    max_leaves=25,
+)
+
+
+@given(st.sampled_from(["ok", "exception"]), ANSWERS, ANSWERS, ANSWERS)
+def test_any_answer_is_a_value_an_exception_or_refused(
+    status: str, value: object, changes: object, question: object
+) -> None:
+    """So is any question about an object of the test."""
+
+    def ask(*_: object) -> object:
+        raise AssertionError("decoding asks nothing")
+
+    peer = Peer(ask, grant, check_operation)
+    peer.export(lambda: 0)
+    containers: list[object] = [[1], {2: 3}]
+    with suppress(wire.WireError, Answered):
+        peer.read_answer(status, value, changes, containers)
+    for operation in ("call", "getattr", "take", "data", "setattr", "instancecheck", "patched"):
+        with suppress(wire.WireError):
+            answer = peer.serve(operation, question)
+            assert answer[0] in ("ok", "exception", "output_limit", "memory")
