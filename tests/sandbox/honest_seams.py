@@ -2347,6 +2347,14 @@ a = Mine()
 assert f([a, 1]) is a
 assert f([Mine])() is not None
 assert f([print]) is print
+### library_functions_returned
+def f(functions):
+    return functions[-1]
+---
+import math
+assert f([len, math.sqrt])(9) == 3
+assert f([math.sqrt, len])("ab") == 2
+assert f([str.upper])("a") == "A"
 ### test_object_with_methods
 def f(shapes):
     return sum(shape.area() for shape in shapes), max(shapes, key=lambda s: s.area()).name, len(shapes[0])

@@ -158,8 +158,7 @@ class Peer:
         decoder = self.decoder()
         arguments = decoder.decode(data)
         given = decoder.containers
-        reader = self.encoder(list(given))
-        before = [reader.encode_content(item) for item in given]
+        before = self._list_contents(given)
         encoder = self.encoder(given)
         try:
             target, *rest = arguments
@@ -169,11 +168,15 @@ class Peer:
             status, value = describe_error(error, self.encoder())
         changes = []
         encoder.budget = values.MAX_NODES  # as much as for the arguments
-        for number, content in enumerate(before):
-            after = encoder.encode_content(given[number])
-            if after != content:
-                changes.append([number, after])
+        for number, (old, new) in enumerate(zip(before, self._list_contents(given[: len(before)]), strict=True)):
+            if new != old:
+                changes.append([number, encoder.encode_content(given[number])])
         return [status, value, changes]
+
+    def _list_contents(self, containers: list[Any]) -> list[Any]:
+        """What each container holds, to be compared, not sent: objects by their address."""
+        reader = values.Encoder(list(containers), lambda value: ["h", id(value)], self.find_name)
+        return [reader.encode_content(item) for item in containers]
 
     def read_answer(self, status: str, value: Any, changes: Any, containers: list[Any]) -> Any:
         """The value of an answer, after its changes are made to the arguments; raises the exception that it reports.
