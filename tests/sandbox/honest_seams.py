@@ -2788,7 +2788,6 @@ async_callbacks
 async_class
 async_errors_and_timeouts
 context_manager_function
-nested_defaultdict
 patched_function_of_the_library
 recursion_limit_set_by_the_test
 complex_aliasing_through_calls

@@ -252,8 +252,9 @@ def _set(tag: str, kind: Any) -> Callable[[Encoder, Any, int], list[Any]]:
 
 def _write_defaultdict(encoder: Encoder, value: Any, depth: int) -> list[Any]:
     factory = _FACTORY(value)
-    name = _NAME(factory) if isinstance(factory, type) and factory.__module__ == "builtins" else None
-    return ["v", name, *_mapping("")(encoder, value, depth)[1:]]
+    is_named = factory is None or (isinstance(factory, type) and factory.__module__ == "builtins")
+    made_by = encoder.encode(factory, depth) if not is_named else factory and _NAME(factory)
+    return ["v", made_by, *_mapping("")(encoder, value, depth)[1:]]
 
 
 def _write_deque(encoder: Encoder, value: Any, depth: int) -> list[Any]:
@@ -379,16 +380,22 @@ def _fill_bytes(decoder: Decoder, container: Any, items: list[Any], depth: int) 
     container += bytes.fromhex(text)
 
 
+def _fill_defaultdict(decoder: Decoder, container: Any, items: list[Any], depth: int) -> None:
+    if isinstance(items[0], list):  # a function of the other side
+        container.default_factory = decoder._build(items[0], depth)
+    _fill_dict(decoder, container, items[1:], depth)
+
+
 _FILLERS: dict[str, Callable[[Decoder, Any, list[Any], int], None]] = {
     "l": _fill_exact_list, "s": _fill_set, "d": _fill_dict, "O": _fill_dict, "C": _fill_dict, "B": _fill_bytes,
-    "v": lambda decoder, container, items, depth: _fill_dict(decoder, container, items[1:], depth),
+    "v": _fill_defaultdict,
     "q": lambda decoder, container, items, depth: _fill_list(decoder, container, items[1:], depth),
     "a": lambda decoder, container, items, depth: _fill_list(decoder, container, items[1:], depth),
 }  # fmt: skip
 _KINDS: dict[str, Callable[[], Any]] = {"s": set, "d": dict, "O": OrderedDict, "C": Counter, "B": bytearray}
 _EMPTY: dict[str, Callable[[list[Any]], Any]] = {
     "l": lambda items: [None] * len(items),
-    "v": lambda items: defaultdict(None if items[0] is None else find_builtin("builtins", items[0])),
+    "v": lambda items: defaultdict(find_builtin("builtins", items[0]) if isinstance(items[0], str) else None),
     "q": lambda items: deque(maxlen=items[0]),
     "a": lambda items: array(items[0]),
 }
