@@ -117,10 +117,8 @@ class Peer:
             raise TooLarge("too many objects")
         self.numbers[id(value)] = len(self.objects)
         self.objects.append(value)
-        kind = type(value)
-        names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-        known = next(name for name in names if name in _KNOWN)
-        return ["h", len(self.objects) - 1, kind.__name__, known, powers, values.holds_data(kind)]
+        name, known, holds_data = _describe_class(type(value))
+        return ["h", len(self.objects) - 1, name, known, powers, holds_data]
 
     def find_own(self, number: Any) -> Any:
         """The object of this side that the other sent back."""
@@ -297,7 +295,18 @@ def _make_error(kind: type[BaseException], arguments: Any) -> BaseException:
 
 def list_powers(value: Any) -> list[str]:
     """What an object of a program can do: all that its class defines."""
-    kind = type(value)
+    return _list_powers(type(value))
+
+
+@lru_cache(maxsize=256)
+def _describe_class(kind: type) -> tuple[str, str, bool]:
+    """The name of a class, its nearest base that both sides have, and whether its instances hold data."""
+    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+    return kind.__name__, next(name for name in names if name in _KNOWN), values.holds_data(kind)
+
+
+@lru_cache(maxsize=256)
+def _list_powers(kind: type) -> list[str]:
     plain = vars(object)
     found = []
     for power in POWERS:

@@ -28,9 +28,15 @@ class Surroundings:
         self.originals = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
         self.environment = dict(os.environb)
         self.seeds: dict[str, tuple[Any, ...]] = {}
-        for name in ("random", "numpy.random"):
-            if module := sys.modules.get(name):
-                module.seed = self._note_seed(name, module.seed)  # type: ignore[attr-defined]
+        self.seeding = {name: sys.modules[name] for name in ("random", "numpy.random") if name in sys.modules}
+        self.seeders = {name: module.seed for name, module in self.seeding.items()}
+        for name, module in self.seeding.items():
+            module.seed = self._note_seed(name, self.seeders[name])  # type: ignore[attr-defined]
+
+    def close(self) -> None:
+        """Notice no more seeds."""
+        for name, module in self.seeding.items():
+            module.seed = self.seeders[name]  # type: ignore[attr-defined]
 
     def list_changes(self) -> tuple[tuple[str, str, Any], ...]:
         """Module, name and value of each change that the next call must see."""

@@ -20,6 +20,7 @@ from . import candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
 from .confine import Level
 from .seccomp import answer_thread_request
+from .warm_up import warm_up
 
 CHANNEL_FD = 3
 DYING_S = 0.2
@@ -214,6 +215,7 @@ def main() -> None:
     if config["uid"]:
         confine.become_user(config["uid"])
     level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
+    warm_up()
     gc.collect()
     gc.freeze()
     zygote = Zygote(control, level)
