@@ -10,7 +10,7 @@ import json
 import random
 import re
 import sys
-import threading
+from _thread import RLock
 from collections import ChainMap
 from collections.abc import Callable
 from contextlib import suppress
@@ -240,7 +240,7 @@ class Server:
         self.channel = channel
         self.reader = wire.FrameReader(channel, 1 << 40)
         self.program: CandidateProgram | None = None
-        self.turn = threading.RLock()  # threads of the program ask one after another: answers do not say whose they are
+        self.turn = RLock()  # threads of the program ask one after another: answers do not say whose they are
 
     def serve_calls(self) -> None:
         """Report that the process is confined, then answer the tester's requests until it hangs up."""

@@ -22,7 +22,7 @@ import types
 from collections import deque
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import values
 from .recorder import name_builtin_class
@@ -117,8 +117,8 @@ class Peer:
             raise TooLarge("too many objects")
         self.numbers[id(value)] = len(self.objects)
         self.objects.append(value)
-        name, known, holds_data = _describe_class(type(value))
-        return ["h", len(self.objects) - 1, name, known, powers, holds_data]
+        described = _describe_class(type(value))
+        return ["h", len(self.objects) - 1, described.name, described.known, powers, described.holds_data]
 
     def find_own(self, number: Any) -> Any:
         """The object of this side that the other sent back."""
@@ -295,18 +295,34 @@ def _make_error(kind: type[BaseException], arguments: Any) -> BaseException:
 
 def list_powers(value: Any) -> list[str]:
     """What an object of a program can do: all that its class defines."""
-    return _list_powers(type(value))
+    return _describe_class(type(value)).powers
 
 
-@lru_cache(maxsize=256)
-def _describe_class(kind: type) -> tuple[str, str, bool]:
-    """The name of a class, its nearest base that both sides have, and whether its instances hold data."""
-    names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
-    return kind.__name__, next(name for name in names if name in _KNOWN), values.holds_data(kind)
+class _Description(NamedTuple):
+    """A class's name, nearest base that both sides have, whether its instances hold data, and what they can do."""
+
+    kind: type
+    name: str
+    known: str
+    holds_data: bool
+    powers: list[str]
 
 
-@lru_cache(maxsize=256)
-def _list_powers(kind: type) -> list[str]:
+_DESCRIBED: dict[int, _Description] = {}
+
+
+def _describe_class(kind: type) -> _Description:
+    """By address: a metaclass may forbid to hash its classes."""
+    found = _DESCRIBED.get(id(kind))
+    if found is None:
+        names = [f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__]
+        known = next(name for name in names if name in _KNOWN)
+        found = _Description(kind, kind.__name__, known, values.holds_data(kind), _find_powers(kind))
+        _DESCRIBED[id(kind)] = found
+    return found
+
+
+def _find_powers(kind: type) -> list[str]:
     plain = vars(object)
     found = []
     for power in POWERS:

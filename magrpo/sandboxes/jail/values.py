@@ -39,7 +39,6 @@ from decimal import Decimal
 from fractions import Fraction
 from types import BuiltinFunctionType, MethodDescriptorType
 from typing import Any
-from zoneinfo import ZoneInfo
 
 from .wire import TooLarge, WireError
 
@@ -107,6 +106,8 @@ class Encoder:
             return ["n", _NAME(kind), fields, *[self.encode(item, depth + 1) for item in tuple.__iter__(value)]]
         if issubclass(kind, BaseException) and kind.__module__ == "builtins" and not _STATE(value):
             return ["x", _NAME(kind), *[self.encode(item, depth + 1) for item in _ARGS(value)]]
+        if kind.__module__ == "zoneinfo" and _NAME(kind) == "ZoneInfo" and value.key:
+            return ["tz", value.key]
         if kind in _NAMED and (path := self.find_name(value)):
             return ["g", *path]
         if (numpy := sys.modules.get("numpy")) and kind.__module__ == "numpy":
@@ -274,8 +275,6 @@ def _write_range(encoder: Encoder, value: range, depth: int) -> Any:
 
 
 def _write_zone(encoder: Encoder, value: Any, depth: int) -> Any:
-    if type(value) is ZoneInfo:
-        return ["tz", value.key] if value.key else encoder.export(value)
     return ["tz", encoder.encode(value.utcoffset(None), depth)]
 
 
@@ -306,7 +305,6 @@ _WRITERS: dict[type, Callable[[Encoder, Any, int], Any]] = {
     datetime: _parts("datetime", "year", "month", "day", *_CLOCK),
     timedelta: _parts("timedelta", "days", "seconds", "microseconds"),
     timezone: _write_zone,
-    ZoneInfo: _write_zone,
     array: lambda encoder, value, depth: ["a", value.typecode, *[encoder.encode(x, depth) for x in value.tolist()]],
 }
 _ATOMS = frozenset({bool, str, float})
@@ -437,7 +435,11 @@ def _read_clock(kind: Any) -> Callable[[Decoder, list[Any], int], Any]:
 
 def _read_zone(decoder: Decoder, items: list[Any], depth: int) -> Any:
     [zone] = decoder.build_all(items, depth)
-    return ZoneInfo(zone) if isinstance(zone, str) else timezone(zone)
+    if not isinstance(zone, str):
+        return timezone(zone)
+    from zoneinfo import ZoneInfo  # imports much, and few values need it
+
+    return ZoneInfo(zone)
 
 
 def _read_named_tuple(decoder: Decoder, items: list[Any], depth: int) -> Any:

@@ -205,6 +205,14 @@ def kill_candidate(pid: int) -> None:
     os.kill(pid, signal.SIGKILL)
 
 
+def fill_holes() -> list[bytes]:
+    """Objects that fill the gaps in memory that imports leave.
+
+    What a forked process allocates then lies together, and few pages are copied for it.
+    """
+    return [bytes(size - sys.getsizeof(b"")) for size in range(48, 513, 16) for _ in range((1 << 14) // size)]
+
+
 def main() -> None:
     """``argv[1]`` is the configuration as JSON; standard input is the control socket, standard output a null device."""
     config = json.loads(sys.argv[1])
@@ -217,8 +225,10 @@ def main() -> None:
     level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
     warm_up()
     gc.collect()
+    holes = fill_holes()
     gc.freeze()
     zygote = Zygote(control, level)
     os.dup2(1, 2)
     control.send(b"ready")
     zygote.serve_requests()
+    del holes
