@@ -10,7 +10,7 @@ import types
 from typing import Any
 
 from . import values
-from .peer import Handle, list_powers
+from .peer import ASYNC, Handle, list_powers
 
 _FUNCTIONS = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, functools.partial
@@ -46,7 +46,7 @@ def grant(value: Any) -> list[str]:
     elif isinstance(value, _FUNCTIONS) or _is_mock(value):
         return ["call"]
     elif isinstance(value, _STREAMS) or _is_of_test(value):
-        return [power for power in list_powers(value) if power not in ("await", "aiter", "anext")]
+        return [power for power in list_powers(value) if power not in ASYNC]
     elif hasattr(type(value), "__next__"):
         return ["iter", "next"]
     elif isinstance(

@@ -32,7 +32,8 @@ MAX_OBJECTS = 100_000
 MAX_TEXT = 1000  # of an exception
 BATCH = 256
 """Items fetched at once from an iterator that has given as many already."""
-READING = ("iter", "next", "len", "getitem", "reversed", "call", "enter", "exit", "await", "aiter", "anext")
+ASYNC = ("await", "aiter", "anext", "aenter", "aexit")
+READING = ("iter", "next", "len", "getitem", "reversed", "call", "enter", "exit", *ASYNC)
 WRITING = ("setitem", "delitem")
 ORDER = ("eq", "lt", "le", "gt", "ge")
 ARITHMETIC = (
@@ -80,6 +81,8 @@ class Peer:
     ) -> None:
         self._ask, self.grant, self.check, self.library, self.caught = ask, grant, check, library, caught
         self.find_name = find_name
+        self.sent_names: set[tuple[str, str]] = set()
+        self.received_names: dict[int, tuple[str, str]] = {}
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.handles: dict[int, Handle] = {}
@@ -142,10 +145,24 @@ class Peer:
         return self.handles[number]
 
     def encoder(self, containers: list[Any] | None = None) -> values.Encoder:
-        return values.Encoder(containers, self.export, self.find_name)
+        return values.Encoder(containers, self.export, self._find_name)
 
     def decoder(self, containers: list[Any] | None = None) -> values.Decoder:
-        return values.Decoder(containers, self.find_own, self.import_handle, self.library, self.named_tuples)
+        return values.Decoder(containers, self.find_own, self.import_handle, self._find_named, self.named_tuples)
+
+    def _find_name(self, value: Any) -> tuple[str, str] | None:
+        """As ``find_name``, or the name under which the other side has sent the value."""
+        path = self.find_name(value) or self.received_names.get(id(value))
+        if path:
+            self.sent_names.add(path)
+        return path
+
+    def _find_named(self, module: str, name: str) -> Any:
+        """As ``library``, or what this side has sent by that name."""
+        find = values.find_in_library if (module, name) in self.sent_names else self.library
+        found = find(module, name)
+        self.received_names[id(found)] = module, name
+        return found
 
     def serve(self, operation: str, data: Any) -> list[Any]:
         """``[status, value, changes]``: do to an object of this side what the other side asks.
@@ -362,7 +379,7 @@ class Handle:
 
     def _describe(self, operation: str) -> str:
         peer = object.__getattribute__(self, "_peer")
-        text = f"<{self.__class__.__name__} object>" if peer.is_quiet else _ask(self, operation)
+        text = f"<{type(self).__qualname__} object>" if peer.is_quiet else _ask(self, operation)
         if type(text) is not str:
             raise TypeError(f"__{operation}__ returned no text")
         return text
@@ -420,7 +437,9 @@ def make_handle_class(name: str, known: str, powers: frozenset[str], holds_data:
     if "await" in powers:
         methods |= {"send": _send, "throw": _raise, "close": lambda self: None}
     kind = _KNOWN[known]
-    methods |= {"__slots__": (), "__class__": property(lambda self: kind)}
+    methods |= {"__slots__": (), "__qualname__": kind.__name__}
+    if kind is not object:
+        methods["__class__"] = property(lambda self: kind)
     methods |= {name: property(partial(_ask_attribute, name=name)) for name in ("__doc__", "__module__")}
     return type(name, (Handle,), methods)
 
@@ -498,8 +517,17 @@ async def _anext(self: Any) -> Any:
     return _ask(self, "anext")
 
 
+async def _aenter(self: Any) -> Any:
+    return _ask(self, "aenter")
+
+
+async def _aexit(self: Any, *arguments: Any) -> Any:
+    return _ask(self, "aexit", *arguments[:2], None)
+
+
 _SPECIAL: dict[str, Any] = {
     "call": _call, "next": _next, "round": _round, "await": _await, "bool": _bool, "anext": _anext, "exit": _exit,
+    "aenter": _aenter, "aexit": _aexit,
 }  # fmt: skip
 
 
@@ -536,6 +564,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "enter": lambda manager: type(manager).__enter__(manager),
     "exit": lambda manager, *arguments: type(manager).__exit__(manager, *arguments),
     "await": _run_awaitable,
+    "aenter": lambda manager: _run_awaitable(type(manager).__aenter__(manager)),
+    "aexit": lambda manager, *arguments: _run_awaitable(type(manager).__aexit__(manager, *arguments)),
     "aiter": lambda iterable: iterable.__aiter__(),
     "anext": lambda iterator: _run_awaitable(iterator.__anext__()),
 }

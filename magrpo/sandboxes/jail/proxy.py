@@ -80,6 +80,22 @@ class EntryPoint:
         return object.__getattribute__(self, "_proxy").ask_entry("getattr", "__doc__")
 
 
+def make_entry_point(proxy: Any) -> EntryPoint:
+    """The entry point with the special methods of its target: an enumeration can be iterated over."""
+
+    def forward(name: str) -> Any:
+        return lambda _, *arguments: getattr(proxy.target, name)(*arguments)
+
+    special = vars(type(proxy.target))
+    names = special.keys() - vars(EntryPoint).keys()
+    methods = {name: forward(name) for name in names if name.startswith("__") and callable(special[name])}
+    if not methods:
+        return EntryPoint(proxy)
+    methods["__doc__"] = vars(EntryPoint)["__doc__"]
+    kind: type[EntryPoint] = type("EntryPoint", (EntryPoint,), methods)
+    return kind(proxy)
+
+
 class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
@@ -94,7 +110,7 @@ class Proxy(Callee):
         self.program, self.requests, self.limits, self.children = program, requests, limits, children
         self.measured = time.monotonic()
         self.watch, self.surroundings = program[2], Surroundings()
-        self.entry, self.target = EntryPoint(self), None
+        self.target = None
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
         self.past_cpu_s, self.past_memory = 0.0, 0
@@ -103,6 +119,7 @@ class Proxy(Callee):
         self.transcript: list[list[Any]] = []
         self.compiles = True
         self._load()
+        self.entry = EntryPoint(self) if self.target is None else make_entry_point(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the entry point; CandidateFailure if there is no answer. Exceptions have their nearest builtin class."""

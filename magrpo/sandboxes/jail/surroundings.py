@@ -1,4 +1,4 @@
-"""What a test changes around a call: standard streams, ``input``, the clock, the seed, the environment.
+"""What a test changes around a call: streams, ``input``, the clock, the seed, the environment, the recursion limit.
 
 The test runs in another process than the program, so such changes travel with the next question.
 """
@@ -26,7 +26,7 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.originals = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
-        self.environment = dict(os.environb)
+        self.environment, self.recursion_limit = dict(os.environb), sys.getrecursionlimit()
         self.seeds: dict[str, tuple[Any, ...]] = {}
         self.seeding = {name: sys.modules[name] for name in ("random", "numpy.random") if name in sys.modules}
         self.seeders = {name: module.seed for name, module in self.seeding.items()}
@@ -51,6 +51,9 @@ class Surroundings:
         if dict(os.environb) != self.environment:
             self.environment = dict(os.environb)
             changes.append(("os", "environ", dict(os.environ)))
+        if sys.getrecursionlimit() != self.recursion_limit:
+            self.recursion_limit = sys.getrecursionlimit()
+            changes.append(("sys", "recursionlimit", self.recursion_limit))
         return tuple(changes)
 
     def _note_seed(self, name: str, seed: Any) -> Any:
@@ -68,6 +71,8 @@ def make_changes(changes: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
     for module_name, name, value in changes:
         if name == "seed":
             sys.modules[module_name].seed(*value)
+        elif name == "recursionlimit":
+            sys.setrecursionlimit(value)
         elif name == "environ":
             os.environ.clear()
             os.environ.update(value)
