@@ -224,10 +224,10 @@ def test_any_answer_is_a_value_an_exception_or_refused(
 
     peer = Peer(ask, grant, check_operation)
     peer.export(lambda: 0)
-    containers: list[object] = [[1], {2: 3}]
+    peer.write_question(([1], {2: 3}))
     with suppress(wire.WireError, Answered):
-        peer.read_answer(status, value, changes, containers)
+        peer.read_answer(status, value, changes)
     for operation in ("call", "getattr", "take", "data", "setattr", "instancecheck", "patched"):
         with suppress(wire.WireError):
-            answer = peer.serve(operation, question)
+            answer = peer.serve(operation, question, changes, status == "ok")
             assert answer[0] in ("ok", "exception", "output_limit", "memory")

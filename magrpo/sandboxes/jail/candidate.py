@@ -23,7 +23,7 @@ from typing import Any
 from . import recorder, wire
 from .peer import Answered, Peer, describe_error, list_powers
 from .surroundings import make_changes
-from .values import Encoder, find_in_library
+from .values import find_in_library
 
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
@@ -153,12 +153,12 @@ class CandidateProgram:
         exec(self.code, module.__dict__)  # the one purpose of this process
         return module.__dict__[self.entry_point], tracer
 
-    def answer(self, operation: str, data: Any) -> list[Any]:
+    def answer(self, operation: str, *question: Any) -> list[Any]:
         """``[status, value, changes, calls of the watched function]``."""
         tracer = self.tracer
         tracer.calls, tracer.running, tracer.depth = 0, True, 0
         try:
-            return [*self.peer.serve(operation, data), tracer.calls]
+            return [*self.peer.serve(operation, *question), tracer.calls]
         finally:
             tracer.running = False
 
@@ -166,8 +166,8 @@ class CandidateProgram:
         """Whether an answer of a transcript changes when what the watched function does is hidden."""
         for hide in HIDDEN:
             self.load(hide)
-            for operation, data, answer in transcript:
-                if strip_addresses(self.answer(operation, data)[:3]) != strip_addresses(answer[:3]):
+            for operation, question, answer in transcript:
+                if strip_addresses(self.answer(operation, *question)[:3]) != strip_addresses(answer[:3]):
                     return True
         return False
 
@@ -215,7 +215,7 @@ class Local(recorder.Callee):
             except Exception as error:
                 self.raised = error, *_summarize(error)
                 raise
-            self.values.append(value)
+            self.note_value(value)
             return value
 
         self.entry = function if isinstance(function, type) else call
@@ -256,7 +256,7 @@ class Server:
         try:
             reply = self.answer_verb(verb, *rest)
         except BaseException as error:  # noqa: BLE001 - a program that does not load says why
-            reply = [*describe_error(error, Encoder()), [], 0]
+            reply = [*describe_error(error), [], 0]
         wire.send_message(self.channel, [index, *reply])
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
@@ -277,14 +277,13 @@ class Server:
     def ask_test(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Ask the tester to do something to an object of the test."""
         with self.turn:
-            encoder = peer.encoder()
-            wire.send_message(self.channel, ["ask", operation, encoder.encode(arguments)])
+            wire.send_message(self.channel, ["ask", operation, *peer.write_question(arguments)])
             while True:
                 message = self.reader.read_message(lambda: None)
                 if message[0] == "answer":
                     _, status, value, changes = message
                     try:
-                        return peer.read_answer(status, value, changes, encoder.containers)
+                        return peer.read_answer(status, value, changes)
                     except Answered as answered:
                         raise answered.args[0] from None
                 self.answer_question(message)

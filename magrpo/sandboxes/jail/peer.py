@@ -19,9 +19,11 @@ import operator
 import re
 import sys
 import types
-from collections import deque
+from array import array
+from collections import Counter, deque
 from collections.abc import Callable, MutableMapping
 from functools import lru_cache, partial
+from itertools import chain
 from typing import Any, NamedTuple
 
 from . import values
@@ -29,6 +31,8 @@ from .recorder import name_builtin_class
 from .wire import TooLarge, WireError
 
 MAX_OBJECTS = 100_000
+MAX_SHARED, MAX_SHARED_VALUES = 64, 50_000
+"""Containers, and values in them, that both sides know; beyond, changes between calls are lost."""
 MAX_TEXT = 1000  # of an exception
 BATCH = 256
 """Items fetched at once from an iterator that has given as many already."""
@@ -86,6 +90,12 @@ class Peer:
         self.objects: list[Any] = []
         self.numbers: dict[int, int] = {}
         self.handles: dict[int, Handle] = {}
+        self.shared: list[Any] = []
+        """Mutable containers that both sides know, in the order in which they crossed."""
+        self.contents: list[Any] = []
+        """What each of them held when a message crossed last."""
+        self.depth = 0
+        """Number of messages of the other side that are being read or answered."""
         self.data: dict[int, Any] = {}
         self.named_tuples: MutableMapping[str, Any] = {}
         self.failed: dict[int, Exception] = {}
@@ -144,12 +154,6 @@ class Peer:
         self.handles[number] = kind(self, number)
         return self.handles[number]
 
-    def encoder(self, containers: list[Any] | None = None) -> values.Encoder:
-        return values.Encoder(containers, self.export, self._find_name)
-
-    def decoder(self, containers: list[Any] | None = None) -> values.Decoder:
-        return values.Decoder(containers, self.find_own, self.import_handle, self._find_named, self.named_tuples)
-
     def _find_name(self, value: Any) -> tuple[str, str] | None:
         """As ``find_name``, or the name under which the other side has sent the value."""
         path = self.find_name(value) or self.received_names.get(id(value))
@@ -164,51 +168,100 @@ class Peer:
         self.received_names[id(found)] = module, name
         return found
 
-    def serve(self, operation: str, data: Any) -> list[Any]:
+    # --------------------------------------------------------------------------------------------------- messages
+    def write_question(self, arguments: tuple[Any, ...]) -> list[Any]:
+        """``[data, changes, forget]``: the arguments of an operation, and what has changed in shared containers.
+
+        ``forget``: the containers that both sides know so far are shared no more.
+        """
+        forget = self.depth == 0 and not self._is_sharing()
+        if forget:
+            self._forget()
+        return [*self._write(lambda encoder: encoder.encode(arguments)), forget]
+
+    def serve(self, operation: str, data: Any, changes: Any, forget: Any) -> list[Any]:
         """``[status, value, changes]``: do to an object of this side what the other side asks.
 
-        ``changes``: number and new content of each container among the arguments that has another content now. Raises
-        WireError if the question is malformed, and passes on exceptions that are not ``caught``.
+        Raises WireError if the question is malformed, and passes on exceptions that are not ``caught``.
         """
-        decoder = self.decoder()
-        arguments = decoder.decode(data)
-        given = decoder.containers
-        before = self._list_contents(given)
-        encoder = self.encoder(given)
+        if forget is True:
+            self._forget()
+        arguments = self._read(lambda decoder: decoder.decode(data), changes)
+        self.depth += 1
         try:
             target, *rest = arguments
             self.check(target, operation, rest)
-            status, value = "ok", encoder.encode(self._perform(operation, target, rest))
+            result = self._perform(operation, target, rest)
+            return ["ok", *self._write(lambda encoder: encoder.encode(result))]
         except self.caught as error:
-            status, value = describe_error(error, self.encoder())
-        changes = []
-        encoder.budget = values.MAX_NODES  # as much as for the arguments
-        for number, (old, new) in enumerate(zip(before, self._list_contents(given[: len(before)]), strict=True)):
-            if new != old:
-                changes.append([number, encoder.encode_content(given[number])])
-        return [status, value, changes]
+            status, described = describe_error(error)
+            try:
+                return [status, *self._write(partial(_encode_details, error, described))]
+            except WireError:
+                return [status, *self._write(lambda _: described)]
+        finally:
+            self.depth -= 1
 
-    def _list_contents(self, containers: list[Any]) -> list[Any]:
-        """What each container holds, to be compared, not sent: objects by their address."""
-        reader = values.Encoder(list(containers), lambda value: ["h", id(value)], self.find_name)
-        return [reader.encode_content(item) for item in containers]
-
-    def read_answer(self, status: str, value: Any, changes: Any, containers: list[Any]) -> Any:
-        """The value of an answer, after its changes are made to the arguments; raises the exception that it reports.
+    def read_answer(self, status: str, value: Any, changes: Any) -> Any:
+        """The value of an answer; raises the exception that it reports.
 
         Raises:
             WireError: it is malformed.
         """
-        decoder = self.decoder(containers)
+        if status == "ok":
+            return self._read(lambda decoder: decoder.decode(value), changes)
+        raise Answered(self._read(lambda decoder: self._build_error(decoder, value), changes))
+
+    def _write(self, encode: Callable[[values.Encoder], Any]) -> list[Any]:
+        """A value, and number and new content of each shared container whose content is another one now."""
+        known, exported = len(self.contents), len(self.objects)
+        encoder = values.Encoder(self.shared, self.export, self._find_name)
         try:
-            result = decoder.decode(value) if status == "ok" else self._build_error(decoder, value)
+            value = encode(encoder)
+            encoder.budget = values.MAX_NODES  # as much again
+            changed = [number for number in range(known) if _differs(self.shared[number], self.contents[number])]
+            changes = [[number, encoder.encode_content(self.shared[number])] for number in changed]
+        except BaseException:
+            del self.shared[known:]
+            for unsent in self.objects[exported:]:
+                del self.numbers[id(unsent)]
+            del self.objects[exported:]
+            raise
+        self._note_contents(changed)
+        return [value, changes]
+
+    def _read(self, decode: Callable[[values.Decoder], Any], changes: Any) -> Any:
+        """The value that :meth:`_write` wrote, after its changes are made; WireError if it is malformed."""
+        decoder = values.Decoder(self.shared, self.find_own, self.import_handle, self._find_named, self.named_tuples)
+        self.depth += 1  # keys are hashed, by their own process if they are handles
+        try:
+            value = decode(decoder)
             for number, content in changes:
-                decoder.decode_content(content, containers[values.read_index(number)])
+                decoder.decode_content(content, self.shared[values.read_index(number)])
         except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
-            raise WireError(f"malformed answer: {type(error).__name__}") from None
-        if status != "ok":
-            raise Answered(result)
-        return result
+            raise WireError(f"malformed message: {type(error).__name__}") from None
+        finally:
+            self.depth -= 1
+        self._note_contents([number for number, _ in changes])
+        return value
+
+    def _note_contents(self, changed: list[int]) -> None:
+        """Remember what new and changed containers hold."""
+        for number in changed:
+            self.contents[number] = _copy_content(self.shared[number])
+        self.contents += map(_copy_content, self.shared[len(self.contents) :])
+
+    def _is_sharing(self) -> bool:
+        """Whether anybody on this side still has a container that both sides know, and they are not too many."""
+        if len(self.shared) > MAX_SHARED or sum(map(len, self.contents)) > MAX_SHARED_VALUES:
+            return False
+        inside = Counter(map(id, chain.from_iterable(self.contents)))  # as often in the containers themselves
+        counts = map(sys.getrefcount, self.shared)  # with the list's own and the call's
+        return any(count > 2 + 2 * inside[id(item)] for item, count in zip(self.shared, counts, strict=True))
+
+    def _forget(self) -> None:
+        self.shared.clear()
+        self.contents.clear()
 
     def _build_error(self, decoder: values.Decoder, value: Any) -> BaseException:
         """An exception of the nearest builtin class, with the name, text and attributes of the original."""
@@ -255,8 +308,8 @@ class Answered(Exception):
     """The other side answered with an exception, ``args[0]``."""
 
 
-def describe_error(error: BaseException, encoder: values.Encoder) -> tuple[str, list[Any]]:
-    """Status and ``[builtin class, own class, text, [library's class, arguments, attributes, cause]]`` of an error."""
+def describe_error(error: BaseException) -> tuple[str, list[Any]]:
+    """Status and ``[builtin class, own class, text, details]`` of an exception; :func:`_encode_details` adds these."""
     if isinstance(error, TooLarge):
         return "output_limit", ["Exception", "", str(error), None]
     status = "memory" if isinstance(error, MemoryError) else "exception"
@@ -265,16 +318,33 @@ def describe_error(error: BaseException, encoder: values.Encoder) -> tuple[str, 
         text = str(error)[:MAX_TEXT]
     except BaseException:  # noqa: BLE001 - its __str__ may raise
         text = ""
-    cause = error.__cause__
-    arguments = error.args
+    return status, [known, type(error).__name__, text, None]
+
+
+def _encode_details(error: BaseException, described: list[Any], encoder: values.Encoder) -> list[Any]:
+    """A description with ``[class of the library, arguments, attributes, cause]``; WireError if these are no values."""
+    cause, arguments = error.__cause__, error.args
     if isinstance(error, OSError) and error.filename is not None:
         arguments = (*arguments[:2], error.filename)
-    try:
-        details = [_name_library_class(error), encoder.encode(arguments), encoder.encode(dict(vars(error)))]
-        details.append(describe_error(cause, encoder)[1] if cause is not None and cause.__cause__ is None else None)
-    except WireError:
-        details = None
-    return status, [known, type(error).__name__, text, details]
+    details = [_name_library_class(error), encoder.encode(arguments), encoder.encode(dict(vars(error))), None]
+    if cause is not None and cause.__cause__ is None:
+        details[3] = _encode_details(cause, describe_error(cause)[1], encoder)
+    return [*described[:3], details]
+
+
+def _copy_content(container: Any) -> Any:
+    """The items of a mutable container, to be compared by :func:`_differs`."""
+    if isinstance(container, dict):
+        return [*container.keys(), *container.values()]
+    return bytes(container) if isinstance(container, (bytearray, array)) else list(container)
+
+
+def _differs(container: Any, content: Any) -> bool:
+    """Whether a container holds other objects than it did. What its own containers hold is their affair."""
+    now = _copy_content(container)
+    if isinstance(now, bytes):
+        return bool(now != content)
+    return len(now) != len(content) or not all(map(operator.is_, now, content))
 
 
 def _name_library_class(error: BaseException) -> list[str]:

@@ -124,7 +124,7 @@ class Proxy(Callee):
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the entry point; CandidateFailure if there is no answer. Exceptions have their nearest builtin class."""
         result = self.ask_entry("call", args, tuple(kwargs.items()))
-        self.values.append(result)
+        self.note_value(result)
         return result
 
     def describe(self, value: Any) -> str:
@@ -148,23 +148,22 @@ class Proxy(Callee):
         changes = self.surroundings.list_changes()
         if changes:
             operation, arguments = "amid", (changes, operation, *arguments)
-        encoder = peer.encoder()
         try:
-            data = encoder.encode(arguments)
+            question = peer.write_question(arguments)
         except wire.WireError as error:
             # A returned value must not be able to move the test into the candidate's process, where it could be forged.
-            if isinstance(error, TooLarge) and self.values:
+            if isinstance(error, TooLarge) and self.has_answered:
                 raise CandidateFailure("wrong", f"the test passes on what the program returned: {error}") from None
             raise Inexpressible(str(error)) from None
-        status, value, after, calls = answer = self._ask(operation, [data])
+        status, value, after, calls = answer = self._ask(operation, question)
         self.watched_calls += calls
         if self.watch and self.lives == 1 and len(self.transcript) < MAX_TRANSCRIPT:
-            self.transcript.append([operation, data, answer])
+            self.transcript.append([operation, question, answer])
         if status == "ok" and not after and (value is None or type(value) in (bool, int, float, str)):
             return value
         try:
             with limit_cpu(DECODING_S):
-                return peer.read_answer(status, value, after, encoder.containers)
+                return peer.read_answer(status, value, after)
         except Answered as answered:
             raised = answered.args[0]
             self.raised = raised, status, describe_claim(value)
@@ -244,7 +243,7 @@ class Proxy(Callee):
                 self.compiles &= verb != "compile"
                 return
         try:
-            self.target = self.peer.decoder().decode(value)
+            self.target = self.peer.read_answer("ok", value, [])
         except wire.WireError as error:
             self._replace_failed("protocol", str(error), HUNG, "load")
 
@@ -290,9 +289,9 @@ class Proxy(Callee):
     def _answer_question(self, *question: Any) -> None:
         """Answer what the program asks about an object of the test."""
         try:
-            operation, data = question
+            operation, *rest = question
             with limit_cpu(DECODING_S):
-                answer = self.peer.serve(operation, data)
+                answer = self.peer.serve(operation, *rest)
         except (ValueError, TypeError, OutOfTime) as error:
             raise wire.WireError(f"a question of the program: {type(error).__name__}") from None
         wire.send_message(self.process.channel, ["answer", *answer])

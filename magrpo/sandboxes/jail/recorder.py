@@ -45,9 +45,15 @@ class Callee:
     entry: Any
 
     def __init__(self) -> None:
-        self.values: list[Any] = []  # returned so far
+        self.values: list[Any] = []  # returned since an assert began
+        self.has_answered = False  # ever
         self.raised: tuple[BaseException, str, str] | None = None  # the last exception, with status and message
         self.failure: tuple[str, str] | None = None  # status and message once it can no longer be called
+
+    def note_value(self, value: Any) -> None:
+        """Keep what a call returned."""
+        self.values.append(value)
+        self.has_answered = True
 
     def describe(self, value: Any) -> str:
         """A short text about a value that the candidate returned."""
@@ -91,16 +97,15 @@ class Recorder:
         self.cases: list[list[str]] = []
         self.undefined: dict[str, tuple[str, str]] = {}
         self.trouble: tuple[str, str] | None = None
-        self.calls = 0
 
     def begin(self) -> None:
         """An assert begins."""
-        self.calls = len(self.callee.values)
+        self.callee.values.clear()
 
     def verdict(self, source: str, counts: bool, value: Any) -> None:
         """An assert's expression was evaluated."""
         if not value:
-            got = [self.callee.describe(value) for value in self.callee.values[self.calls :][-2:]]
+            got = [self.callee.describe(value) for value in self.callee.values[-2:]]
             self.add_case("wrong", f"assert {source}" + (f"  # got {', '.join(got)}" if got else ""))
         elif counts:
             self.add_case("pass", "")
@@ -174,7 +179,7 @@ class Recorder:
         if trouble and all(case[0] == "pass" for case in self.cases):
             self.add_case(*trouble)
         if not self.cases:
-            if not self.callee.values and not self.callee.raised:
+            if not self.callee.has_answered and not self.callee.raised:
                 raise Unusable("the test neither asserts anything nor calls the candidate")
             self.add_case("pass", "")
 

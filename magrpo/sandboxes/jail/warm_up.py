@@ -30,21 +30,20 @@ class InProcess(recorder.Callee):
 
         def ask(operation: str, arguments: tuple[Any, ...]) -> Any:
             self.surroundings.list_changes()
-            encoder = peer.encoder()
-            question = wire.parse_frame(wire.frame_message([1, operation, encoder.encode(arguments)])[4:])
+            question = wire.parse_frame(wire.frame_message([1, operation, *peer.write_question(arguments)])[4:])
             reply = wire.parse_frame(wire.frame_message([1, *program.answer(*question[1:])])[4:])
             status, value, changes, _ = check_answer(reply, 1)
-            return peer.read_answer(status, value, changes, encoder.containers)
+            return peer.read_answer(status, value, changes)
 
         peer = Peer(ask, grant, check_operation, find_name=find_library_name)
-        self.target = peer.decoder().decode(target)
+        self.target = peer.read_answer("ok", target, [])
         self.peer = peer
         self.entry = EntryPoint(self)
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """See :class:`magrpo.sandboxes.jail.proxy.Proxy`."""
         result = self.peer.ask("call", (self.target, args, tuple(kwargs.items())))
-        self.values.append(result)
+        self.note_value(result)
         return result
 
 
