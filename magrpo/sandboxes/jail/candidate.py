@@ -225,12 +225,8 @@ class Local(recorder.Callee):
 
 def _summarize(error: BaseException) -> tuple[str, str]:
     """Status and message of an exception."""
-    status = "memory" if isinstance(error, MemoryError) else "exception"
-    try:
-        text = str(error)[:1000]
-    except BaseException:  # noqa: BLE001 - its __str__ may raise
-        text = ""
-    return status, recorder.describe_exception(recorder.name_builtin_class(error), text)
+    status, (known, _, text, _) = describe_error(error)
+    return status, recorder.describe_exception(known, text)
 
 
 class Server:

@@ -10,31 +10,17 @@ import types
 from typing import Any
 
 from . import values
-from .peer import ASYNC, Handle, list_powers
+from .peer import ASYNC, VIEWS, Handle, list_powers
 
 _FUNCTIONS = (
     types.FunctionType, types.BuiltinFunctionType, types.MethodType, types.MethodWrapperType, functools.partial
 )  # fmt: skip
 _FUNCTION_NAMES = frozenset({"__name__", "__qualname__", "__doc__", "__module__"})
 _STREAMS = (io.StringIO, io.BytesIO, io.TextIOWrapper)
-_STREAM_NAMES = frozenset(
-    [
-        "read",
-        "readline",
-        "readlines",
-        "write",
-        "writelines",
-        "seek",
-        "tell",
-        "close",
-        "closed",
-        "flush",
-        "getvalue",
-        "truncate",
-        "name",
-        "encoding",
-    ]
-)
+_STREAM_NAMES = frozenset((
+    "read", "readline", "readlines", "write", "writelines", "seek", "tell", "close", "closed", "flush", "getvalue",
+    "truncate", "name", "encoding",
+))  # fmt: skip
 _ALWAYS = frozenset({"repr", "str", "format", "eq", "hash", "bool"})
 
 
@@ -49,9 +35,7 @@ def grant(value: Any) -> list[str]:
         return [power for power in list_powers(value) if power not in ASYNC]
     elif hasattr(type(value), "__next__"):
         return ["iter", "next"]
-    elif isinstance(
-        value, (range, types.MappingProxyType, type({}.keys()), type({}.values()), type({}.items()), memoryview)
-    ):
+    elif isinstance(value, (range, types.MappingProxyType, *VIEWS, memoryview)):
         return [power for power in list_powers(value) if power in ("iter", "len", "reversed", "getitem")]
     raise values.NotPlain(f"a {type(value).__name__} of the test cannot be passed to a program in another process")
 

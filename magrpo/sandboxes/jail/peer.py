@@ -49,7 +49,7 @@ POWERS = frozenset((*READING, *WRITING, *ORDER, *ARITHMETIC, *REFLECTED, *UNARY,
 """What an object may be able to do, by the name of its special method without underscores."""
 _EMPTY: dict[Any, Any] = {}
 _ITERABLES: tuple[Any, ...] = ([], (), set(), _EMPTY, _EMPTY.values(), _EMPTY.items(), range(0), "", b"")
-_VIEWS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
+VIEWS = (type(_EMPTY.keys()), type(_EMPTY.values()), type(_EMPTY.items()))
 _KNOWN: dict[str, type] = {
     f"{kind.__module__}.{kind.__qualname__}": kind
     for kind in (
@@ -57,7 +57,7 @@ _KNOWN: dict[str, type] = {
         *[item for item in vars(types).values() if isinstance(item, type)],
         *[item for item in vars(itertools).values() if isinstance(item, type)],
         *[type(iter(item)) for item in _ITERABLES],
-        *_VIEWS,
+        *VIEWS,
         io.StringIO, io.BytesIO, io.TextIOWrapper, re.Pattern, re.Match,
     )
 }  # fmt: skip
@@ -498,7 +498,7 @@ def make_handle_class(name: str, known: str, powers: frozenset[str], holds_data:
     """The class of handles of objects with certain powers, of the class ``known`` as far as anybody can see."""
     methods: dict[str, Any] = {f"__{power}__": _SPECIAL.get(power) or _ask_for(power) for power in powers}
     for power in (*ORDER, *ARITHMETIC):
-        if power in powers or (holds_data and power in ("eq", *ORDER)):
+        if power in powers or (holds_data and power in ORDER):
             methods[f"__{power}__"] = _make_binary(power, power in powers, holds_data)
         if f"r{power}" in powers:
             methods[f"__r{power}__"] = _make_binary(power, False, holds_data, swapped=True)

@@ -46,7 +46,7 @@ class TooMuchMemory(wire.WireError):
 
 
 class EntryPoint:
-    """The entry point as the test sees it. ``proxy.ask(operation, ...)`` puts questions about it to the candidate."""
+    """The entry point as the test sees it. ``proxy.ask_entry(operation, ...)`` asks the candidate about it."""
 
     def __init__(self, proxy: Any) -> None:
         object.__setattr__(self, "_proxy", proxy)
@@ -136,8 +136,6 @@ class Proxy(Callee):
 
     def ask_entry(self, operation: str, *arguments: Any) -> Any:
         """Ask the candidate to do something to its entry point."""
-        if self.failure:
-            raise CandidateFailure(*self.failure)
         return self._ask_program(self.peer, operation, (self.target, *arguments))
 
     def _ask_program(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
@@ -235,10 +233,7 @@ class Proxy(Callee):
                 self.failure = failure.args[0], f"cannot {verb} the program: {failure.args[1]}"
             else:
                 if status != "ok":
-                    self.failure = (
-                        "memory" if status == "memory" else "load_error",
-                        describe_claim(value),
-                    )
+                    self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)
             if self.failure:
                 self.compiles &= verb != "compile"
                 return
