@@ -40,7 +40,6 @@ class Instrumented:
 
     code: str  # a marshalled code object in base64
     needs: tuple[str, ...]  # names that the test reads and only the program can define
-    asserts: int  # the number of asserts in its text, except those of exception handlers
 
 
 @lru_cache(maxsize=4096)
@@ -54,13 +53,13 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     """
     tree = parse_python(test, "<test>")
     _import_used_modules(tree, _find_needed_names(tree, entry_point))
-    needs, asserts = _find_needed_names(tree, entry_point), _count_asserts(tree, inside=True)
+    needs = _find_needed_names(tree, entry_point)
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     if has_check:
         tree.body += parse_python("check(candidate)").body
     code = marshal.dumps(compile(ast.fix_missing_locations(tree), "<test>", "exec", dont_inherit=True))
-    return Instrumented(base64.b64encode(code).decode(), needs, asserts)
+    return Instrumented(base64.b64encode(code).decode(), needs)
 
 
 def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
@@ -292,19 +291,17 @@ def _is_false_assert(node: ast.AST) -> bool:
     return isinstance(node, ast.Assert) and isinstance(node.test, ast.Constant) and not node.test.value
 
 
-def _count_asserts(node: ast.AST, inside: bool = False) -> int:
-    """Number of asserts in a statement, except those of exception handlers and, unless ``inside``, of functions.
+def _count_asserts(node: ast.AST) -> int:
+    """Number of asserts in a statement, except those of exception handlers and of functions.
 
     Of branches that exclude each other the longest counts.
     """
 
     def count(nodes: Iterable[ast.AST]) -> int:
-        return sum(_count_asserts(child, inside) for child in nodes)
+        return sum(map(_count_asserts, nodes))
 
     match node:
-        case ast.ExceptHandler():
-            return 0
-        case ast.FunctionDef() | ast.ClassDef() if not inside:
+        case ast.ExceptHandler() | ast.FunctionDef() | ast.ClassDef():
             return 0
         case ast.If(body=body, orelse=orelse):
             return max(count(body), count(orelse))
