@@ -79,9 +79,8 @@ def test_the_documents_are_short() -> None:
 def test_every_fault_names_its_test() -> None:
     rows = [line for line in (ROOT / "docs" / "faults.md").read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
     rows = [row for row in rows if not row.startswith(("| fault |", "|---"))]
-    defined = {
-        name for path in ROOT.glob("tests/**/test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
-    }
+    sources = [path.read_text(encoding="utf-8") for path in ROOT.glob("tests/**/test_*.py")]
+    defined = {name for source in sources for name in re.findall(r"def (test_\w+)", source)}
     named = {row: re.findall(r"`(test_\w+)`", row.split("|")[-2]) for row in rows}
     assert [row for row, tests in named.items() if not tests or not defined.issuperset(tests)] == []
 
