@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import Section, plugin_field, read_toml, validate_config
+from magrpo.plugins import Section, check_name, plugin_field, read_toml, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.services import NotifyConfig, RegistryConfig, TrackingConfig
 from magrpo.types import Estimator, LossNorm, Normalize
@@ -44,6 +44,11 @@ class AgentConfig(Section):
     """Its peak learning rate; the schedule is that of ``optim``. None: ``optim.lr``."""
     estimator: Estimator | None = None
     """Estimator of its advantages. None: ``algo.estimator``."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name(value)
 
 
 def weight_holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
@@ -235,6 +240,11 @@ class BaselineRow(Section):
     """End a trajectory as soon as its reward exceeds this, in reward units: an oracle. None: every turn is taken."""
     max_tries: int = Field(1, ge=1)
     """Number of tries, without feedback, until a reward exceeds ``stop_above``; the last counts, with all tokens."""
+
+    @field_validator("name")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name(value)
 
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:

@@ -8,7 +8,7 @@ outside this project. Every other key is a field of the class.
 import difflib
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +58,11 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 """The plug-ins of each section of a configuration, by ``kind``."""
 
 
+MAX_QUOTED = 200
+"""Longest quotation of a value in a message, in characters."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+
+
 class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
@@ -76,6 +81,25 @@ class Plugin(Section):
 
     kind: str
     """Name of the implementation, or ``package.module:Class`` of your own."""
+
+
+def quote_value(value: object) -> str:
+    """``value`` as a message quotes it: its ``repr``, of a long one the beginning and the length."""
+    text = repr(value)
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
+
+
+def check_name(name: str, what: str = "name", reserved: Collection[str] = ()) -> str:
+    """Return ``name`` if files, folders, metrics and URLs can hold it and it is not ``reserved``; else ConfigError.
+
+    ``what`` is named in the message: the flag or the kind of name.
+    """
+    if not _NAME.fullmatch(name):
+        allowed = "letters, digits, '-' and '_', at most 100 of them, the first a letter or digit"
+        raise ConfigError(f"{what} {quote_value(name)} cannot be used: a name consists of {allowed}")
+    if name.lower() in reserved:
+        raise ConfigError(f"{what} {name!r} is reserved: choose another one")
+    return name
 
 
 def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
-from magrpo.plugins import Section
+from magrpo.plugins import Section, check_name
 
 SECRETS = ("notify.webhook", "notify.urls")
 """Keys whose values are shown as ``HIDDEN``."""
@@ -27,6 +27,11 @@ class TrackingConfig(Section):
     """Number of iterations between traced iterations."""
     system_metrics: bool = True
     """Whether the use of processors, memory and GPUs is recorded every ten seconds."""
+
+    @field_validator("experiment")
+    @classmethod
+    def _check_name(cls, value: str) -> str:
+        return check_name(value)
 
 
 class RegistryConfig(Section):

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
 from magrpo.config import load_config, load_resolved
-from magrpo.plugins import ConfigError, build_plugin, import_plugin
+from magrpo.plugins import ConfigError, build_plugin, check_name, import_plugin, quote_value
 from tests import plugins
 
 CONFIGS = sorted((Path(__file__).parents[1] / "pipelines" / "configs").glob("*.toml"))
@@ -82,6 +83,28 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(path, [override])
     assert len(str(caught.value).splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "name", ["", "a.b", "../../x", "/x", "-x", "_x", "a b", "a/b", "Jürgen", "x\n", "x" * 101, "a\0"]
+)
+@pytest.mark.parametrize("key", ["agents.0.name", "tracking.experiment"])
+def test_names_of_agents_and_experiments_fit_files_and_metrics(path: Path, key: str, name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{key}: name .* cannot be used: a name consists of letters") as caught:
+        load_config(path, [f"{key}={json.dumps(name)}"])
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(load_config(path, [f"{key}={'x' * 100}"]).resolved()) > 0
+
+
+def test_a_reserved_name_is_refused_in_upper_case_too() -> None:
+    assert check_name("Sweep-1", "--name", {"sweeps"}) == "Sweep-1"
+    with pytest.raises(ConfigError, match="--name 'Sweeps' is reserved"):
+        check_name("Sweeps", "--name", {"sweeps"})
+
+
+def test_a_long_value_is_quoted_by_its_beginning() -> None:
+    assert quote_value("x") == "'x'"
+    assert quote_value("x" * 10**5) == f"'{'x' * 199}... (100002 characters)"
 
 
 def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
