@@ -4,7 +4,6 @@ import contextlib
 import fcntl
 import logging
 import os
-import select
 import shutil
 import socket
 import tempfile
@@ -14,7 +13,7 @@ from pathlib import Path
 
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
-from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
+from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
 from magrpo.types import Execution
 
 LADDER = tuple(STRENGTH)
@@ -117,8 +116,7 @@ def examine_level(spec: JailSpec) -> None:
             failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")
         finally:
             worker.close()
-        contacted, _, _ = select.select([tcp, unix, udp], [], [], 0)
-        if contacted or (folder / "target").read_text() != "untouched":
+        if wait_readable(0, tcp, unix, udp) or (folder / "target").read_text() != "untouched":
             failed.append("the canary left a trace outside")
     if failed:
         raise LevelUnavailable("; ".join(failed))

@@ -34,6 +34,14 @@ def make_job(execution: Execution) -> dict[str, Any]:
     return {**program, **dataclasses.asdict(test), "verdict": None}
 
 
+def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
+    """Whether one of ``files`` can be read, or has ended, within ``timeout_s``; any number of files may be open."""
+    poll = select.poll()  # select.select takes no descriptor above 1023
+    for file in files:
+        poll.register(file, select.POLLIN)
+    return bool(poll.poll(timeout_s * 1000))
+
+
 class Worker:
     """A running jail. Not thread-safe: one job at a time.
 
@@ -69,8 +77,7 @@ class Worker:
                         )
                     started.callback(self.close)
                     far.close()
-                    readable, _, _ = select.select([self.control], [], [], START_S)
-                    if not readable or self.control.recv(16) != b"ready":
+                    if not wait_readable(START_S, self.control) or self.control.recv(16) != b"ready":
                         errors.seek(0)
                         error = errors.read().decode(errors="replace").strip() or "no message"
                         log.debug("the jail did not start:\n%s", error)
@@ -98,8 +105,8 @@ class Worker:
                     report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
                 except wire.Closed:
                     report = {}  # the zygote reports how the tester ended
-            readable, _, _ = select.select([self.control], [], [], max(0.0, deadline - time.monotonic()))
-            message = self.control.recv(1 << 16) if readable else b""
+            is_readable = wait_readable(max(0.0, deadline - time.monotonic()), self.control)
+            message = self.control.recv(1 << 16) if is_readable else b""
         except (wire.WireError, OSError) as error:
             raise WorkerDied(f"no report: {error}") from error
         if not message:
@@ -116,7 +123,7 @@ class Worker:
         """Kill the jail and wait until everything in it is gone."""
         self.kill()
         if self.inside is not None:
-            select.select([self.inside], [], [], START_S)
+            wait_readable(START_S, self.inside)
             os.close(self.inside)
             self.inside = None
         self.process.wait()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import gc
 import logging
 import multiprocessing
 import os
+import resource
 import select
 import signal
 import socket
@@ -179,6 +181,21 @@ def test_a_machine_without_descriptors_costs_no_place(single: Pool, monkeypatch:
         patches.setattr(socket, "socketpair", refuse)
         assert single.run([right(0)])[0].status == "infra_error"
     assert [report.status for report in single.run([right(1), right(2)])] == ["pass"] * 2
+
+
+def test_a_process_with_many_open_files_has_a_sandbox() -> None:
+    """``select`` takes no descriptor above 1023, and every worker opens two."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= hard < 1200:
+        pytest.skip(f"this user may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with contextlib.ExitStack() as opened:
+        opened.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while opened.enter_context(open(os.devnull)).fileno() < 1030:  # noqa: PTH123
+            pass
+        pool = opened.enter_context(contextlib.closing(open_pool(workers=1)))
+        [report] = pool.run([right()])
+    assert report.status == "pass"
 
 
 def test_closing_ends_what_runs() -> None:
