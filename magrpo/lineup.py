@@ -11,16 +11,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any, Literal
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
+from jinja2 import TemplateError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
-from magrpo.plugins import ConfigError, first_line
+from magrpo.plugins import ConfigError, quote_error, quote_value
 from magrpo.surrogates import REPLACEMENT
-from magrpo.types import Observation
+from magrpo.types import Message, Observation
+
+GENERATION_CONFIG = "generation_config.json"
+UNLOADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RuntimeError, ImportError),
+    *(SafetensorError, StrictDataclassError, UnpicklingError),
+)
+"""What libraries raise about files of a model that are missing, damaged, or for another version."""
+_UNRENDERABLE = (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 @dataclass(frozen=True)
@@ -31,6 +43,7 @@ class _Agent:
     tokenizer: PreTrainedTokenizerBase
     stop_token_ids: tuple[int, ...]
     max_length: int
+    vocab_size: int
 
 
 @dataclass
@@ -59,9 +72,11 @@ class Lineup:
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)
             base = load_pretrained(AutoConfig, "model", config)
-            window = int(base.get_text_config().max_position_embeddings)
-            stops = (tokenizer.eos_token_id, *_generation_stops(config.model, base))
-            lineup._agents[config.name] = _Agent(config, holder, tokenizer, tuple(dict.fromkeys(stops)), window)
+            window, vocab_size = _read_sizes(config, base)
+            stops = tuple(dict.fromkeys((tokenizer.eos_token_id, *_generation_stops(config, base))))
+            lineup._agents[config.name] = _Agent(config, holder, tokenizer, stops, window, vocab_size)
+        for name in lineup.agents:
+            lineup._check_template(name)
         return lineup
 
     @property
@@ -92,18 +107,46 @@ class Lineup:
         """Token ids of an observation: through the chat template, or as plain text ended by a newline.
 
         Messages quote what programs and other agents wrote: every agent's special tokens in them are replaced by a
-        replacement character, and so are lone surrogates, which no tokenizer takes.
+        replacement character, and so are lone surrogates, which no tokenizer takes. Raises ConfigError if the template
+        fails, or the tokenizer writes tokens that the base does not have.
         """
-        tokenizer = self._agents[agent].tokenizer
+        entry = self._agents[agent]
+        token_ids = self._encode(entry, observation)
+        if max(token_ids, default=0) >= entry.vocab_size:
+            raise ConfigError(
+                f"agent {agent!r}: the tokenizer of {entry.config.model!r} writes token {max(token_ids)}, and the "
+                f"model has {entry.vocab_size}: it is the tokenizer of another model"
+            )
+        return token_ids
+
+    def _encode(self, entry: _Agent, observation: Observation) -> tuple[int, ...]:
+        tokenizer = entry.tokenizer
         messages = [
             {"role": message.role, "content": self._uncontrolled.sub(REPLACEMENT, message.content)}
             for message in observation.messages
         ]
         if self.chat_template == "auto" and tokenizer.chat_template:
-            return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+            try:
+                return tuple(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+            except _UNRENDERABLE as error:
+                roles = ", ".join(message["role"] for message in messages)
+                raise ConfigError(
+                    f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot write messages "
+                    f'of {roles}: {quote_error(error)}; mend it, or set model.chat_template = "none"'
+                ) from error
         text = "".join(f"{message['content']}\n" for message in messages)
         prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
         return (*prefix, *tokenizer.encode(text, add_special_tokens=False))
+
+    def _check_template(self, agent: str) -> None:
+        """Raise ConfigError if prompts do not depend on the message."""
+        one, other = (self.render(agent, Observation((Message("user", text),))) for text in ("1", "two"))
+        if one == other:
+            model = self._agents[agent].config.model
+            raise ConfigError(
+                f"agent {agent!r}: {model!r} writes the same tokens for every message; mend its tokenizer or chat "
+                'template, or set model.chat_template = "none"'
+            )
 
     @cached_property
     def _uncontrolled(self) -> re.Pattern[str]:
@@ -150,14 +193,18 @@ def dtype_of(model: ModelConfig, device: torch.device) -> torch.dtype:
 
 
 def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -> Any:
-    """``auto.from_pretrained`` of the agent's base, ``config.model``; ConfigError, naming the agent, if it fails."""
+    """``auto.from_pretrained`` of the agent's base, ``config.model``; ConfigError, naming the agent, if it fails.
+
+    Code that a model brings along is never run.
+    """
     looks_local = Path(config.model).is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
     if looks_local and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
     try:
-        return auto.from_pretrained(config.model, **options)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"agent {config.name!r}: cannot load {noun} {config.model!r}: {first_line(error)}") from None
+        return auto.from_pretrained(config.model, trust_remote_code=False, **options)
+    except UNLOADABLE as error:
+        message = f"agent {config.name!r}: cannot load {noun} {config.model!r}: {quote_error(error)}"
+        raise ConfigError(message) from error
 
 
 def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:
@@ -181,11 +228,30 @@ def _load_tokenizer(config: AgentConfig) -> PreTrainedTokenizerBase:
     return tokenizer
 
 
-def _generation_stops(model: str, base: Any) -> list[int]:
+def _read_sizes(config: AgentConfig, base: Any) -> tuple[int, int]:
+    """The context window and the number of tokens of a base model."""
+    text = base.get_text_config()
+    window, vocab_size = (getattr(text, name, None) for name in ("max_position_embeddings", "vocab_size"))
+    if not (isinstance(window, int) and isinstance(vocab_size, int) and min(window, vocab_size) > 0):
+        keys = "max_position_embeddings and vocab_size"
+        raise ConfigError(f"agent {config.name!r}: {config.model!r} needs {keys} in its config.json")
+    return window, vocab_size
+
+
+def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
     """The end-of-sequence tokens of the model's generation config; without one, of its configuration."""
-    try:
-        generation = GenerationConfig.from_pretrained(model)
-    except OSError:
-        generation = GenerationConfig.from_model_config(base)
+    if (Path(config.model) / GENERATION_CONFIG).exists():
+        generation = load_pretrained(GenerationConfig, f"the {GENERATION_CONFIG} of", config)
+    else:
+        try:
+            generation = GenerationConfig.from_pretrained(config.model)
+        except OSError:
+            generation = GenerationConfig.from_model_config(base)
     listed = generation.eos_token_id
-    return [listed] if isinstance(listed, int) else listed or []
+    stops = listed if isinstance(listed, list) else [] if listed is None else [listed]
+    if not all(isinstance(stop, int) for stop in stops):
+        raise ConfigError(
+            f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be numbers of tokens, "
+            f"not {quote_value(listed)}"
+        )
+    return stops

@@ -89,6 +89,14 @@ def quote_value(value: object) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}... ({len(text)} characters)"
 
 
+def quote_error(error: BaseException) -> str:
+    """What an error of a library says, on one line and cut, after its type where the message alone may mean nothing."""
+    text = " ".join(str(error).split())
+    if not isinstance(error, OSError | ConfigError) or not text:
+        text = f"{type(error).__name__}: {text}".removesuffix(": ")
+    return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
+
+
 def check_name(name: str, what: str = "name", reserved: Collection[str] = ()) -> str:
     """Return ``name`` if files, folders, metrics and URLs can hold it and it is not ``reserved``; else ConfigError.
 

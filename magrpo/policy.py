@@ -9,26 +9,32 @@ a full copy are masters, whose matrix products run in the configured dtype throu
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, TaskType, get_peft_model
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, start_weights
 from magrpo.lineup import Lineup, load_pretrained
-from magrpo.plugins import ConfigError, first_line, list_choices
+from magrpo.plugins import ConfigError, list_choices, quote_error
 from magrpo.seeds import derive_seed
 from magrpo.sharding import Shards, gather_weights, spread_like
 
 ResultT = TypeVar("ResultT")
+_MAX_LISTED = 8
+"""Number of weights that a message names."""
+# The errors below name what matters of its table of missing weights.
+logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
 ADAPTER_CONFIG = "adapter_config.json"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
@@ -184,10 +190,10 @@ class Policy:
                 if self.lineup.weights(agent) == "lora":
                     stored = load_file(folder / ADAPTER_WEIGHTS)
                 else:
-                    full = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-                    stored = dict(full.named_parameters())
-            except (OSError, ValueError) as error:
-                raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {first_line(error)}") from None
+                    located = self.lineup.config(agent).model_copy(update={"model": str(folder.absolute())})
+                    stored = dict(load_base_model(located, torch.float32).named_parameters())
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {quote_error(error)}") from None
             if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
                 raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: names or shapes differ")
             other, same = loaded.setdefault(self.lineup.holder(agent), (folder, stored))
@@ -199,10 +205,36 @@ class Policy:
         self.version, self.sources = version, dict(weights)
 
     def _load_model(self, config: AgentConfig, dtype: torch.dtype) -> PreTrainedModel:
-        model = load_pretrained(AutoModelForCausalLM, "model", config, dtype=dtype)
-        assert isinstance(model, PreTrainedModel)
+        model = load_base_model(config, dtype)
         nn.Module.to(model, torch.device("cpu") if self.shards else self.device)
         return nn.Module.train(model, False)
+
+
+def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:
+    """The base of an agent, ``config.model``, in the memory of the processor.
+
+    Raises ConfigError if it cannot be loaded, or lacks weights: transformers would draw them at random, anew each time.
+    """
+    model, found = load_pretrained(
+        *(AutoModelForCausalLM, "model", config),
+        dtype=dtype,
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,  # reported below, with their names
+    )
+    assert isinstance(model, PreTrainedModel)
+    faults = {name: name for name in found["missing_keys"]}
+    faults |= {
+        name: f"{name} (of shape {list(stored)}, not {list(wanted)})"
+        for name, stored, wanted in found["mismatched_keys"]
+    }
+    if faults:
+        listed = [faults[name] for name in sorted(faults)]
+        more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
+        raise ConfigError(
+            f"agent {config.name!r}: the files of {config.model!r} do not hold weights that its config.json names: "
+            f"{', '.join(listed[:_MAX_LISTED])}{more}; take a complete copy of the model"
+        )
+    return model
 
 
 def _add_adapter(

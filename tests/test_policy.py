@@ -1,12 +1,16 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -234,6 +238,85 @@ def test_mistakes_are_named(base: Path, tmp_path: Path) -> None:
     tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps({**tokenizer, "eos_token": None}))
     refuse("no end-of-sequence token", model=str(folder))
+
+
+def drop_weights(folder: Path, dropped: str) -> None:
+    weights = load_file(folder / "model.safetensors")
+    save_file({name: weights[name] for name in weights if dropped not in name}, folder / "model.safetensors")
+
+
+def change_json(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+class Malice:
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (Path("malice-was-run"),)
+
+
+def plant_pickle(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    torch.save({"x": Malice()}, folder / "pytorch_model.bin")
+
+
+FOREIGN = {"AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}
+DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
+    "layer": (
+        lambda f: drop_weights(f, ".layers.1."),
+        r"do not hold weights .*model.layers.1.* and 1 more",
+    ),
+    "shape": (
+        lambda f: change_json(f / "config.json", vocab_size=300),
+        r"embed_tokens.weight \(of shape \[259, 64\]",
+    ),
+    "cut": (lambda f: os.truncate(f / "model.safetensors", 1000), "cannot load model .*SafetensorError"),
+    "pickle": (plant_pickle, "cannot load model .*UnpicklingError"),
+    "heads": (lambda f: change_json(f / "config.json", num_attention_heads=3), "64.* is not a multiple of .*heads"),
+    "negative": (lambda f: change_json(f / "config.json", hidden_size=-4), "cannot load model"),
+    "activation": (lambda f: change_json(f / "config.json", hidden_act="boo"), "cannot load model .*KeyError: 'boo'"),
+    "no object": (lambda f: (f / "config.json").write_text("[1]"), "cannot load the tokenizer"),
+    "no window": (lambda f: (f / "config.json").write_text('{"model_type": "mamba"}'), "needs max_position_embeddings"),
+    "code": (
+        lambda f: change_json(f / "config.json", model_type="evil", auto_map=FOREIGN),
+        "cannot load .* custom",
+    ),
+    "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot load the tokenizer .*KeyError"),
+    "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "cannot load the tokenizer .*serialization file"),
+    "vocabulary": (lambda f: change_json(f / "config.json", vocab_size=100), "tokenizer of another model"),
+    "template": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), 'set model.chat_template = "none"'),
+    "silence": (lambda f: (f / "chat_template.jinja").write_text("hello"), "the same tokens for every message"),
+    "stop": (lambda f: (f / "generation_config.json").write_text("{"), "cannot load the generation_config.json"),
+    "stops": (lambda f: change_json(f / "generation_config.json", eos_token_id="x"), "must be numbers of tokens"),
+}
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_base_is_refused_in_one_line(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, weights: str
+) -> None:
+    """Without its weights a base would train from random layers, drawn anew in each process."""
+    monkeypatch.chdir(tmp_path)
+    folder = shutil.copytree(base, tmp_path / "copy")
+    damage_base, message = DAMAGES[damage]
+    damage_base(folder)
+    with pytest.raises(ConfigError, match=f"agent 'main': .*{message}") as caught:
+        open_policy(folder, main=weights)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "malice-was-run").exists()
+
+
+def test_trained_weights_without_a_layer_are_refused(base: Path, tmp_path: Path) -> None:
+    policy = open_policy(base, main="full")
+    [folder] = policy.save(tmp_path).values()
+    drop_weights(folder, ".layers.1.")
+    with pytest.raises(ConfigError, match=r"do not hold weights .*model.layers.1"):
+        policy.load(1, {"main": folder})
+    adapters = open_policy(base, main="lora")
+    [folder] = adapters.save(tmp_path / "lora").values()
+    os.truncate(folder / "adapter_model.safetensors", 100)
+    with pytest.raises(ConfigError, match=r"cannot read the weights of 'main': SafetensorError"):
+        adapters.load(1, {"main": folder})
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")

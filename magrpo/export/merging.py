@@ -5,11 +5,10 @@ from pathlib import Path
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig
-from magrpo.lineup import load_pretrained
+from magrpo.policy import load_base_model
 
 
 def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
@@ -19,7 +18,7 @@ def merge_adapter(agent: AgentConfig, adapter: Path, folder: Path) -> None:
     Raises ConfigError if the base cannot be loaded.
     """
     located = agent.model_copy(update={"model": locate_model(agent.model)})
-    base = load_pretrained(AutoModelForCausalLM, "model", located, dtype="auto")
+    base = load_base_model(located, "auto")
     dtype = base.dtype
     model = PeftModel.from_pretrained(nn.Module.to(base, torch.float32), str(adapter))
     model.merge_and_unload().to(dtype).save_pretrained(folder)

@@ -11,7 +11,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
-from magrpo.plugins import ConfigError
+from magrpo.lineup import UNLOADABLE, load_pretrained
+from magrpo.plugins import ConfigError, quote_error
 
 ACTIVATIONS = 32
 """Numbers that an update holds per token, layer and hidden unit: the slope of its peak memory over the tokens.
@@ -123,13 +124,13 @@ def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> i
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     """The sizes of an agent's base model. Raises ConfigError if its configuration cannot be read."""
-    try:
-        described = AutoConfig.from_pretrained(locate_model(agent.model))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        raise ConfigError(f"agent {agent.name!r}: cannot read the configuration of {agent.model!r}: {reason}") from None
+    located = agent.model_copy(update={"model": locate_model(agent.model)})
+    described = load_pretrained(AutoConfig, "the configuration of", located)
     with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
+        try:
+            model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
+        except UNLOADABLE as error:
+            raise ConfigError(f"agent {agent.name!r}: {agent.model!r} cannot be made: {quote_error(error)}") from error
         num_parameters, adapter_parameters = model.num_parameters(), 0
         outer = {*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters()}
         if agent.weights != "full":

@@ -4,6 +4,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
+from pickle import UnpicklingError
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch.optim import AdamW
 
 from magrpo.config import OptimConfig
 from magrpo.layout import OPTIMIZER, OPTIMIZER_SHARDS
+from magrpo.plugins import ConfigError, quote_error
 from magrpo.policy import Policy
 from magrpo.sharding import spread_like
 
@@ -42,8 +44,14 @@ def write_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, Adam
 
 
 def read_optimizers(folder: Path, policy: Policy, optimizers: Mapping[str, AdamW]) -> int:
-    """Read what :func:`write_optimizers` wrote, on any number of ranks or none; returns the policy's version."""
-    stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+    """Read what :func:`write_optimizers` wrote, on any number of ranks or none; returns the policy's version.
+
+    Raises ConfigError if the file holds anything else; code in it is not run.
+    """
+    try:
+        stored = torch.load(folder / OPTIMIZER, map_location="cpu", weights_only=True)
+    except (UnpicklingError, RuntimeError, EOFError) as error:
+        raise ConfigError(f"{folder / OPTIMIZER}: holds no state of optimizers: {quote_error(error)}") from error
     for agent, optimizer in optimizers.items():
         shards = folder / OPTIMIZER_SHARDS / agent
         if agent not in stored["optimizers"]:
