@@ -4,7 +4,7 @@ import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated
@@ -27,6 +27,7 @@ from pipelines.arguments import (
     Verbose,
 )
 from pipelines.environment import prepare_environment, set_verbosity
+from pipelines.signals import find_exit_code, keep_printing, raise_on_signals
 
 app = App(
     name="magrpo",
@@ -48,6 +49,7 @@ For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
     default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
+    suppress_keyboard_interrupt=False,
     version=lambda: __import__("magrpo").__version__,
 )
 
@@ -145,33 +147,50 @@ for command, (function, text) in LAZY_COMMANDS.items():
     parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
 
 
+LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")
+"""The commands that go on working when nobody reads what they print any more."""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line; return the exit code: 0 done, 1 failed, 2 a mistake of the user, 130 interrupted."""
+    """Run a command line; return the exit code.
+
+    0 done, 1 failed, 2 a mistake of the user, 130 interrupted; 143 and 129 after SIGTERM and SIGHUP.
+    """
+    tokens = list(sys.argv[1:] if arguments is None else arguments)
+    with keep_printing() if set(tokens[:1]) & set(LONG_COMMANDS) else nullcontext():
+        try:
+            with raise_on_signals():
+                message, code = _run_command(tokens, from_shell=arguments is None)
+        except KeyboardInterrupt as error:
+            return find_exit_code(error)
+        except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return 1
+        if message:
+            print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
+        return code
+
+
+def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
+    """Run a command line; return the message about the error that ended it, and the exit code."""
     logging.basicConfig(level=logging.WARNING, format="%(levelname)s: %(message)s")
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
-    tokens = list(sys.argv[1:] if arguments is None else arguments)
     if tokens[:1] == ["serve"]:
         print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
-        with _show_startup(tokens, from_shell=arguments is None):
+        with _show_startup(tokens, from_shell=from_shell):
             code = app(tokens, exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        message, code = _explain_mistake(error, tokens), 2
+        return _explain_mistake(error, tokens), 2
     except ConfigError as error:
-        message, code = str(error), 2
+        return str(error), 2
     except RuntimeError as error:
         if not type(error).__module__.startswith(("magrpo", "pipelines")):
             raise
-        message, code = str(error), 1
-    except BrokenPipeError:  # the reader of a pipe has enough: magrpo runs | head
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    else:
-        return code if isinstance(code, int) else 0
-    print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
-    return code
+        return str(error), 1
+    return "", code if isinstance(code, int) else 0
 
 
 @contextmanager

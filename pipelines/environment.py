@@ -13,8 +13,6 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-INTERRUPTED = 130
-"""Exit code of a command after Ctrl-C."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 _PROXIES = ("http_proxy", "https_proxy", "all_proxy")
 QUIET = {

@@ -18,8 +18,8 @@ from magrpo.plugins import ConfigError, list_choices
 from magrpo.stages.backend import Team
 from magrpo.types import Problem
 from pipelines.commands.answer_view import AnswerView, answer_as_json
-from pipelines.environment import INTERRUPTED
 from pipelines.progress.activity import LOADING, show_activity
+from pipelines.signals import EndedBySignal, find_exit_code
 
 _PROGRAMS = """A problem is a sentence, or a function's signature and docstring, ended by an empty line.
 Lines that begin with "assert" are its tests."""
@@ -64,8 +64,8 @@ def ask_agents(run: str, root: Path, checkpoint: int | None, overrides: Sequence
                 print(json.dumps(questioner.answer_as_json(problem, question.seed), indent=2))
             else:
                 questioner.show_answers(problem, question.seed)
-    except KeyboardInterrupt:
-        return INTERRUPTED
+    except KeyboardInterrupt as error:
+        return find_exit_code(error)
     return 0
 
 
@@ -187,6 +187,8 @@ class Session:
                     return
             except ConfigError as error:
                 self._console.print(Text(f"magrpo: {error}"))
+            except EndedBySignal:
+                raise
             except KeyboardInterrupt:
                 self._console.print("interrupted")
 
@@ -196,6 +198,8 @@ class Session:
             lines = [input("\nproblem> ")]
             while lines[-1].strip() and self._goes_on(lines[0]):
                 lines.append(input("     ... "))
+        except EndedBySignal:
+            raise
         except (EOFError, KeyboardInterrupt):
             self._console.print()
             return None

@@ -14,13 +14,14 @@ from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
-from pipelines.environment import INTERRUPTED, find_command, shorten_path
+from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.experiments.sweep_run import run_sweep
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 from pipelines.progress.activity import LOADING, open_console, show_activity
+from pipelines.signals import describe_interrupt, find_exit_code
 from pipelines.training.closing import print_closing
 
 
@@ -39,10 +40,9 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool) -> in
     resume = _resume_command("train", store.run_id, store.path.parent, local=local)
     try:
         result = run_stages(store, local=local)
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as error:
         console.quiet = False
-        console.print(f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", soft_wrap=True)
-        return INTERRUPTED
+        return _tell_interrupt(error, resume, console)
     except BaseException as error:
         if not isinstance(error, ConfigError):
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
@@ -62,7 +62,7 @@ def rewind_run(store: RunStore, name: str) -> None:
 
 
 def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
-    """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed, 130 after Ctrl-C."""
+    """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed."""
     keep_sweep_place(sweep, place)
     console = open_console()
     folder = shorten_path(sweep.folder)
@@ -74,11 +74,8 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
                 server.wait_until_ready()
         try:
             failures = run_sweep(sweep, lambda store: run_stages(store, local=local), console)
-        except KeyboardInterrupt:
-            console.print(
-                f"\ninterrupted; every committed stage is kept. To resume:\n  {resume}", markup=False, soft_wrap=True
-            )
-            return INTERRUPTED
+        except KeyboardInterrupt as error:
+            return _tell_interrupt(error, resume, console)
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
@@ -103,6 +100,13 @@ def serve_schedule(
             serve_flow(config, overrides, timetable, name, limit, place)
     print("stopped; when this schedule is served again, one run makes up for all runs missed until then")
     return 0
+
+
+def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
+    """Print how the command ended and how to resume it; returns its exit code."""
+    text = f"\n{describe_interrupt(error)}; every committed stage is kept. To resume:\n  {resume}"
+    console.print(text, markup=False, soft_wrap=True)
+    return find_exit_code(error)
 
 
 def _resume_command(command: str, name: str, root: Path, *, local: bool) -> str:

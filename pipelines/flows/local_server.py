@@ -8,13 +8,16 @@ process is ``python -m pipelines.flows.local_server PORT PARENT_PID [schedules]`
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from urllib.error import URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
@@ -79,7 +82,7 @@ class LocalServer:
         for name in self._variables:
             os.environ.pop(name, None)
         if self.process is not None:
-            self.process.terminate()
+            self.process.send_signal(signal.SIGINT)
             with show_activity("stopping Prefect's server"):
                 try:
                     self.process.wait(10)
@@ -99,15 +102,35 @@ def is_healthy(url: str) -> bool:
 
 
 def serve_api(port: int, parent: int, *, schedules: bool) -> None:
-    """Serve Prefect's API until ``parent`` dies or a signal arrives."""
+    """Serve Prefect's API until ``parent`` dies or SIGINT arrives.
+
+    SIGTERM is ignored: systemd and Slurm send it to all processes of a run, which must still report its end.
+    """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         return
     import uvicorn  # uvicorn and prefect: a run needs neither to start this process
     from prefect.server.api.server import create_app
 
+    class Server(uvicorn.Server):
+        async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+            """Start, one server of a home after the other: two that create the tables at once both fail."""
+            home = Path(os.environ["PREFECT_HOME"])
+            home.mkdir(parents=True, exist_ok=True)
+            folder = os.open(home, os.O_RDONLY)
+            try:
+                fcntl.flock(folder, fcntl.LOCK_EX)
+                await super().startup(sockets)
+            finally:
+                os.close(folder)
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            if sig == signal.SIGINT:
+                super().handle_exit(sig, frame)
+
     app = create_app(ephemeral=not schedules, final=True)
-    uvicorn.run(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")
+    with suppress(KeyboardInterrupt):
+        Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="error", lifespan="on")).run()
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def serve_flow(
     parameters["place"] = str(place.absolute()) if place is not None else ""
     with get_client(sync_client=True) as client:
         missed = _find_missed_run(client, name, schedule)
-        runner = Runner(name=name, pause_on_shutdown=False, limit=limit)
+        runner = _Runner(name=name, pause_on_shutdown=False, limit=limit)
         deployed = build_deployed_schedule(timetable)
         deployment_id = runner.add_flow(scheduled, name=name, parameters=parameters, schedule=deployed)
         assert isinstance(deployment_id, UUID)
@@ -150,8 +150,13 @@ def describe_form(of: Flow[..., Any], configs: Sequence[str]) -> dict[str, Any]:
     return schema
 
 
+class _Runner(Runner):
+    def handle_sigterm(self, *_: object) -> None:
+        """Leave SIGTERM to the event loop: Prefect's handler ends the process at once."""
+
+
 async def _run_until_interrupted(runner: Runner) -> None:
-    """On Ctrl-C, stop the runner the way that reports the run in progress to Prefect."""
+    """On a signal, stop the runner the way that reports the run in progress to Prefect."""
     task = asyncio.current_task()
     assert task is not None
     stopping = set[asyncio.Task[None]]()
@@ -162,7 +167,9 @@ async def _run_until_interrupted(runner: Runner) -> None:
         else:
             task.cancel()
 
-    asyncio.get_running_loop().add_signal_handler(signal.SIGINT, stop)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            asyncio.get_running_loop().add_signal_handler(number, stop)
     await runner.start()
 
 

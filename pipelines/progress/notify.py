@@ -68,7 +68,7 @@ class Notices:
     def attempt_ended(self, error: BaseException | None) -> None:
         if not self._wanted:
             return
-        if error is not None and not isinstance(error, KeyboardInterrupt):
+        if error is not None and type(error) is not KeyboardInterrupt:  # nobody watched what a signal ended
             reason = describe_error(error)
             self._write_file(reason)
             self._send("failure", RunState.read(self._attempt.store), reason)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -54,7 +55,7 @@ class Servers:
 
     def stop(self) -> None:
         for process in self._running:
-            process.terminate()
+            process.send_signal(signal.SIGINT)  # Prefect's ignores SIGTERM
         for process in self._running:
             try:
                 process.wait(20)

@@ -96,7 +96,7 @@ def wait_for(what: Callable[[], bool], seconds: float = 120) -> None:
 def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp_path: Path) -> None:
     config, log, root = write_config(tmp_path, iterations=1), tmp_path / "log", tmp_path / "runs"
 
-    def serve_until(done: Callable[[], bool]) -> None:
+    def serve_until(done: Callable[[], bool], number: int) -> None:
         log.write_text("")
         process = start(["schedule", str(config), "--interval", "4s", "--name", "often"], log)
         assert process.pid is not None
@@ -104,7 +104,7 @@ def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp
             wait_for(lambda: "Ctrl-C" in log.read_text())
             wait_for(done)
             children = psutil.Process(process.pid).children(recursive=True)
-            os.kill(process.pid, signal.SIGINT)
+            os.kill(process.pid, number)
             process.join(30)
         finally:
             process.kill()
@@ -116,12 +116,12 @@ def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp
     def finished() -> set[Path]:
         return {path.parents[3] for path in root.glob("often-*/stages/00001/report/_SUCCESS")}
 
-    serve_until(lambda: len(finished()) >= 2)
+    serve_until(lambda: len(finished()) >= 2, signal.SIGTERM)
     assert "Traceback" not in log.read_text()
     before = set(root.glob("often-*"))
     time.sleep(22)  # five ticks
     returned = datetime.now(UTC)
-    serve_until(lambda: len(finished() - before) >= 2)
+    serve_until(lambda: len(finished() - before) >= 2, signal.SIGINT)
     assert log.read_text().count("missed: ") == 1
 
     assert len([run for run in set(root.glob("often-*")) - before if due(run) < returned]) == 1

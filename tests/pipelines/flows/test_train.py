@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
+import sqlite3
 import sys
 import threading
 import time
@@ -266,7 +268,10 @@ def test_the_server_accepts_the_automations(flows: Flows, tmp_path: Path) -> Non
     assert "Created 2 automation(s)" in log.read_text()
 
 
-def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flows, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "words"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
+def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
+    flows: Flows, tmp_path: Path, number: int, words: str
+) -> None:
     """With a server of its own, which ends with it."""
     log = tmp_path / "log"
     process = start(flows.arguments("twice"), log, partial(wait_at_work, "rollout.0"))
@@ -282,29 +287,58 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(flows: Flo
             assert "Traceback" not in said
             assert "the run stopped" not in said
 
-        os.kill(process.pid, signal.SIGINT)
+        for child in children:  # as systemd and Slurm do
+            if "pipelines.flows.local_server" in child.cmdline():
+                child.terminate()
+        os.kill(process.pid, number)
         process.join(60)
-        assert process.exitcode == 130
+        assert process.exitcode == 128 + number
     finally:
         process.kill()
     said = log.read_text()
-    assert said.count("interrupted; every committed stage is kept. To resume:") == 1
+    assert said.count(f"{words}; every committed stage is kept. To resume:") == 1
     assert "train --resume twice" in said
     assert "Traceback" not in said
     assert psutil.wait_procs(children, timeout=10)[1] == []
     assert flows.tracked("twice")[0] == "KILLED"
+    database = sqlite3.connect(flows.root / "prefect" / "prefect.db")
+    assert database.execute("SELECT state_name FROM flow_run WHERE name = 'twice'").fetchall()[-1] == ("Crashed",)
+    database.close()
+
+
+def forget_servers(monkeypatch: pytest.MonkeyPatch, home: Path) -> None:
+    """Let the environment name no server of Prefect."""
+    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(home))
 
 
 def test_a_server_that_does_not_start_is_told_from_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """And nothing of it stays in the environment."""
-    for name in ("PREFECT_API_URL", "PREFECT_HOME", "PREFECT_UI_URL"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
+    forget_servers(monkeypatch, tmp_path)
     monkeypatch.setattr(sys, "executable", "/bin/false")
     before = dict(os.environ)
     with LocalServer(tmp_path) as server, pytest.raises(ServerError, match=r"server[.]log, or run with --local"):
         server.wait_until_ready()
     assert dict(os.environ) == before
+
+
+def test_servers_of_one_home_start_one_after_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that make the tables of an empty database at once may both fail."""
+    forget_servers(monkeypatch, tmp_path)
+    folder = os.open(tmp_path, os.O_RDONLY)
+    fcntl.flock(folder, fcntl.LOCK_EX)
+    with LocalServer(tmp_path) as server:
+        assert server.process is not None
+        wait_for(lambda: f"FLOCK ADVISORY WRITE {server.process.pid} " in words_of(Path("/proc/locks")))
+        assert not (tmp_path / "prefect.db").exists()
+        os.close(folder)
+        server.wait_until_ready()
+        assert (tmp_path / "prefect.db").exists()
+
+
+def words_of(path: Path) -> str:
+    return " ".join(path.read_text().split())
 
 
 def wait_for(condition: Callable[[], bool]) -> None:
