@@ -28,6 +28,7 @@ from .values import find_in_library
 MODULE = "candidate"
 ADDRESS = re.compile(r"\b0x[0-9a-f]+")
 HELLO = "confined"  # the first message, sent before any foreign code is there to send it
+COMPILED = "compiled"  # sent before any of the program runs
 
 
 class Watch:
@@ -257,13 +258,12 @@ class Server:
 
     def answer_verb(self, verb: str, *rest: Any) -> list[Any]:
         """``[status, value, changes, calls of the watched function]``."""
-        if verb == "compile":
+        if verb == "load":
             self.program = CandidateProgram(self.ask_test, *rest)
-            return ["ok", None, [], 0]
+            wire.send_message(self.channel, COMPILED)
+            return ["ok", self.program.load(), [], 0]
         assert self.program
         match verb:
-            case "load":
-                return ["ok", self.program.load(), [], 0]
             case "beside":
                 return self.program.run_test(*rest)
             case "replay":

@@ -27,7 +27,7 @@ class CandidateProcess:
         Includes the CPU time that :meth:`measure_family` found last.
         """
         try:
-            waited_ns = sum(int(os.pread(file, 100, 0).split()[1]) for file in (self.schedstat, self.own_schedstat))
+            waited_ns = _read_waiting(self.schedstat) + _read_waiting(self.own_schedstat)
             return time.clock_gettime(self.clock) + self.family_cpu_s, waited_ns / 1e9
         except OSError:
             return 0.0, 0.0
@@ -71,6 +71,11 @@ class CandidateProcess:
         os.close(self.own_schedstat)
         os.close(self.status)
         self.schedstat = self.own_schedstat = self.status = -1
+
+
+def _read_waiting(schedstat: int) -> int:
+    """Nanoseconds that a thread has waited for a CPU."""
+    return int(os.pread(schedstat, 100, 0).split()[1])
 
 
 def _read_stat(folder: int, name: str) -> list[bytes] | None:

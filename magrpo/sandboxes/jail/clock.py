@@ -1,6 +1,6 @@
 """Limits on the CPU time of the process that runs the test."""
 
-import signal
+import _signal  # type: ignore[import-not-found]  # signal's own functions; that module makes enumerations of numbers
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,28 +11,29 @@ from .recorder import OutOfTime
 
 def start_clock(seconds: float) -> None:
     """Raise OutOfTime in the main thread when this process has used so much more CPU time."""
-    signal.signal(signal.SIGPROF, _raise)
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    _signal.signal(_signal.SIGPROF, _raise)
+    _signal.setitimer(_signal.ITIMER_PROF, seconds)
 
 
 def stop_clock() -> None:
     """Undo :func:`start_clock`."""
-    signal.setitimer(signal.ITIMER_PROF, 0)
+    _signal.setitimer(_signal.ITIMER_PROF, 0)
+    _signal.signal(_signal.SIGPROF, _signal.SIG_DFL)
 
 
 @contextmanager
 def limit_cpu(seconds: float) -> Iterator[None]:
     """A stricter limit for a while: OutOfTime is raised at whichever comes first."""
-    left, _ = signal.getitimer(signal.ITIMER_PROF)
+    left, _ = _signal.getitimer(_signal.ITIMER_PROF)
     if not 0 < seconds < left:
         yield
         return
     began = time.process_time()
-    signal.setitimer(signal.ITIMER_PROF, seconds)
+    _signal.setitimer(_signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_PROF, max(left - (time.process_time() - began), 1e-6))
+        _signal.setitimer(_signal.ITIMER_PROF, max(left - (time.process_time() - began), 1e-6))
 
 
 def _raise(*_: Any) -> None:

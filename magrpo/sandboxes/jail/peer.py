@@ -22,7 +22,7 @@ import types
 from array import array
 from collections import Counter, deque
 from collections.abc import Callable, MutableMapping
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any, NamedTuple
 
@@ -253,7 +253,7 @@ class Peer:
 
     def _is_sharing(self) -> bool:
         """Whether anybody on this side still has a container that both sides know, and they are not too many."""
-        if len(self.shared) > MAX_SHARED or sum(map(len, self.contents)) > MAX_SHARED_VALUES:
+        if not self.shared or len(self.shared) > MAX_SHARED or sum(map(len, self.contents)) > MAX_SHARED_VALUES:
             return False
         inside = Counter(map(id, chain.from_iterable(self.contents)))  # as often in the containers themselves
         counts = map(sys.getrefcount, self.shared)  # with the list's own and the call's
@@ -494,6 +494,7 @@ def _inform(answer: Any) -> None:
 
 
 @lru_cache(maxsize=1024)
+@cache
 def make_handle_class(name: str, known: str, powers: frozenset[str], holds_data: bool) -> type[Handle]:
     """The class of handles of objects with certain powers, of the class ``known`` as far as anybody can see."""
     methods: dict[str, Any] = {f"__{power}__": _SPECIAL.get(power) or _ask_for(power) for power in powers}

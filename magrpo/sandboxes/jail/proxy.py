@@ -5,6 +5,7 @@ import os
 import signal
 import socket
 import time
+from functools import cache
 from typing import Any
 
 from . import candidate, wire
@@ -20,7 +21,7 @@ from .wire import TooLarge
 
 HUNG, GONE = b"h", b"g"
 MAX_TRANSCRIPT = 200
-OWN_VERBS = frozenset({"compile", "load", "replay", "beside", "renew"})
+OWN_VERBS = frozenset({"load", "replay", "beside", "renew"})
 """What the tester asks on its own account, not for the test."""
 START_S = 10.0
 WALL_FACTOR = 2.0
@@ -82,18 +83,20 @@ class EntryPoint:
 
 def make_entry_point(proxy: Any) -> EntryPoint:
     """The entry point with the special methods of its target: an enumeration can be iterated over."""
+    kind: Any = type(proxy.target)
+    return _make_entry_point_class(kind)(proxy)
 
+
+@cache
+def _make_entry_point_class(target: type) -> type[EntryPoint]:
     def forward(name: str) -> Any:
-        return lambda _, *arguments: getattr(proxy.target, name)(*arguments)
+        return lambda self, *arguments: getattr(object.__getattribute__(self, "_proxy").target, name)(*arguments)
 
-    special = vars(type(proxy.target))
+    special = vars(target)
     names = special.keys() - vars(EntryPoint).keys()
     methods = {name: forward(name) for name in names if name.startswith("__") and callable(special[name])}
-    if not methods:
-        return EntryPoint(proxy)
     methods["__doc__"] = vars(EntryPoint)["__doc__"]
-    kind: type[EntryPoint] = type("EntryPoint", (EntryPoint,), methods)
-    return kind(proxy)
+    return type("EntryPoint", (EntryPoint,), methods)
 
 
 class Proxy(Callee):
@@ -117,7 +120,7 @@ class Proxy(Callee):
         self.output_left = limits.output_bytes
         self.watched_calls = 0
         self.transcript: list[list[Any]] = []
-        self.compiles = True
+        self.compiles = False
         self._load()
         self.entry = EntryPoint(self) if self.target is None else make_entry_point(self)
 
@@ -226,17 +229,15 @@ class Proxy(Callee):
             assert self.reader.read_message(wire.wait_until(time.monotonic() + START_S)) == candidate.HELLO
         except wire.WireError as error:
             raise Broken(f"a candidate process could not be confined: {error}") from None
-        for verb, rest in (("compile", self.program), ("load", [])):
-            try:
-                status, value, *_ = self._ask(verb, rest)
-            except CandidateFailure as failure:
-                self.failure = failure.args[0], f"cannot {verb} the program: {failure.args[1]}"
-            else:
-                if status != "ok":
-                    self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)
-            if self.failure:
-                self.compiles &= verb != "compile"
-                return
+        try:
+            status, value, *_ = self._ask("load", self.program)
+        except CandidateFailure as failure:
+            what, reason = failure.args
+            self.failure = what, f"cannot {'load' if self.compiles else 'compile'} the program: {reason}"
+            return
+        if status != "ok":
+            self.failure = "memory" if status == "memory" else "load_error", describe_claim(value)
+            return
         try:
             self.target = self.peer.read_answer("ok", value, [])
         except wire.WireError as error:
@@ -267,6 +268,9 @@ class Proxy(Callee):
             process.channel.settimeout(10 * allowed + 1)
             wire.send_message(process.channel, [index, verb, *rest])
             message = self.reader.read_message(wait)
+            if message == candidate.COMPILED and verb == "load":
+                self.compiles = True
+                message = self.reader.read_message(wait)
             while isinstance(message, list) and message[:1] == ["ask"] and verb not in OWN_VERBS:
                 self._answer_question(*message[1:])
                 if process is not self.process:
@@ -311,7 +315,7 @@ class Proxy(Callee):
             name = signal.Signals(cause).name if cause in set(signal.Signals) else f"signal {cause}"
             message = f"the process died of {name}"
             status = {int(signal.SIGKILL): "memory", int(signal.SIGXCPU): "timeout"}.get(cause, "crash")
-        if verb in ("compile", "load") or status in ("protocol", "output_limit"):
+        if verb == "load" or status in ("protocol", "output_limit"):
             self.failure = status, message
         elif self.lives and self.limits.total_s > self.spent_s and verb not in OWN_VERBS:
             self._load()

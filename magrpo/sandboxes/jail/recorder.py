@@ -75,8 +75,8 @@ class DeadCallee(Callee):
 
 def escape_text(text: str) -> str:
     """At most 500 characters, line breaks, control and other unprintable characters escaped."""
-    escaped = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:MAX_MESSAGE])
-    return escaped[:MAX_MESSAGE]
+    text = text[:MAX_MESSAGE]
+    return text if text.isprintable() else "".join(c if c.isprintable() else repr(c)[1:-1] for c in text)[:MAX_MESSAGE]
 
 
 def describe_exception(name: str, text: str) -> str:

@@ -19,37 +19,32 @@ _REPLACED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (time, ("monotonic", "perf_counter", "sleep", "time")),
 )
 _MODULES = {module.__name__: module for module, _ in _REPLACED}
+_ORIGINALS = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
+_ENVIRONMENT: dict[bytes, bytes] = vars(os.environ)["_data"]  # compared by many calls: the mapping itself is slow
 
 
 class Surroundings:
     """Notices, in the tester, what the test has changed."""
 
     def __init__(self) -> None:
-        self.originals = [(module, name, getattr(module, name)) for module, names in _REPLACED for name in names]
-        self.environment, self.recursion_limit = dict(os.environb), sys.getrecursionlimit()
+        self.environment, self.recursion_limit = _ENVIRONMENT.copy(), sys.getrecursionlimit()
         self.seeds: dict[str, tuple[Any, ...]] = {}
-        self.seeding = {name: sys.modules[name] for name in ("random", "numpy.random") if name in sys.modules}
-        self.seeders = {name: module.seed for name, module in self.seeding.items()}
-        for name, module in self.seeding.items():
-            module.seed = self._note_seed(name, self.seeders[name])  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        """Notice no more seeds."""
-        for name, module in self.seeding.items():
-            module.seed = self.seeders[name]  # type: ignore[attr-defined]
+        for name in {"random", "numpy.random"} & sys.modules.keys():
+            module: Any = sys.modules[name]
+            module.seed = self._note_seed(name, module.seed)
 
     def list_changes(self) -> tuple[tuple[str, str, Any], ...]:
         """Module, name and value of each change that the next call must see."""
         changes = [
             (module.__name__, name, value)
-            for module, name, original in self.originals
+            for module, name, original in _ORIGINALS
             if (value := getattr(module, name)) is not original
         ]
         if self.seeds:
             changes += [(name, "seed", arguments) for name, arguments in self.seeds.items()]
             self.seeds = {}
-        if dict(os.environb) != self.environment:
-            self.environment = dict(os.environb)
+        if self.environment != _ENVIRONMENT:
+            self.environment = _ENVIRONMENT.copy()
             changes.append(("os", "environ", dict(os.environ)))
         if sys.getrecursionlimit() != self.recursion_limit:
             self.recursion_limit = sys.getrecursionlimit()

@@ -22,13 +22,17 @@ TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
+def limit_process() -> None:
+    """Limit the CPU time and the memory of this process."""
+    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S + LEFT_S, TEST_CPU_S + LEFT_S + 1))
+    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def serve_job(
     connection: socket.socket, requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> None:
     """Read one job from the parent, run it and report. ``children``: whether the candidate may have any."""
-    resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S + LEFT_S, TEST_CPU_S + LEFT_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     job = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     began = time.monotonic()
     try:

@@ -1,56 +1,51 @@
 """Runs the code of candidates and testers in the zygote, before it forks any, on a program of its own.
 
-Python adapts code that runs repeatedly. Adapted once here, it stays as it is in every process forked later, which
-would otherwise adapt it again, and for that copy the memory it stands in.
+CPython adapts code that runs repeatedly and remembers where it found attributes. What it has learned here holds in
+every process forked later, which would otherwise learn it again, and for that copy the memory it stands in.
 """
 
 import marshal
+import os
+import random
+import socket
 import sys
+import time
+from _thread import start_new_thread
+from base64 import b64encode
 from typing import Any
 
-from . import recorder, wire
-from .candidate import MODULE, CandidateProgram
-from .exports import check_operation, grant
-from .peer import Peer
-from .proxy import EntryPoint, check_answer
-from .surroundings import Surroundings
-from .values import find_library_name
+from . import candidate, tester, wire
+from .candidate_process import CandidateProcess
+from .confine import Limits
 
 ROUNDS = 20
-TEST = marshal.dumps(compile("for n in range(3):\n    candidate(n)", "<test>", "exec"))
+CHECK = """
+for n in range(3):
+    __magrpo__.begin()
+    __magrpo__.verdict("candidate(n) == n", True, candidate(n) == n)
+"""
+TEST = marshal.dumps(compile(CHECK, "<test>", "exec"))
+PROGRAM = {"source": "def f(n):\n    return n\n", "entry_point": "f", "watch": ""}
+JOB: dict[str, Any] = {**PROGRAM, "code": b64encode(TEST).decode(), "needs": [], "verdict": None}
 
 
-class InProcess(recorder.Callee):
-    """A candidate in this process, asked through frames as if it were in another."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        program = CandidateProgram(lambda *_: None, "def f(n):\n    return n\n", "f", "")
-        target, self.surroundings = program.load(), Surroundings()
-
-        def ask(operation: str, arguments: tuple[Any, ...]) -> Any:
-            self.surroundings.list_changes()
-            question = wire.parse_frame(wire.frame_message([1, operation, *peer.write_question(arguments)])[4:])
-            reply = wire.parse_frame(wire.frame_message([1, *program.answer(*question[1:])])[4:])
-            status, value, changes, _ = check_answer(reply, 1)
-            return peer.read_answer(status, value, changes)
-
-        peer = Peer(ask, grant, check_operation, find_name=find_library_name)
-        self.target = peer.read_answer("ok", target, [])
-        self.peer = peer
-        self.entry = EntryPoint(self)
-
-    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """See :class:`magrpo.sandboxes.jail.proxy.Proxy`."""
-        result = self.peer.ask("call", (self.target, args, tuple(kwargs.items())))
-        self.note_value(result)
-        return result
-
-
-def warm_up() -> None:
-    """Judge a plain program several times."""
+def warm_up(limits: Limits) -> None:
+    """Judge a plain program several times; the candidate runs in a thread of this process."""
+    proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
+    seed = random.seed
     for _ in range(ROUNDS):
-        callee = InProcess()
-        recorder.run_test_code(TEST, "f", callee, {})
-        callee.surroundings.close()
-    del sys.modules[MODULE], sys.modules["test"]
+        channel, far = socket.socketpair()
+        parent, connection = socket.socketpair()
+        with parent, connection, far:
+            start_new_thread(candidate.Server(far).serve_calls, ())
+            wire.send_message(parent, JOB)
+            process = CandidateProcess(channel, os.getpid(), proc)
+            tester.serve_job(connection, channel, process, limits, False)
+            report = wire.FrameReader(parent, 1 << 20).read_message(lambda: None)
+            assert report.get("cases") == [["pass", ""]] * 3, report
+            process.close()
+            random.seed = seed  # testers replace it
+            while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+                time.sleep(1e-4)
+    os.close(proc)
+    del sys.modules[candidate.MODULE], sys.modules["test"]

@@ -30,21 +30,25 @@ class Late(WireError):
     """No frame arrived before the deadline."""
 
 
+def parse_small_int(digits: str) -> int:
+    if len(digits) > 17:
+        raise ValueError("integer out of range")
+    return int(digits)
+
+
+ENCODER = json.JSONEncoder(separators=(",", ":"))
+DECODER = json.JSONDecoder(parse_int=parse_small_int)
+
+
 def frame_message(message: Any) -> bytes:
-    body = json.dumps(message, separators=(",", ":")).encode("ascii")
+    body = ENCODER.encode(message).encode("ascii")
     return HEADER.pack(len(body)) + body
 
 
 def parse_frame(body: bytes) -> Any:
     """The message of a frame's body; WireError if it is no JSON, too deep, or has a large integer not in hex."""
-
-    def parse_small_int(digits: str) -> int:
-        if len(digits) > 17:
-            raise ValueError("integer out of range")
-        return int(digits)
-
     try:
-        return json.loads(body.decode("ascii"), parse_int=parse_small_int)
+        return DECODER.decode(body.decode("ascii"))
     except (ValueError, RecursionError) as error:
         raise WireError(f"malformed frame: {type(error).__name__}") from None
 
@@ -54,11 +58,12 @@ def send_message(channel: socket, message: Any) -> None:
 
 
 class FrameReader:
-    """Reads frames from a stream socket, at most ``cap`` bytes in all; longer frames are rejected before buffering."""
+    """Reads frames from a stream socket, at most ``cap`` bytes in all; a longer frame is rejected by its header."""
 
     def __init__(self, channel: socket, cap: int) -> None:
         self.channel = channel
         self.left = cap
+        self.received = bytearray()  # what follows the last message
         self.poll = select.poll()
         self.poll.register(channel, select.POLLIN)
 
@@ -68,28 +73,29 @@ class FrameReader:
         Raises:
             Late: ``wait()`` gave up. Closed: end of file. TooLarge, WireError: the other side broke the rules.
         """
-        (size,) = HEADER.unpack(self._receive(HEADER.size, wait))
+        (size,) = HEADER.unpack(self._take(HEADER.size, wait))
         if size + HEADER.size > self.left:
             raise TooLarge("more output than the limit allows")
         self.left -= size + HEADER.size
-        return parse_frame(self._receive(size, wait))
+        return parse_frame(self._take(size, wait))
 
-    def _receive(self, size: int, wait: Callable[[], float | None]) -> bytes:
-        data = bytearray()
-        while len(data) < size:
+    def _take(self, size: int, wait: Callable[[], float | None]) -> bytes:
+        while len(self.received) < size:
             seconds = wait()
             if seconds is not None and seconds <= 0:
                 raise Late("no answer in time")
             if not self.poll.poll(None if seconds is None else seconds * 1000 + 1):
                 continue
             try:
-                piece = self.channel.recv(min(size - len(data), 1 << 16))
+                piece = self.channel.recv(1 << 16)
             except ConnectionError:
                 piece = b""
             if not piece:
                 raise Closed("the other side is gone")
-            data += piece
-        return bytes(data)
+            self.received += piece
+        taken = bytes(self.received[:size])
+        del self.received[:size]
+        return taken
 
 
 def wait_until(deadline: float) -> Callable[[], float]:

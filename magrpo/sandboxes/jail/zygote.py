@@ -16,7 +16,7 @@ import sys
 import time
 from typing import NamedTuple
 
-from . import candidate, confine, proxy, tester
+from . import at_fork, candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
 from .confine import Level
 from .seccomp import answer_thread_request
@@ -134,6 +134,7 @@ class Zygote:
                     socket.send_fds(far, [b"l"], [listener])
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
+                at_fork.seed_children()
                 candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
@@ -148,6 +149,7 @@ class Zygote:
             try:
                 self.control.close()
                 self.level.confine_tester()
+                tester.limit_process()
                 process = CandidateProcess(life.channel, life.pid, self.proc)
                 tester.serve_job(connection, requests, process, self.level.limits, self.level.namespaces)
             finally:
@@ -222,8 +224,9 @@ def main() -> None:
         __import__(name)
     if config["uid"]:
         confine.become_user(config["uid"])
-    level = Level(config["level"], confine.Limits(**config["limits"]), config["readable"])
-    warm_up()
+    limits = confine.Limits(**config["limits"])
+    level = Level(config["level"], limits, config["readable"])
+    warm_up(limits)
     gc.collect()
     holes = fill_holes()
     gc.freeze()
