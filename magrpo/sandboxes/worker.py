@@ -51,6 +51,7 @@ class Worker:
 
     def __init__(self, spec: JailSpec) -> None:
         self.jobs = 0
+        self.tester_memory = 0  # the most that one has held, in bytes
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
         try:
             self._start_jail(spec)
@@ -113,8 +114,9 @@ class Worker:
             raise WorkerDied("the zygote died")
         if "broken" in report:
             raise WorkerDied(report["broken"])
+        status, memory = json.loads(message)
+        self.tester_memory = max(self.tester_memory, memory)
         if not report:
-            status = json.loads(message)["tester"]
             if not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGKILL):
                 raise WorkerDied(f"the tester ended with wait status {status}")
         return report

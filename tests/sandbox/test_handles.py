@@ -17,6 +17,7 @@ from magrpo.sandboxes.pool import Pool
 from magrpo.types import Execution
 
 from .conftest import open_pool
+from .world import TESTER_MEMORY
 
 JUDGE = """
 class E:
@@ -171,6 +172,9 @@ ENDLESS = {
         "class N:\n    __hash__ = lambda self: 1\n    __eq__ = lambda self, other: False\ndef f():\n    return [N() for _ in range(3000)]\n",
         "assert len(set(f())) == 1",
     ),
+    "range": ("def f():\n    return range(10 ** 8)\n", "assert list(f()) == [1]"),
+    "large values": ("def f():\n    return ['x'] * 60000\n", "x = [f() for k in range(40)]\nassert x == 1"),
+    "power": ("def f():\n    return 10 ** 6\n", "assert 7 ** (f() * f()) == 1"),
 }
 
 
@@ -196,6 +200,8 @@ def test_what_never_ends_is_charged_to_its_program(impatient: Pool, name: str) -
         0
     ].cases
     assert reports[1].status == "pass"
+    [worker] = impatient.alive
+    assert worker.tester_memory <= TESTER_MEMORY
 
 
 ANSWERS = st.recursive(

@@ -14,11 +14,18 @@ import psutil
 
 from magrpo.sandboxes.jail_command import SANDBOX_UID, list_interpreter_paths
 from magrpo.sandboxes.pool import Pool
+from magrpo.sandboxes.worker import Worker
 from magrpo.types import ExecutionReport
 
 SECRET = "secret-of-this-machine"
 UID = SANDBOX_UID if os.geteuid() == 0 else None
 """The user that jails run as; None: ours."""
+
+
+TESTER_MEMORY = 64 << 20
+"""Bytes that a tester may hold; 13 MiB of them are the interpreter's."""
+OWN_MEMORY = 32 << 20
+"""Bytes by which hostile programs may make this process grow."""
 
 
 class World:
@@ -49,6 +56,7 @@ class World:
             item.setblocking(False)
         self.victim = subprocess.Popen(["sleep", "100000"], user=UID, group=UID, extra_groups=[] if UID else None)
         self.before = self.state()
+        self.own_memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def close(self) -> None:
         self.victim.kill()
@@ -133,16 +141,22 @@ class World:
             time.sleep(0.001)
 
     def memory_bounded(self, report: ExecutionReport) -> None:
+        """That of the program by its limit, that of the tester and of this process by little."""
         assert report.memory_bytes <= self.pool.spec.limits.memory_bytes
+        assert self.worker().tester_memory <= TESTER_MEMORY
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 <= self.own_memory + OWN_MEMORY
         for case in report.cases:
             assert len(case.message) <= 500
             assert all(c.isprintable() or c == "\n" for c in case.message)
 
-    def worker_pid(self) -> int:
+    def worker(self) -> Worker:
         worker = self.pool.idle.get()
         self.pool.idle.put(worker)
         assert worker
-        return worker.process.pid
+        return worker
+
+    def worker_pid(self) -> int:
+        return self.worker().process.pid
 
 
 def _objects(kind: str) -> list[str]:

@@ -65,13 +65,16 @@ class Zygote:
             with requests:
                 life.channel.close()
                 self.ready = self.fork_candidate()
-                status = self.attend_tester(testing, requests, life)
-            if status is None:
+                ended = self.attend_tester(testing, requests, life)
+            if ended is None:
                 return
-            self.control.send(json.dumps({"tester": status}).encode())
+            self.control.send(json.dumps(ended).encode())
 
-    def attend_tester(self, testing: int, requests: socket.socket, life: LiveCandidate) -> int | None:
-        """Serve the tester and its candidate; return the tester's exit status, None if the parent hung up."""
+    def attend_tester(self, testing: int, requests: socket.socket, life: LiveCandidate) -> tuple[int, int] | None:
+        """Serve the tester and its candidate; return the tester's exit status and peak memory in bytes.
+
+        None if the parent hung up.
+        """
         ended = os.pidfd_open(testing)
         sources = {requests.fileno(), ended, self.control.fileno(), life.listener}
         try:
@@ -80,7 +83,8 @@ class Zygote:
                 if self.control.fileno() in ready:
                     return None
                 if ended in ready:
-                    return os.waitpid(testing, 0)[1]
+                    _, status, usage = os.wait4(testing, 0)
+                    return status, usage.ru_maxrss * 1024
                 if requests.fileno() not in ready:  # the tester comes first: a candidate may ask all the time
                     if ready[life.listener] & select.POLLIN:
                         answer_thread_request(life.listener, self.count_threads(life.pid) < self.level.max_tasks)
