@@ -193,25 +193,36 @@ def _is_reversed(operations: Sequence[_Operation], answer: ast.expr) -> bool:
     return True
 
 
+_WITH_NUMBER = {
+    ast.Add: ("add", 1),
+    ast.Sub: ("add", -1),
+    ast.Mult: ("multiply", 1),
+    ast.Div: ("divide", 1),
+    ast.FloorDiv: ("floor", 1),
+}
+"""Operations whose right operand is a number, and its sign."""
+_OF_NUMBER = {ast.Add: "add", ast.Sub: "subtract from", ast.Mult: "multiply"}
+"""Operations whose left operand is a number."""
+
+
+def _read_number(value: ast.expr) -> float | None:
+    match value:
+        case ast.Constant(value=int() | float() as number):
+            return number
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as number)):
+            return -number
+    return None
+
+
 def _peel_operation(value: ast.expr) -> tuple[_Operation, ast.expr] | None:
     """The outermost operation of ``value`` and its operand; None if it has another form."""
     match value:
-        case ast.BinOp(left=left, op=ast.Add(), right=ast.Constant(value=int() | float() as number)):
-            return ("add", number), left
-        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Add(), right=right):
-            return ("add", number), right
-        case ast.BinOp(left=left, op=ast.Sub(), right=ast.Constant(value=int() | float() as number)):
-            return ("add", -number), left
-        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Sub(), right=right):
-            return ("subtract from", number), right
-        case ast.BinOp(left=left, op=ast.Mult(), right=ast.Constant(value=int() | float() as number)):
-            return ("multiply", number), left
-        case ast.BinOp(left=ast.Constant(value=int() | float() as number), op=ast.Mult(), right=right):
-            return ("multiply", number), right
-        case ast.BinOp(left=left, op=ast.Div(), right=ast.Constant(value=int() | float() as number)):
-            return ("divide", number), left
-        case ast.BinOp(left=left, op=ast.FloorDiv(), right=ast.Constant(value=int() | float() as number)):
-            return ("floor", number), left
+        case ast.BinOp(left=left, op=operator, right=right):
+            if (number := _read_number(right)) is not None and type(operator) in _WITH_NUMBER:
+                kind, sign = _WITH_NUMBER[type(operator)]
+                return (kind, sign * number), left
+            if (number := _read_number(left)) is not None and type(operator) in _OF_NUMBER:
+                return (_OF_NUMBER[type(operator)], number), right
         case ast.UnaryOp(op=operator, operand=operand):
             return ({ast.USub: "negate", ast.Not: "not", ast.Invert: "invert"}.get(type(operator), "add"), 0), operand
         case ast.Subscript(value=operand, slice=ast.Slice(lower=None, upper=None, step=ast.UnaryOp())):

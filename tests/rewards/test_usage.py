@@ -280,7 +280,9 @@ def test_hostile_modules_take_memory_in_proportion(line: str) -> None:
     ("helper", "main", "cancels"),
     [
         ("return y + 1", "return aux(x) - 1", True),
-        ("return 1 + y", "return -1 + aux(x)", False),
+        ("return 1 + y", "return -1 + aux(x)", True),
+        ("return y + 1", "return aux(x) + -1", True),
+        ("return -3 * y", "return aux(x) / -3", True),
         ("return y - 1", "return 1 + aux(x)", True),
         ("return 5 - y", "return 5 - aux(x)", True),
         ("return y * 2", "return aux(x) // 2", True),
