@@ -116,9 +116,9 @@ class Worker:
             raise WorkerDied(report["broken"])
         status, memory = json.loads(message)
         self.tester_memory = max(self.tester_memory, memory)
-        if not report:
-            if not os.WIFSIGNALED(status) or os.WTERMSIG(status) not in (signal.SIGXCPU, signal.SIGKILL):
-                raise WorkerDied(f"the tester ended with wait status {status}")
+        ran_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
+        if not report and not ran_out:
+            raise WorkerDied(f"the tester ended with wait status {status}")
         return report
 
     def close(self) -> None:
