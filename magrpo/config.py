@@ -179,6 +179,9 @@ class OptimConfig(Section):
     """Limit of the gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int = Field(16384, ge=1)
     """Number of padded tokens in a forward and backward pass; affects speed and memory only."""
+    keep: int = Field(1, ge=1)
+    """Number of newest checkpoints whose optimizer state is kept, besides that of every evaluated checkpoint. If the
+    newest is damaged, training goes back to the one before it."""
     lanes: int = Field(1, ge=1)
     """Number of partial sums of each agent's gradient, a power of two, which ranks share (docs/orchestration.md). They
     change rounding; the number of ranks does not."""

@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from magrpo.config import RunConfig
 from magrpo.services import HIDDEN, SECRETS
-from magrpo.store import digest
+from magrpo.store import RunStore, digest
 
 LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
 """Keys that say where a run is recorded and announced; they do not change its results."""
@@ -39,8 +39,11 @@ def flatten_tree(tree: Mapping[str, Any]) -> dict[str, object]:
 
 
 def read_flat_config(folder: Path) -> dict[str, str]:
-    """The configuration in a run directory by dotted key, without validation: other versions' files are read, too."""
-    tree = json.loads((folder / "config.json").read_bytes())
+    """The configuration in a run directory by dotted key, without validation: other versions' files are read, too.
+
+    Raises ConfigError if it is damaged, or no configuration of a run.
+    """
+    tree = RunStore(folder.parent, folder.name).config_tree()
     return {key: str(value) for key, value in flatten_tree(tree).items()}
 
 

@@ -6,7 +6,8 @@ A run directory, ``<root>/<run_id>``::
     lock                              held by the process that works on the run
     stages/00007/rollout.0/           one folder for each step; :mod:`magrpo.store` commits it
         groups.jsonl.gz  _SUCCESS     its files and their manifest
-    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``
+    config.copy.json                  a copy of it, with its digest
+    set-aside/1/00007/rollout.0/      outputs taken out of the run by ``--from-stage``, or because they are damaged
     report.html                       the page for people; :mod:`magrpo.reports.publish` writes it when the run ends
     tracking.jsonl                    records for MLflow, and when each attempt began and ended
     agents/                           the trained agents for others to use; :mod:`magrpo.export` writes it
@@ -16,19 +17,19 @@ A run directory, ``<root>/<run_id>``::
 """
 
 import fcntl
-import json
 import os
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Literal, get_args
 
 from magrpo.config import RunConfig
 from magrpo.place import Place
 from magrpo.plugins import ConfigError, list_choices, validate_config
-from magrpo.store import MANIFEST, Pointer, RunStore, atomic_write, read_records, write_records
+from magrpo.store import Pointer, RunStore, atomic_write, read_json, read_records, write_records
 from magrpo.surrogates import decode_json
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 
@@ -55,7 +56,8 @@ PLACE = "place.json"
 LOGS = "logs"
 LOCK = "lock"
 OPTIMIZER = "optimizer.pt"
-"""Optimizer state of a checkpoint, which the next update needs; kept for the newest and for evaluated checkpoints."""
+"""Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` and for evaluated
+checkpoints."""
 OPTIMIZER_SHARDS = "optimizer"
 """Folder beside :data:`OPTIMIZER`, with the same fate: for each agent whose weights were spread over ranks its state,
 in the form of ``torch.distributed.checkpoint``."""
@@ -179,9 +181,16 @@ def steps_to_repeat(store: RunStore, config: RunConfig, name: str) -> list[Step]
     repeated = [step for step in every[position:] if store.is_committed(step.folder)]
     earlier = [step for step in every[:position] if store.is_committed(step.folder)]
     checkpoints = [step for step in earlier if step.stage in ("start", "update")]
-    while checkpoints and OPTIMIZER in store.pruned_files(checkpoints[-1].folder):
-        repeated.insert(0, checkpoints.pop())
-    return repeated
+    return pruned_tail(store, checkpoints) + repeated
+
+
+def pruned_tail(store: RunStore, checkpoints: Sequence[Step]) -> list[Step]:
+    """The last of ``checkpoints``, in their order, from which files were pruned; none if the last one is whole."""
+
+    def is_pruned(step: Step) -> bool:
+        return store.is_committed(step.folder) and bool(store.pruned_files(step.folder))
+
+    return list(takewhile(is_pruned, reversed(checkpoints)))[::-1]
 
 
 def _find_position(name: str, config: RunConfig, store: RunStore) -> int:
@@ -270,8 +279,12 @@ def read_evaluation(folder: Path) -> EvalReport:
 # --------------------------------------------------------------------------------------------- checkpoints, evaluations
 def committed_iterations(store: RunStore, stage: StageName) -> list[int]:
     """The iterations for which ``stage`` is committed, ascending."""
-    paths = store.path.glob(f"stages/*/{_FOLDER_NAMES.get(stage, stage)}/{MANIFEST}")
-    return sorted(int(path.parts[-3]) for path in paths)
+    paths = store.path.glob(f"stages/[0-9]*/{_FOLDER_NAMES.get(stage, stage)}")
+    return sorted(
+        int(path.parent.name)
+        for path in paths
+        if path.parent.name.isdecimal() and store.is_committed(f"{path.parent.name}/{path.name}")
+    )
 
 
 def find_evaluations(store: RunStore) -> dict[int, Pointer]:
@@ -306,7 +319,7 @@ def describe_start(store: RunStore) -> str:
     if not path.exists():
         given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
         return "; ".join(given) or "nothing: untrained weights"
-    facts = json.loads(path.read_bytes())
+    facts = read_json(path)
     if facts["version"] is None:
         return f"untrained weights: {facts['model']} had no champion"
     return f"version {facts['version']} of {facts['model']}, then the champion"
@@ -321,7 +334,9 @@ def is_finished(store: RunStore) -> bool:
 def read_place(store: RunStore) -> Place:
     """Where the run runs: the place given last, or one process on this machine if none was given."""
     path = store.path / PLACE
-    return validate_config(Place, json.loads(path.read_bytes()), (), str(path)) if path.exists() else Place()
+    if not path.exists():
+        return Place()
+    return validate_config(Place, read_json(path, "give the place again, --place FILE or --place none"), (), str(path))
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:

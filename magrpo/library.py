@@ -25,7 +25,7 @@ from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import rollout, root_nodes
 from magrpo.stages.score import Scored, score_texts
-from magrpo.store import RunStore, merge_metrics
+from magrpo.store import RunStore, check_run_name, merge_metrics
 from magrpo.types import Problem
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def train_run(config: RunConfig, name: str | None = None) -> Run:
     Raises:
         ConfigError: the run has another configuration, another process works on it, or ``config`` is unusable here.
     """
-    store = RunStore(config.root, name) if name else RunStore.create(config)
+    store = RunStore(config.root, check_run_name(name)) if name else RunStore.create(config)
     if not store.exists():
         store = RunStore.create(config, name)
     elif store.config() != config:
@@ -82,7 +82,8 @@ def open_run(folder: Path | str) -> Run:
     >>> run.read_metrics()["reward/joint"].plot()
     """
     folder = Path(folder).resolve()
-    return Run(RunStore.open(folder.parent, folder.name))
+    store = RunStore(folder.parent, folder.name)
+    return Run(store if store.exists() else RunStore.open(folder.parent, folder.name))
 
 
 @dataclass(frozen=True)

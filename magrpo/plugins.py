@@ -60,7 +60,7 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 
 MAX_QUOTED = 200
 """Longest quotation of a value in a message, in characters."""
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}")
+_NAME = re.compile(r"[A-Za-z0-9]+")
 
 
 class ConfigError(ValueError):
@@ -97,13 +97,17 @@ def quote_error(error: BaseException) -> str:
     return text if len(text) <= MAX_QUOTED else f"{text[:MAX_QUOTED]}..."
 
 
-def check_name(name: str, what: str = "name", reserved: Collection[str] = ()) -> str:
+def check_name(
+    name: str, what: str = "name", reserved: Collection[str] = (), longest: int = 100, signs: str = "-_"
+) -> str:
     """Return ``name`` if files, folders, metrics and URLs can hold it and it is not ``reserved``; else ConfigError.
 
-    ``what`` is named in the message: the flag or the kind of name.
+    ``what`` is named in the message: the flag or the kind of name. ``signs`` may follow the first letter or digit.
     """
-    if not _NAME.fullmatch(name):
-        allowed = "letters, digits, '-' and '_', at most 100 of them, the first a letter or digit"
+    letters = name[:1] + re.sub(f"[{re.escape(signs)}]", "0", name[1:])
+    if not _NAME.fullmatch(letters) or len(name) > longest:
+        shown = " and ".join(map(repr, signs))
+        allowed = f"letters, digits, {shown}, at most {longest} of them, the first a letter or digit"
         raise ConfigError(f"{what} {quote_value(name)} cannot be used: a name consists of {allowed}")
     if name.lower() in reserved:
         raise ConfigError(f"{what} {name!r} is reserved: choose another one")

@@ -9,11 +9,11 @@ same key finds the output and skips the work.
 from __future__ import annotations
 
 import difflib
+import fcntl
 import gzip
 import hashlib
 import json
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -23,17 +23,28 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, TypedDict, TypeVar
+from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
 from magrpo import compress
-from magrpo.config import RunConfig, load_resolved
-from magrpo.plugins import ConfigError
+from magrpo.config import RunConfig
+from magrpo.plugins import ConfigError, check_name, first_line, validate_config
 from magrpo.surrogates import decode_json, encode_json
 
 MANIFEST = "_SUCCESS"
 CONFIG = "config.json"
+CONFIG_COPY = "config.copy.json"
+"""A copy of the configuration with its digest, by which damage to either is found and mended."""
+RESERVED = (
+    "prefect",
+    "sweeps",
+    "comparisons",
+    "champions",
+    "mlartifacts",
+    *(f"mlflow.db{end}" for end in ("", "-wal", "-shm")),
+)
+"""Names in the folder of the runs that no run may have."""
 _BLOCK_RECORDS, _BLOCK_BYTES = 64, 2**20  # records written, and bytes of text read, at once
 COMPRESSED_HERE = 2**23
 """Largest text, in bytes, that is compressed in this process."""
@@ -49,30 +60,59 @@ class Pointer(TypedDict):
     """Digest of the manifest, and so of every file in the folder."""
 
 
+class FileFacts(TypedDict):
+    """A file of a committed stage, as its manifest has it."""
+
+    bytes: int
+    sha256: str
+    pruned: NotRequired[bool]
+    """Whether :meth:`RunStore.prune` deleted it."""
+
+
+class Manifest(TypedDict):
+    """The file :data:`MANIFEST` of a committed stage."""
+
+    stage: str
+    key: str
+    files: dict[str, FileFacts]
+    """By path in the folder."""
+    metrics: dict[str, float]
+    digest: NotRequired[str]
+    """Of all the rest; early versions wrote none."""
+
+
 class RunStore:
     """One run directory."""
 
     def __init__(self, root: Path, run_id: str) -> None:
         self.run_id = run_id
         self.path = (root / run_id).resolve()
+        self._intact: set[str] = set()
+        """The stages that :meth:`verify` found undamaged; their files are not read again."""
 
     @classmethod
     def create(cls, config: RunConfig, name: str | None = None) -> RunStore:
         """A new run directory under ``config.root``; ConfigError if ``name`` is taken or unusable as a folder."""
-        if name is not None and not re.fullmatch(r"[A-Za-z0-9][\w.-]*", name):
-            raise ConfigError(f"run name {name!r}: use letters, digits, '-', '_' and '.' only")
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
-        store = cls(config.root, run_id)
-        if store.exists():
-            raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
-        store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next line
-        store.replace_config(config)
+        store = cls(config.root, check_run_name(run_id))
+        store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next lines
+        folder = os.open(store.path, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # of two that create the run at once, the second one is refused
+            if store.exists():
+                raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
+            store.replace_config(config)
+        finally:
+            os.close(folder)
         return store
 
     @classmethod
     def open(cls, root: Path, run_id: str) -> RunStore:
-        """An existing run directory; ConfigError, with runs of similar names or the newest, if there is none."""
-        store = cls(root, run_id)
+        """An existing run directory.
+
+        Raises ConfigError, with runs of similar names or the newest, if there is none, or if ``run_id`` is no name.
+        """
+        store = cls(root, check_run_name(run_id))
         if not store.exists():
             runs = sorted((path.parent for path in root.glob(f"*/{CONFIG}")), key=lambda run: run.stat().st_mtime)
             names = [run.name for run in runs]
@@ -84,45 +124,115 @@ class RunStore:
 
     def exists(self) -> bool:
         """Whether there is such a run, with its configuration."""
-        return (self.path / CONFIG).is_file()
+        return (self.path / CONFIG).is_file() or (self.path / CONFIG_COPY).is_file()
 
     def config(self) -> RunConfig:
-        """The configuration the run was created with."""
-        return load_resolved((self.path / CONFIG).read_text(encoding="utf-8"))
+        """The configuration the run was created with; ConfigError if it is damaged, or of another version."""
+        return validate_config(RunConfig, self.config_tree(), (), f"{self.path / CONFIG} (of another version?)")
+
+    def config_tree(self) -> dict[str, Any]:
+        """The configuration without validation, from its copy if it is damaged; ConfigError if both are."""
+        path, copied = self.path / CONFIG, self._read_config_copy()
+        try:
+            data = path.read_bytes()
+            if copied is not None and copied != data:
+                data = copied
+            tree = json.loads(data)
+        except (FileNotFoundError, ValueError, RecursionError) as error:
+            if copied is None:
+                raise ConfigError(f"{path} cannot be read ({first_line(error)}); restore it from a backup") from None
+            tree = json.loads(copied)
+        if not isinstance(tree, dict) or not {"agents", "train"} <= tree.keys():
+            raise ConfigError(f"{path} is not the configuration of a run")
+        return tree
+
+    def _read_config_copy(self) -> bytes | None:
+        """The configuration in the copy; None if there is no copy, or a damaged one."""
+        try:
+            copy = json.loads((self.path / CONFIG_COPY).read_bytes())
+            data = str(copy["config"]).encode()
+            return data if hashlib.sha256(data).hexdigest() == copy["sha256"] else None
+        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
+    def mend_config(self) -> str:
+        """Restore the configuration or its copy from the other; a sentence that says so, empty if both are whole.
+
+        Raises ConfigError if neither can be read.
+        """
+        path, copied = self.path / CONFIG, self._read_config_copy()
+        if copied is None:
+            self.config()
+            self._copy_config(path.read_bytes())  # early versions kept none
+            return ""
+        if path.is_file() and path.read_bytes() == copied:
+            return ""
+        aside = self._new_folder_aside()
+        if path.exists():
+            path.rename(aside / CONFIG)
+        atomic_write(path, copied)
+        return f"{CONFIG} is damaged: restored from {CONFIG_COPY}, the damaged one is in {aside}"
 
     def replace_config(self, config: RunConfig) -> None:
         """Replace the configuration: for values only known once the run begins."""
-        atomic_write(self.path / CONFIG, config.resolved(secrets=True).encode())
+        data = config.resolved(secrets=True).encode()
+        self._copy_config(data)
+        atomic_write(self.path / CONFIG, data)
+
+    def _copy_config(self, data: bytes) -> None:
+        copy = {"sha256": hashlib.sha256(data).hexdigest(), "config": data.decode()}
+        atomic_write(self.path / CONFIG_COPY, json.dumps(copy).encode())
 
     def is_committed(self, name: str) -> bool:
-        """Whether a stage has an output, whatever its key and state."""
-        return (self.stage_folder(name) / MANIFEST).is_file()
+        """Whether a stage has an output with a readable manifest, whatever its key and the state of its files."""
+        return _find_manifest(self.stage_folder(name)) is not None
+
+    def find_damage(self, name: str) -> str:
+        """What is wrong with the output of a stage, in words; empty if it is whole, or there is none."""
+        folder = self.stage_folder(name)
+        if not os.path.lexists(folder):
+            return ""
+        manifest = _find_manifest(folder)
+        if manifest is None:
+            return f"{MANIFEST} is damaged" if (folder / MANIFEST).exists() else f"{MANIFEST} is missing"
+        if manifest["stage"] != name:
+            return f"holds the output of {manifest['stage']}"
+        damaged = [file for file, facts in manifest["files"].items() if not _is_intact(folder / file, facts)]
+        words = [f"{file} is {'damaged' if (folder / file).exists() else 'missing'}" for file in damaged]
+        return ", ".join(words[:3]) + f" and {len(words) - 3} more" * (len(words) > 3)
+
+    def verify(self, name: str) -> str:
+        """As :meth:`find_damage`; :meth:`find` trusts the files of an undamaged stage from then on."""
+        damage = self.find_damage(name)
+        self._intact.discard(name)
+        if not damage:
+            self._intact.add(name)
+        return damage
 
     def find(self, name: str, key: str | None = None) -> Pointer | None:
         """The committed output of a stage, if it has this key (None: whatever its key) and is undamaged."""
         folder = self.stage_folder(name)
-        with suppress(FileNotFoundError):
-            manifest = _read_manifest(folder)
-            is_same = key in (None, manifest["key"])
-            if is_same and all(_is_intact(folder / file, facts) for file, facts in manifest["files"].items()):
-                return self._pointer(name)
-        return None
+        manifest = _find_manifest(folder)
+        if manifest is None or key not in (None, manifest["key"]):
+            return None
+        is_intact = name in self._intact or all(_is_intact(folder / f, facts) for f, facts in manifest["files"].items())
+        return self._pointer(name) if is_intact else None
 
     def commit(self, name: str, key: str, write: Callable[[Path], Mapping[str, float]]) -> Pointer:
         """Make the files of ``write(folder)``, and the metrics it returns, durable as the output of stage ``name``."""
         target = self.stage_folder(name)
+        self._intact.discard(name)
         partial = target.parent / f".{target.name}.{uuid.uuid4().hex[:8]}"
         for stale in target.parent.glob(f".{target.name}.*"):
             shutil.rmtree(stale)
         partial.mkdir(parents=True)
-        metrics = dict(write(partial))
-        files = {
+        metrics = {key: float(value) for key, value in write(partial).items()}
+        files: dict[str, FileFacts] = {
             str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
-        manifest = {"stage": name, "key": key, "files": files, "metrics": metrics}
-        atomic_write(partial / MANIFEST, json.dumps(manifest, indent=1).encode())
+        _write_manifest(partial, {"stage": name, "key": key, "files": files, "metrics": metrics})
         share_files(partial)
         for path in (partial, *partial.rglob("*")):
             _fsync(path)
@@ -135,6 +245,10 @@ class RunStore:
     def metrics(self, pointer: Pointer) -> dict[str, float]:
         """The metrics of a committed stage."""
         return dict(_read_manifest(self.folder(pointer))["metrics"])
+
+    def manifest_of(self, name: str) -> Manifest:
+        """The manifest of a committed stage; ConfigError if it has none that can be read."""
+        return _read_manifest(self.stage_folder(name))
 
     def stored_metrics(self, name: str) -> dict[str, float]:
         """The metrics of a committed stage by its name, whatever its key and state."""
@@ -152,8 +266,10 @@ class RunStore:
 
     def stage_metrics(self) -> Iterator[tuple[int, str, dict[str, float]]]:
         """Iteration, stage and metrics of everything committed, in no particular order."""
-        for path in self.path.glob(f"stages/*/[!.]*/{MANIFEST}"):
-            yield int(path.parts[-3]), path.parts[-2], _read_manifest(path.parent)["metrics"]
+        for path in self.path.glob(f"stages/[0-9]*/[!.]*/{MANIFEST}"):
+            manifest = _find_manifest(path.parent)
+            if manifest is not None and path.parts[-3].isdecimal():
+                yield int(path.parts[-3]), path.parts[-2], manifest["metrics"]
 
     def stage_folder(self, name: str) -> Path:
         """The folder of a stage by its name, committed or not."""
@@ -163,15 +279,16 @@ class RunStore:
         """The folder a pointer refers to."""
         return self.path / pointer["dir"]
 
-    def prune(self, pointer: Pointer, *names: str) -> None:
+    def prune(self, name: str, *names: str) -> None:
         """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
-        folder = self.folder(pointer)
+        folder = self.stage_folder(name)
         manifest = _read_manifest(folder)
         pruned = [file for file in manifest["files"] if any(Path(file).is_relative_to(name) for name in names)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
-            manifest["files"] |= {file: {**manifest["files"][file], "pruned": True} for file in pruned}
+            for file in pruned:
+                manifest["files"][file]["pruned"] = True
             times = (folder / MANIFEST).stat()
-            atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+            _write_manifest(folder, manifest)
             os.utime(folder / MANIFEST, ns=(times.st_atime_ns, times.st_mtime_ns))  # work_interval reads it
         for file in pruned:
             (folder / file).unlink(missing_ok=True)  # a kill may have come after the manifest
@@ -182,9 +299,7 @@ class RunStore:
 
     def set_aside(self, names: Sequence[str]) -> Path:
         """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages."""
-        parent = self.path / "set-aside"
-        parent.mkdir(exist_ok=True)
-        folder = parent / str(1 + max((int(path.name) for path in parent.iterdir()), default=0))
+        folder = self._new_folder_aside()
         for name in reversed(names):
             source, target = self.stage_folder(name), folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -193,10 +308,32 @@ class RunStore:
             _fsync(target.parent)
         return folder
 
+    def _new_folder_aside(self) -> Path:
+        parent = self.path / "set-aside"
+        parent.mkdir(exist_ok=True)
+        folder = parent / str(
+            1 + max((int(path.name) for path in parent.iterdir() if path.name.isdecimal()), default=0)
+        )
+        folder.mkdir()
+        return folder
+
     def _pointer(self, name: str) -> Pointer:
         manifest = _read_manifest(self.stage_folder(name))
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
+
+
+def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
+    """What is in a JSON file of a run directory; ConfigError, with the remedy, if it is damaged."""
+    try:
+        return json.loads(path.read_bytes())
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is damaged ({first_line(error)}): {remedy}") from None
+
+
+def check_run_name(name: str, longest: int = 200) -> str:
+    """Return ``name`` if a run can have it; else ConfigError. Names of runs derived from it may be longer by half."""
+    return check_name(name, "run name", RESERVED, longest, signs="-_.")
 
 
 def share_files(folder: Path) -> None:
@@ -268,8 +405,30 @@ def merge_metrics(merged: dict[str, float], metrics: Mapping[str, float]) -> Non
         merged[key] = merged.get(key, 0.0) + value if key.startswith("time/") else value
 
 
-def _read_manifest(folder: Path) -> dict[str, Any]:
-    return dict(json.loads((folder / MANIFEST).read_bytes()))
+def _find_manifest(folder: Path) -> Manifest | None:
+    """The manifest of a stage; None if it has none, or a damaged one."""
+    try:
+        manifest = msgspec.convert(json.loads((folder / MANIFEST).read_bytes()), Manifest)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
+        return None
+    is_inside = all(".." not in Path(file).parts and not Path(file).is_absolute() for file in manifest["files"])
+    return manifest if is_inside and manifest.get("digest") in (None, _digest_manifest(manifest)) else None
+
+
+def _read_manifest(folder: Path) -> Manifest:
+    manifest = _find_manifest(folder)
+    if manifest is None:
+        raise ConfigError(f"{folder / MANIFEST} is damaged or missing: resume the run, which computes the stage again")
+    return manifest
+
+
+def _write_manifest(folder: Path, manifest: Manifest) -> None:
+    manifest["digest"] = _digest_manifest(manifest)
+    atomic_write(folder / MANIFEST, json.dumps(manifest, indent=1).encode())
+
+
+def _digest_manifest(manifest: Manifest) -> str:
+    return digest({key: value for key, value in manifest.items() if key != "digest"})
 
 
 def _sha256(path: Path) -> str:

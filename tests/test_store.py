@@ -3,14 +3,16 @@ from __future__ import annotations
 import json
 import os
 import random
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
 from pathlib import Path
+from threading import Barrier
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.config import load_config
+from magrpo.config import RunConfig, load_config
 from magrpo.plugins import ConfigError
 from magrpo.store import MANIFEST, RunStore, digest, read_records, write_records
 from magrpo.types import (
@@ -83,15 +85,15 @@ def test_a_stage_that_fails_leaves_the_last_output_and_nothing_else(store: RunSt
 
 def test_a_pruned_file_leaves_the_stage_committed_and_its_pointer_unchanged(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
-    store.prune(pointer, "sub/a.txt")
-    store.prune(pointer, "sub/a.txt")
+    store.prune("s", "sub/a.txt")
+    store.prune("s", "sub/a.txt")
     assert not (store.folder(pointer) / "sub" / "a.txt").exists()
     assert store.find("s", "k") == pointer
 
 
 def test_a_folder_is_pruned_with_all_its_files_and_one_that_is_not_there_is_none(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
-    store.prune(pointer, "sub", "optimizer")
+    store.prune("s", "sub", "optimizer")
     assert store.pruned_files("s") == ["sub/a.txt"]
     assert store.find("s", "k") == pointer
 
@@ -99,9 +101,9 @@ def test_a_folder_is_pruned_with_all_its_files_and_one_that_is_not_there_is_none
 def test_a_file_that_a_kill_left_while_it_was_pruned_goes(store: RunStore) -> None:
     pointer = store.commit("s", "k", write_text("one"))
     file = store.folder(pointer) / "sub" / "a.txt"
-    store.prune(pointer, "sub/a.txt")
+    store.prune("s", "sub/a.txt")
     file.write_text("one")
-    store.prune(pointer, "sub/a.txt")
+    store.prune("s", "sub/a.txt")
     assert not file.exists()
 
 
@@ -113,9 +115,111 @@ def test_a_name_is_free_again_if_a_kill_came_before_its_configuration(tmp_path: 
         RunStore.open(tmp_path / "runs", "r")
     RunStore.create(config, "r")
     assert RunStore.open(tmp_path / "runs", "r").config() == config
-    assert [path.name for path in (tmp_path / "runs" / "r").iterdir()] == ["config.json"]
+    assert {path.name for path in (tmp_path / "runs" / "r").iterdir()} == {"config.json", "config.copy.json"}
     with pytest.raises(ConfigError, match="run r exists"):
         RunStore.create(config, "r")
+
+
+MANIFESTS = {
+    "empty": b"",
+    "truncated": b'{"stage": "s", ',
+    "no keys": b"{}",
+    "a list": b"[]",
+    "null": b"null",
+    "not UTF-8": b"\xff\xfe",
+    "deep": b"[" * 100_000,
+    "a number": b"1" * 5000,
+    "other types": b'{"stage": "s", "key": 1, "files": [], "metrics": {}}',
+    "outside": b'{"stage": "s", "key": "k", "files": {"../../v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
+    "absolute": b'{"stage": "s", "key": "k", "files": {"/v": {"bytes": 1, "sha256": "x"}}, "metrics": {}}',
+}
+
+
+@pytest.mark.parametrize("manifest", MANIFESTS.values(), ids=MANIFESTS)
+def test_a_stage_whose_manifest_cannot_be_read_is_a_damaged_one(store: RunStore, manifest: bytes) -> None:
+    pointer = store.commit("00001/s", "k", write_text("one"))
+    (store.folder(pointer) / MANIFEST).write_bytes(manifest)
+    assert not store.is_committed("00001/s")
+    assert store.find("00001/s") is None
+    assert list(store.stage_metrics()) == []
+    assert store.find_damage("00001/s") == "_SUCCESS is damaged"
+    with pytest.raises(ConfigError, match="_SUCCESS is damaged or missing: resume the run"):
+        store.metrics(pointer)
+    store.set_aside(["00001/s"])
+    assert store.find_damage("00001/s") == ""
+
+
+def test_another_metric_in_a_manifest_is_damage(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    path = store.folder(pointer) / MANIFEST
+    path.write_text(path.read_text().replace("1.5", "2.5"))
+    assert store.find("s") is None
+    assert store.find_damage("s") == "_SUCCESS is damaged"
+
+
+def test_manifests_of_early_versions_have_no_digest(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    path = store.folder(pointer) / MANIFEST
+    path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "digest"}))
+    assert store.find("s", "k") == pointer
+
+
+def test_damage_is_told_by_file(store: RunStore) -> None:
+    pointer = store.commit("s", "k", write_text("one"))
+    assert store.verify("s") == ""
+    file = store.folder(pointer) / "sub" / "a.txt"
+    file.write_text("0ne")
+    assert store.find("s", "k") == pointer, "checked a moment ago"
+    assert store.verify("s") == "sub/a.txt is damaged"
+    file.unlink()
+    assert store.find_damage("s") == "sub/a.txt is missing"
+    assert store.find("s", "k") is None
+    assert store.find_damage("t") == ""
+    store.stage_folder("s").rename(store.stage_folder("t"))
+    assert store.find_damage("t") == "holds the output of s"
+
+
+def test_foreign_folders_among_the_stages_are_left_alone(store: RunStore) -> None:
+    store.commit("00001/s", "k", write_text("one"))
+    for foreign in ("backup/s", "0x/s"):
+        (store.path / "stages" / foreign).mkdir(parents=True)
+        (store.path / "stages" / foreign / MANIFEST).write_text("{")
+    assert list(store.stage_metrics()) == [(1, "s", {"x/y": 1.5})]
+    (store.path / "set-aside" / "notes").mkdir(parents=True)
+    assert store.set_aside(["00001/s"]).name == "1"
+
+
+def test_of_runs_created_at_once_with_one_name_one_wins_with_its_own_configuration(tmp_path: Path) -> None:
+    configs = [load_config(_config(tmp_path), [f"train.seed={seed}"]) for seed in range(4)]
+
+    def create(config: RunConfig) -> RunStore | None:
+        barrier.wait()
+        try:
+            return RunStore.create(config, name)
+        except ConfigError:  # it exists
+            return None
+
+    with ThreadPoolExecutor(len(configs)) as pool:
+        for number in range(25):
+            name, barrier = f"run-{number}", Barrier(len(configs))
+            stores = list(pool.map(create, configs))
+            [winner] = [seed for seed, store in enumerate(stores) if store is not None]
+            assert RunStore.open(tmp_path / "runs", name).config() == configs[winner]
+
+
+NAMES = ["", ".", "..", "../x", "/x", "x/y", "-x", ".x", "a b", "x\n", "Jürgen", "x?", "x#y", "[x]", "x" * 201, "a\0"]
+
+
+@pytest.mark.parametrize("name", [*NAMES, "prefect", "sweeps", "mlflow.db", "MLFLOW.DB", "comparisons"])
+def test_names_that_no_run_can_have(tmp_path: Path, name: str) -> None:
+    config = load_config(_config(tmp_path))
+    with pytest.raises(ConfigError, match=r"run name .* (cannot be used|is reserved)") as caught:
+        RunStore.open(tmp_path / "runs", name)
+    assert len(str(caught.value).splitlines()) == 1
+    if name:
+        with pytest.raises(ConfigError, match=r"run name .* (cannot be used|is reserved)"):
+            RunStore.create(config, name)
+    assert not (tmp_path / "runs").exists()
 
 
 def _config(folder: Path) -> Path:
@@ -186,5 +290,5 @@ def test_pruning_leaves_the_time_at_which_the_work_ended(store: RunStore) -> Non
 
     pointer = store.commit("00001/update", "k", write)
     os.utime(store.folder(pointer) / MANIFEST, (1000, 1000))
-    store.prune(pointer, "large")
+    store.prune("00001/update", "large")
     assert store.work_interval(pointer) == (998, 1000)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from magrpo.config import RunConfig
 from magrpo.layout import checkpoint_weights, committed_iterations, makes_tables
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.services import TrackingConfig
-from magrpo.store import CONFIG, RunStore
+from magrpo.store import CONFIG, RunStore, read_json
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import CHAMPION, ModelRegistry
 from magrpo.tracking.spool import Unavailable
@@ -78,7 +79,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
         return _team_of_run(RunStore.open(root, name), checkpoint, overrides)
     path = path.absolute()
     if (path / CONFIG).is_file() and (path / "stages").is_dir():
-        return _team_of_run(RunStore.open(path.parent, path.name), checkpoint, overrides)
+        return _team_of_run(RunStore(path.parent, path.name), checkpoint, overrides)
     _refuse_checkpoint(checkpoint, "a folder of agents")
     return _team_in_folder(path, overrides, f"the agents in {name}")
 
@@ -89,7 +90,7 @@ def _refuse_checkpoint(checkpoint: int | None, what: str) -> None:
 
 
 def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[str]) -> AskedTeam:
-    config = _read_config(store.path / CONFIG, overrides)
+    config = _change_config(store.config_tree(), store.path / CONFIG, overrides)
     if makes_tables(config):
         raise ConfigError(f"run {store.run_id} compares baselines; ask the run that trained its agents")
     known = committed_iterations(store, "update")
@@ -116,7 +117,7 @@ def _team_in_folder(folder: Path, overrides: Sequence[str], title: str) -> Asked
             f"{folder}: neither a run nor a folder of agents; a folder of agents holds {CONFIG} and one folder of "
             "weights for each agent"
         )
-    config = _read_config(path, overrides)
+    config = _change_config(read_json(path), path, overrides)
     names = [agent.name for agent in config.agents]
     if missing := [name for name in names if not (folder / name).is_dir()]:
         inside = f"; ask {folder.parent}" if folder.name in names else ""
@@ -135,9 +136,8 @@ def _is_run_config(path: Path) -> bool:
         return False
 
 
-def _read_config(path: Path, overrides: Sequence[str]) -> RunConfig:
-    """The configuration in ``path``, changed for asking, with ``overrides``."""
-    tree: dict[str, Any] = json.loads(path.read_bytes())
+def _change_config(tree: dict[str, Any], path: Path, overrides: Sequence[str]) -> RunConfig:
+    """The configuration read from ``path``, changed for asking, with ``overrides``."""
     if tree["engine"]["kind"] in ("auto", "vllm"):
         tree["engine"] = {"kind": "transformers"}
     if tree["model"]["device"] == "cuda":
@@ -162,9 +162,12 @@ def _find_champion(model: str, root: Path, overrides: Sequence[str]) -> AskedTea
 
 def _find_only_model(root: Path) -> str:
     """The registered model that the runs in ``root`` name, if it is the only one."""
-    trees = [json.loads(path.read_bytes()) for path in root.glob(f"*/{CONFIG}")]
-    models = sorted({str(tree["registry"]["model"]) for tree in trees if tree["registry"]["model"] is not None})
+    models: set[str] = set()
+    for path in root.glob(f"*/{CONFIG}"):
+        with suppress(ConfigError):  # a damaged run, or a model
+            model = RunStore(root, path.parent.name).config_tree().get("registry", {}).get("model")
+            models |= {model} if model else set()
     if len(models) == 1:
-        return models[0]
-    found = f"the runs in {root} name {', '.join(models)}" if models else f"no run in {root} registers a model"
+        return models.pop()
+    found = f"the runs in {root} name {', '.join(sorted(models))}" if models else f"no run in {root} registers a model"
     raise ConfigError(f"{CHAMPION}: {found}; write MODEL@{CHAMPION}")

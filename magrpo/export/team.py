@@ -17,7 +17,6 @@ from magrpo.layout import (
     read_evaluation,
 )
 from magrpo.plugins import ConfigError
-from magrpo.reports.evaluations import load_run_config
 from magrpo.reports.run import RunReport
 from magrpo.store import Pointer, RunStore
 
@@ -41,7 +40,7 @@ class TrainedTeam:
 
         ``committed``: the run's last checkpoint, if it was committed or checked just now.
         """
-        config = load_run_config(store)
+        config = store.config()
         if makes_tables(config):
             raise ConfigError(f"run {store.run_id} compares baselines and has no agents of its own; name a trained run")
         kept = committed_iterations(store, "update")

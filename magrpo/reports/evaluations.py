@@ -60,21 +60,11 @@ class EvaluatedRun:
 
 def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
     """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
-    config = load_run_config(store)
+    config = store.config()
     reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
     return EvaluatedRun(label, store, config, reports)
-
-
-def load_run_config(store: RunStore) -> RunConfig:
-    """The configuration of a run; ConfigError if another version wrote it."""
-    try:
-        return store.config()
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"run {store.run_id}: config.json is of another version ({error})") from error
 
 
 # ------------------------------------------------------------------------------------------------------ problem means

@@ -20,7 +20,7 @@ from magrpo.reports.comparison import (
     list_differences,
     summary_table,
 )
-from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, load_run_config
+from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.over_seeds import COMPARED, OVER_SEEDS, average_evaluations, evaluation_table, tokens_by_iteration
 from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
@@ -62,7 +62,7 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
         tree = _compare_sweeps(names, root, folder, console)
     else:
         stores = [RunStore.open(root, name) for name in names]
-        tables = [store.run_id for store in stores if makes_tables(load_run_config(store))]
+        tables = [store.run_id for store in stores if makes_tables(store.config())]
         if tables and len(tables) < len(stores):
             raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
         compare = _compare_baselines if tables else _compare_trainings

@@ -12,7 +12,6 @@ from rich.table import Table
 from magrpo.config import RunConfig
 from magrpo.layout import find_evaluations, read_evaluation, read_place
 from magrpo.reports.budget import build_ledger
-from magrpo.reports.evaluations import load_run_config
 from magrpo.reports.figures import (
     SPLIT_TITLES,
     format_budget,
@@ -52,7 +51,7 @@ def show_run(run: RunId, /, *, as_json: Json = False, root: Root = Path("runs"))
         run: Id of a run, or its folder.
     """
     store = locate_run(run, root)
-    config = load_run_config(store)
+    config = store.config()
     with show_activity("reading the run"):
         summary = summarize_folder(store.path)
         reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]

@@ -19,7 +19,7 @@ from magrpo.layout import is_finished, keep_place
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import RunStore, atomic_write
+from magrpo.store import RunStore, atomic_write, read_json
 
 SWEEP_FILE = "sweep.json"
 _SLUG = 60
@@ -118,7 +118,7 @@ def load_sweep(root: Path, name: str) -> Sweep:
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
-    return Sweep(name, root, tuple(Child(**child) for child in json.loads(path.read_bytes())["children"]))
+    return Sweep(name, root, tuple(Child(**child) for child in read_json(path)["children"]))
 
 
 def check_sweep_place(sweep: Sweep, place: Place | None) -> None:

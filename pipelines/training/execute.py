@@ -1,5 +1,6 @@
 """One attempt at a run, as a Prefect flow or ``--local``: opens what it needs, runs its steps, registers its team."""
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -25,6 +26,8 @@ from pipelines.training.stages import StageRunner
 
 WrapStep = Callable[[RunStep], RunStep]
 """Wraps the function that runs a step, for example as Prefect tasks."""
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -95,6 +98,8 @@ def execute(
     config = store.config()
     attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
     with hold_run(store), observe_attempt(attempt, observers):
+        if mended := store.mend_config():
+            log.warning("%s", mended)
         result = _run_loop(attempt, wrap, tags, observers)
         if config.train.num_iterations and not makes_tables(config):
             with show_activity("writing the agents' folder"):

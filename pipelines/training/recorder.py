@@ -52,7 +52,9 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
         tags[FLOW_RUN_URL] = flow_run_url
-    first_repeated = min((int(path.name) for path in store.path.glob("set-aside/*/*")), default=None)
+    first_repeated = min(
+        (int(path.name) for path in store.path.glob("set-aside/*/*") if path.name.isdecimal()), default=None
+    )
     if first_repeated is not None:
         tags["magrpo.rewound"] = f"from iteration {first_repeated} on"
         lines.append(
@@ -69,6 +71,10 @@ class RunRecorder:
     ) -> None:
         self._config, self._store, self._tracker = config, store, tracker
         self._on_evaluation = on_evaluation
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Take the next step for the first one of the run; what was recorded before is not recorded twice."""
         self._checkpoint: Pointer | None = None
         self._outputs: dict[str, Pointer] = {}
         """Outputs of the iteration so far, by the step's name."""

@@ -29,6 +29,7 @@ from magrpo.store import Pointer, RunStore, digest, write_records
 from magrpo.surrogates import encode_json
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
 from pipelines.progress.console import RunConsole
+from pipelines.training.repair import check_kept
 from pipelines.training.resources import Resources
 
 Metrics = Mapping[str, float]
@@ -73,8 +74,9 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         pointer = found or self._compute(step, inputs, key)
         if step.stage in ("start", "update") and not found:
             self._resources.updates.adopt(self._store.folder(pointer))
-        if step.stage == "update" and not layout.evaluates_after(self._config, step.iteration - 1):
-            self._store.prune(inputs[1], layout.OPTIMIZER, layout.OPTIMIZER_SHARDS)
+        oldest = step.iteration - self._config.optim.keep
+        if step.stage == "update" and oldest > 0 and not layout.evaluates_after(self._config, oldest):
+            self._store.prune(Step("update", oldest).folder, layout.OPTIMIZER, layout.OPTIMIZER_SHARDS)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer
 
@@ -92,6 +94,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
         self._check_aborted()
+        check_kept(self._store, step)
         discarded_before = self._resources.num_discarded.copy()
         advance = self._progress.start_step(step)
 
@@ -320,7 +323,7 @@ that the output depends on, besides its inputs."""
 
 _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
     "algo": {"max_sampling_gap": None},
-    "optim": {"lanes": 1},
+    "optim": {"lanes": 1, "keep": 1},
     "train": {"lag": 0},
 }
 """Values that change nothing, of options newer than runs that must still be found, by section."""

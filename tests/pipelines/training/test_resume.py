@@ -126,6 +126,7 @@ class Runs:
         files = {path: file for path, file in files.items() if file.name not in BUDGET}
         manifests = self.manifests(name)
         for manifest in manifests.values():
+            del manifest["digest"]
             manifest["metrics"] = {k: v for k, v in manifest["metrics"].items() if not k.startswith(TIMED)}
             manifest["files"] = {name: facts for name, facts in manifest["files"].items() if name not in BUDGET}
         return {"manifests": manifests, "files": {path: file.read_bytes() for path, file in files.items()}}

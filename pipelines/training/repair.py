@@ -1,0 +1,86 @@
+"""Damage to the outputs of a run: found by their digests, set aside, and left for the loop to compute again.
+
+An update needs the optimizer state of the checkpoint before it. Where that was pruned, the updates since the newest
+checkpoint that is whole are set aside, too.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+
+from magrpo.config import RunConfig
+from magrpo.layout import Step, pruned_tail, steps
+from magrpo.store import RunStore
+from pipelines.environment import shorten_path
+
+log = logging.getLogger(__name__)
+
+
+class CheckpointPruned(Exception):
+    """An update is to be computed from a checkpoint, in ``folder``, whose optimizer state was pruned."""
+
+    def __init__(self, folder: str) -> None:
+        super().__init__(f"{folder} was pruned")
+        self.folder = folder
+
+
+def check_kept(store: RunStore, step: Step) -> None:
+    """Raise CheckpointPruned if ``step`` is an update and the optimizer state that it starts from was pruned."""
+    if step.stage != "update":
+        return
+    checkpoint = Step("update", step.iteration - 1).folder
+    if store.pruned_files(checkpoint):
+        raise CheckpointPruned(checkpoint)
+
+
+def find_damage(
+    store: RunStore, config: RunConfig, progress: Callable[[Step], None] = lambda _: None
+) -> dict[Step, str]:
+    """The damaged outputs of a run by step, in their order, each with what is wrong in words. Reads every file.
+
+    ``progress`` is called before each step.
+    """
+    damage = {}
+    every = steps(config)
+    for step in every:
+        progress(step)
+        if words := store.verify(step.folder):
+            damage[step] = words
+    return damage
+
+
+def find_lost(store: RunStore, config: RunConfig) -> list[Step]:
+    """The steps without an output though an output made from it is there."""
+    every = {step.folder: step for step in steps(config)}
+    committed = [step for step in every.values() if store.is_committed(step.folder)]
+    used = dict.fromkeys(name for step in committed for name in step.inputs)
+    ended = {step.iteration for step in committed if step.stage == "credit"}  # whose later turns were left out
+    lost = (every[name] for name in used if not store.is_committed(name))
+    return [step for step in lost if step.part in ("", "0") or step.iteration not in ended]
+
+
+def set_aside_damage(store: RunStore, config: RunConfig) -> None:
+    """Set aside every damaged output, with a warning each, and the updates to repeat for those that are missing."""
+    damage = find_damage(store, config)
+    if damage:
+        folder = store.set_aside([step.folder for step in damage])
+        for step, words in damage.items():
+            log.warning("%s: %s; set aside in %s and computed again", step.folder, words, shorten_path(folder))
+    checkpoints = [step for step in steps(config) if step.stage in ("start", "update")]
+    committed = [store.is_committed(step.folder) for step in checkpoints]
+    for number in range(1, len(checkpoints)):
+        if committed[number - 1] and not committed[number]:
+            _set_aside_tail(store, checkpoints[:number])
+
+
+def set_aside_pruned(store: RunStore, config: RunConfig, folder: str) -> None:
+    """Set aside the checkpoint in ``folder``, and those before it, back to the newest one that is whole."""
+    checkpoints = [step for step in steps(config) if step.stage in ("start", "update")]
+    _set_aside_tail(store, [step for step in checkpoints if step.folder <= folder])
+
+
+def _set_aside_tail(store: RunStore, checkpoints: Sequence[Step]) -> None:
+    tail = pruned_tail(store, checkpoints)
+    if tail:
+        folder = store.set_aside([step.folder for step in tail])
+        names = " to ".join(dict.fromkeys((tail[0].folder, tail[-1].folder)))
+        log.warning("%s: computed again for the optimizer's state; set aside in %s", names, shorten_path(folder))
