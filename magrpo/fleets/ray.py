@@ -11,6 +11,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -30,6 +31,8 @@ _CPUS = 0.01
 """What an actor asks for: nearly nothing, but never a place on a node that offers no CPUs, such as the driver's."""
 _PLACEMENT_S = 900.0
 """Seconds within which an actor must get its place; a cluster that grows on demand has to start nodes in it."""
+_KNOCK_S = 30.0
+"""Seconds within which a cluster must take a connection."""
 _CALL_S = 60.0
 """Seconds within which an actor that has its place must answer."""
 _MAX_LOST_PLACES = 3
@@ -67,17 +70,25 @@ def connect_cluster(address: str) -> Any:
     with _users_lock:
         if not ray.is_initialized():
             try:
+                _knock_at(address)
                 with _keep_signal_handlers():
                     ray.init(address=address, log_to_driver=False, configure_logging=False)
                 # Else Ray prints news of lost nodes to standard output, whatever log_to_driver says.
                 ray._private.worker._worker_logs_enabled = False
-            except (ConnectionError, TimeoutError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:
                 raise ConfigError(
                     f"fleet.address = {address!r}: no Ray cluster answers there ({str(error).splitlines()[0]}); make "
                     f"this machine a node of it with `ray start --address=HEAD:6379 --num-cpus=0`"
                 ) from None
         _users += 1
     return ray
+
+
+def _knock_at(address: str) -> None:
+    """Raise OSError if nothing listens at ``HOST:PORT``, for which Ray would wait many minutes; no-op for ``auto``."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    if host and port.isdigit():
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
 
 
 def disconnect_cluster() -> None:

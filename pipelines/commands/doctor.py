@@ -20,7 +20,7 @@ from magrpo.tracking.connection import check_reachable, hide_password, tracking_
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import Root
 from pipelines.environment import prefect_target
-from pipelines.flows.local_server import is_healthy
+from pipelines.flows.local_server import find_fault
 
 GIB = 1 << 30
 ENOUGH_DISK_GIB = 5.0
@@ -98,11 +98,11 @@ def check_servers(root: Path) -> Iterator[Finding]:
         yield Finding("Prefect", "missing", "not installed", "make setup")
     elif url is None:
         yield Finding("Prefect", "ok", f"{version}, a server of its own for each run")
-    elif is_healthy(f"{url.rstrip('/')}/health"):
-        yield Finding("Prefect", "ok", f"{version}, server at {hide_password(url)}")
-    else:
+    elif fault := find_fault(url):
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
-        yield Finding("Prefect", "missing", f"no server answers at {hide_password(url)}", remedy)
+        yield Finding("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
+    else:
+        yield Finding("Prefect", "ok", f"{version}, server at {hide_password(url)}")
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_find_version('mlflow')}, {hide_password(uri)}"
     remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"

@@ -29,12 +29,13 @@ def _run_flow(store: RunStore) -> Result:
         with hold_run(store):  # so that the flow run of a living process is not marked as crashed
             if _has_work(store):
                 import magrpo.policy  # noqa: F401  torch and transformers, loaded while the server starts
-            from pipelines.flows.train import mark_killed, train  # prefect, loaded while the server starts
+            from pipelines.flows.train import mark_killed, name_server, train  # prefect, loaded meanwhile
 
-            with show_activity(LOADING["Prefect"]):
+            with show_activity(LOADING["Prefect"]), name_server():
                 server.wait_until_ready()
                 mark_killed(run_id)
-        return train(str(root), run_id)
+        with name_server():
+            return train(str(root), run_id)
 
 
 def _has_work(store: RunStore) -> bool:

@@ -16,21 +16,32 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from http.client import HTTPException
 from pathlib import Path
 from types import FrameType
-from urllib.error import URLError
+from typing import Any
+from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
+from magrpo.fleets.process import read_last_words
+from magrpo.plugins import ConfigError
+from magrpo.tracking.connection import hide_password
 from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly
 from pipelines.progress.activity import show_activity
 
 _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
+_TIMEOUT_S = 5.0
+_JSON = "application/json"
+_NO_ADDRESS = "it is no address such as http://127.0.0.1:4200/api"
+_REMEDY = "; start that server, unset the variable, or run with --local"
+_CHOSEN_S = 30.0
+"""Seconds within which a server that the user has chosen must answer."""
 
 
 class ServerError(RuntimeError):
-    """The Prefect server of a run did not start. The message names its log."""
+    """The Prefect server of a run did not start, or the one that the user has chosen does not answer."""
 
 
 class LocalServer:
@@ -50,7 +61,9 @@ class LocalServer:
         self._variables: set[str] = set()
 
     def __enter__(self) -> LocalServer:
-        if prefect_target() is not None:
+        if (chosen := prefect_target()) is not None:
+            if not is_address(chosen):
+                raise ConfigError(f"PREFECT_API_URL = {hide_password(chosen)!r}: {_NO_ADDRESS}{_REMEDY}")
             return self
         reach_loopback_directly()
         before = set(os.environ) - {"PREFECT_API_URL"}
@@ -71,11 +84,17 @@ class LocalServer:
         return self
 
     def wait_until_ready(self) -> None:
-        """Return when the server answers. Raises ServerError if it ended, or did not answer within two minutes."""
+        """Return when the server answers.
+
+        Raises ServerError if it ended, or did not answer within two minutes; one of the user has half a minute.
+        """
+        if (chosen := prefect_target()) is not None and self.process is None:
+            _wait_for_chosen(chosen)
         deadline = time.monotonic() + _START_S
         while self.process is not None and not is_healthy(f"{self._url}/health"):
             if self.process.poll() is not None or time.monotonic() > deadline:
-                raise ServerError(f"the Prefect server did not start: see {self._log}, or run with --local")
+                last = f" ({words})" if (words := read_last_words(self._log)) else ""
+                raise ServerError(f"the Prefect server did not start{last}: see {self._log}, or run with --local")
             time.sleep(0.1)
 
     def __exit__(self, *_: object) -> None:
@@ -93,12 +112,52 @@ class LocalServer:
 
 def is_healthy(url: str) -> bool:
     """Whether a server answers ``url`` with status 200; on this machine, proxies of the environment are not used."""
-    handlers = [ProxyHandler({})] if urlsplit(url).hostname in LOOPBACK else []
     try:
-        with build_opener(*handlers).open(url, timeout=5) as answer:
+        with _open_url(url) as answer:
             return bool(answer.status == 200)
-    except (URLError, TimeoutError, ConnectionError):
+    except (OSError, HTTPException):
         return False
+
+
+def is_address(url: str) -> bool:
+    """Whether ``url`` can be the address of Prefect's API."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port
+        return False
+
+
+def find_fault(url: str) -> str:
+    """Why the Prefect API at ``url`` cannot be used, in words; empty if it answers."""
+    if not is_address(url):
+        return _NO_ADDRESS
+    try:
+        with _open_url(f"{url.rstrip('/')}/health") as answer:
+            kind = answer.headers.get_content_type()
+    except HTTPError as error:
+        kind = error.headers.get_content_type()
+        if error.code >= 500 or kind != _JSON:
+            return f"it answers {error.code}"
+    except TimeoutError:
+        return "it does not answer"
+    except (OSError, HTTPException) as error:
+        reason = error.reason if isinstance(error, URLError) else error
+        return f"it does not answer ({reason})"
+    return "" if kind == _JSON else f"it answers {kind}, so it is not Prefect's API, whose address ends in /api"
+
+
+def _wait_for_chosen(url: str) -> None:
+    deadline = time.monotonic() + _CHOSEN_S
+    while fault := find_fault(url):
+        if time.monotonic() > deadline:
+            raise ServerError(f"PREFECT_API_URL = {hide_password(url)!r}: {fault}{_REMEDY}")
+        time.sleep(1)
+
+
+def _open_url(url: str) -> Any:
+    handlers = [ProxyHandler({})] if urlsplit(url).hostname in LOOPBACK else []
+    return build_opener(*handlers).open(url, timeout=_TIMEOUT_S)
 
 
 def serve_api(port: int, parent: int, *, schedules: bool) -> None:

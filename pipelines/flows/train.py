@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 from uuid import UUID
 
+from httpx import HTTPError
 from prefect import Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
 from prefect.client.schemas.objects import State, StateType, TaskRun
 from prefect.runtime import deployment, flow_run
+from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed
 from prefect.tasks import exponential_backoff
 from prefect.transactions import transaction
@@ -27,7 +29,9 @@ from magrpo.fleets import ProcessDied
 from magrpo.layout import Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.store import Pointer
+from magrpo.tracking.connection import hide_password
 from magrpo.updates import UpdatesDied
+from pipelines.flows.local_server import ServerError
 from pipelines.flows.progress_page import ProgressPage
 from pipelines.progress.notify import Notices
 from pipelines.progress.state import Observer
@@ -63,9 +67,21 @@ def execute_in_flow(root: Path, run_id: str) -> Result:
 def mark_killed(run_id: str) -> None:
     """Mark earlier flow runs of this run, killed before they could report it, as crashed."""
     running = {"name": {"any_": [run_id]}, "state": {"type": {"any_": [StateType.RUNNING]}}}
-    with get_client(sync_client=True) as client:
+    hurried = temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 1})
+    with hurried, get_client(sync_client=True, httpx_settings={"timeout": 10.0}) as client:
         for run in client.read_flow_runs(flow_run_filter=FlowRunFilter.model_validate(running)):
             client.set_flow_run_state(run.id, Crashed(message="the process was killed"), force=True)
+
+
+@contextmanager
+def name_server() -> Iterator[None]:
+    """Raise ServerError, which names the server, for errors of Prefect's client."""
+    try:
+        yield
+    except HTTPError as error:
+        reason = str(error).partition("\n")[0] or type(error).__name__
+        where = hide_password(PREFECT_API_URL.value() or "")
+        raise ServerError(f"the Prefect server at {where} failed (PREFECT_API_URL): {reason}") from error
 
 
 def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:

@@ -1,0 +1,111 @@
+"""The Prefect server that the user has chosen, by PREFECT_API_URL: reached before the first stage, or named."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from magrpo.plugins import ConfigError
+from pipelines.flows import local_server
+from pipelines.flows.local_server import LocalServer, ServerError, find_fault
+from pipelines.flows.train import mark_killed, name_server
+
+REMEDY = "; start that server, unset the variable, or run with --local"
+
+
+@contextmanager
+def answering(code: int, kind: str) -> Iterator[str]:
+    """The address of a server that always answers so."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(code)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", "2")
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/api"
+        server.shutdown()
+        thread.join()
+
+
+@contextmanager
+def silent() -> Iterator[str]:
+    """The address of a server that takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield f"http://127.0.0.1:{server.getsockname()[1]}/api"
+
+
+@pytest.fixture(autouse=True)
+def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_server, "_CHOSEN_S", 0.0)
+    monkeypatch.setattr(local_server, "_TIMEOUT_S", 0.5)
+
+
+def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PREFECT_API_URL", url)
+    with LocalServer(Path("nowhere")) as server:
+        server.wait_until_ready()
+
+
+@pytest.mark.parametrize(
+    "url", ["localhost:4200/api", "nonsense", "http://host:port/api", "http:///api", "ftp://h/api"]
+)
+def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    message = f"PREFECT_API_URL = {url!r}: it is no address such as http://127.0.0.1:4200/api{REMEDY}"
+    with pytest.raises(ConfigError) as refused:
+        reach(url, monkeypatch)
+    assert str(refused.value) == message
+    assert find_fault(url) == "it is no address such as http://127.0.0.1:4200/api"
+
+
+@pytest.mark.parametrize(
+    ("code", "kind", "fault"),
+    [
+        (500, "application/json", "it answers 500"),
+        (404, "text/html", "it answers 404"),
+        (200, "text/html", "it answers text/html, so it is not Prefect's API, whose address ends in /api"),
+    ],
+)
+def test_a_server_that_answers_wrongly_is_named(
+    code: int, kind: str, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with answering(code, kind) as url, pytest.raises(ServerError) as named:
+        reach(url, monkeypatch)
+    assert str(named.value) == f"PREFECT_API_URL = {url!r}: {fault}{REMEDY}"
+
+
+def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for url in ("http://127.0.0.1:9/api", "http://nobody.invalid/api"):
+        with pytest.raises(ServerError, match=r"PREFECT_API_URL = .*: it does not answer \(.*run with --local"):
+            reach(url, monkeypatch)
+    with silent() as url, pytest.raises(ServerError, match="it does not answer; start that server"):
+        reach(url, monkeypatch)
+    with pytest.raises(ServerError) as named:
+        reach("http://me:secret@127.0.0.1:9/api", monkeypatch)
+    assert "secret" not in str(named.value)
+
+
+def test_a_server_that_refuses_a_run_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a wrong key, or when its address has a wrong path."""
+    with answering(401, "application/json") as url:
+        reach(url, monkeypatch)
+        with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServerError) as named, name_server():
+            mark_killed("run")
+    assert str(named.value).startswith(f"the Prefect server at {url} failed (PREFECT_API_URL): Client error '401 ")
