@@ -38,8 +38,7 @@ DRIVER = """
 import sys, time
 from pathlib import Path
 from magrpo.fleets import Job
-from magrpo.fleets.ray import RayFleet, connect_cluster
-from magrpo.plugins import ConfigError
+from magrpo.fleets.ray import RayFleet
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.sandboxes.ray import open_ray_sandbox
 fleet = RayFleet(sys.argv[1])
@@ -156,7 +155,7 @@ def test_a_killed_actor_ends_the_family_and_is_the_reason(fleet: RayFleet, tmp_p
 
 @pytest.mark.parametrize("address", ["127.0.0.1:9", "ray://[::1]:9", "nobody.invalid:6379"])
 def test_a_cluster_that_does_not_answer_is_named_at_once(address: str) -> None:
-    with pytest.raises(ConfigError, match="fleet.address = .*: no Ray cluster answers there"):
+    with pytest.raises(ConfigError, match=r"fleet.address = .*: no Ray cluster answers there"):
         connect_cluster(address)
 
 
