@@ -6,13 +6,13 @@ Imports no heavy library: a plug-in's class is imported only when a configuratio
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import Section, check_name, plugin_field, read_toml, validate_config
+from magrpo.plugins import ConfigError, Section, check_name, plugin_field, quote_error, read_toml, validate_config
 from magrpo.seeds import derive_seed
 from magrpo.services import NotifyConfig, RegistryConfig, TrackingConfig
 from magrpo.types import Estimator, LossNorm, Normalize
@@ -22,6 +22,14 @@ if TYPE_CHECKING:
 else:
     ProblemsPlugin, EnvPlugin, RewardPlugin = plugin_field("problems"), plugin_field("env"), plugin_field("reward")
     SandboxPlugin, EnginePlugin = plugin_field("sandbox"), plugin_field("engine")
+
+
+MAX_TURNS = 1000
+"""Turns of an episode: more have no room in any context window."""
+MAX_STEPS = 1_000_000
+"""Steps of a run, which every command lists in memory."""
+MAX_NODES = 10_000_000
+"""Completions and joint actions of an iteration, which are held in memory."""
 
 
 class AgentConfig(Section):
@@ -85,7 +93,7 @@ class ModelConfig(Section):
 class LoraConfig(Section):
     """The adapters of agents with ``weights = "lora"`` or ``"shared"``."""
 
-    rank: int = Field(16, ge=1)
+    rank: int = Field(16, ge=1, le=4096)
     """Rank of every adapter matrix."""
     alpha: float = Field(32.0, gt=0)
     """Scale: the output of an adapter is multiplied by alpha / rank."""
@@ -182,7 +190,7 @@ class OptimConfig(Section):
     keep: int = Field(1, ge=1)
     """Number of newest checkpoints whose optimizer state is kept, besides that of every evaluated checkpoint. If the
     newest is damaged, training goes back to the one before it."""
-    lanes: int = Field(1, ge=1)
+    lanes: int = Field(1, ge=1, le=4096)
     """Number of partial sums of each agent's gradient, a power of two, which ranks share (docs/orchestration.md). They
     change rounding; the number of ranks does not."""
 
@@ -267,6 +275,21 @@ class BaselinesConfig(Section):
     """Number of held-out problems that each row answers one at a time, to measure its response time."""
 
 
+def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Completions and joint actions of one problem's tree at each turn, if no episode ends early.
+
+    ``num_acting``: number of agents that act at each turn.
+    """
+    nodes = 1
+    for turn, agents in enumerate(num_acting):
+        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
+        joint = group_size
+        if rollout.joint_mode == "crossed":
+            joint = min(group_size**agents, rollout.crossed_pairs or group_size**agents)
+        yield nodes * group_size * agents, nodes * joint
+        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+
+
 class RunConfig(Section):
     """A whole training run."""
 
@@ -294,6 +317,33 @@ class RunConfig(Section):
     notify: NotifyConfig = NotifyConfig()
     root: Path = Path("runs")
     """Folder of run directories."""
+
+    @model_validator(mode="after")
+    def _can_be_computed(self) -> RunConfig:
+        turns = self.env.num_turns
+        if turns > MAX_TURNS:
+            raise ValueError(f"env.num_turns = {turns:,}: an episode has at most {MAX_TURNS:,} turns")
+        num_steps = self.train.num_iterations * (2 * turns + 2)
+        if num_steps > MAX_STEPS:
+            raise ValueError(
+                f"train.num_iterations = {self.train.num_iterations:,} with env.num_turns = {turns:,} makes "
+                f"{num_steps:,} steps; a run has at most {MAX_STEPS:,}"
+            )
+        completions = joint_actions = 0
+        for turn, level in enumerate(count_levels(self.rollout, (len(self.env.acting(i)) for i in range(turns)))):
+            completions += level[0] * self.rollout.problems_per_iteration
+            joint_actions += level[1] * self.rollout.problems_per_iteration
+            if max(completions, joint_actions) > MAX_NODES:
+                raise ValueError(
+                    f"rollout: up to turn {turn + 1} an iteration has {completions:,} completions and "
+                    f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each can be used: lower "
+                    "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
+                )
+        if self.eval.num_samples * turns > MAX_NODES:
+            raise ValueError(
+                f"eval.num_samples = {self.eval.num_samples:,}: at most {MAX_NODES // turns:,} can be used"
+            )
+        return self
 
     @model_validator(mode="after")
     def _agents_fill_roles(self) -> RunConfig:
@@ -379,6 +429,12 @@ def load_config(path: Path | str, overrides: Sequence[str] = ()) -> RunConfig:
     return validate_config(RunConfig, read_toml(Path(path)), overrides, str(path))
 
 
-def load_resolved(text: str) -> RunConfig:
-    """Read back what :meth:`RunConfig.resolved` wrote."""
-    return RunConfig.model_validate(json.loads(text))
+def load_resolved(text: str, source: str = "configuration") -> RunConfig:
+    """Read back what :meth:`RunConfig.resolved` wrote; ConfigError, naming ``source``, if the text is anything else."""
+    try:
+        tree = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{source}: is not JSON: {quote_error(error)}") from None
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{source}: is not a JSON object")
+    return validate_config(RunConfig, tree, (), source)

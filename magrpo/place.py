@@ -87,7 +87,7 @@ class UpdatePlace(Section):
     shard: Literal["none", "base"] = "none"
     """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``:
     each rank holds everything."""
-    deadline_s: float = Field(1800.0, gt=0)
+    deadline_s: float = Field(1800.0, gt=0, le=10**6)
     """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
     colocate: bool = False
     """Whether servers and ranks share the GPUs by turns: servers sleep during an update."""

@@ -6,16 +6,20 @@ outside this project. Every other key is a field of the class.
 """
 
 import difflib
+import math
 import re
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, SerializeAsAny, ValidationError
 from pydantic.fields import FieldInfo
+
+from magrpo.surrogates import replace_surrogates
 
 TABLES: Mapping[str, Mapping[str, str]] = {
     "problems": {
@@ -57,20 +61,46 @@ TABLES: Mapping[str, Mapping[str, str]] = {
 }
 """The plug-ins of each section of a configuration, by ``kind``."""
 
+MEMBERS: Mapping[str, Sequence[str]] = {
+    "problems": ("load",),
+    "env": ("num_turns", "roles", "acting", "observe"),
+    "reward": ("maxima", "fraction", "passed", "executions", "price"),
+    "sandbox": ("open",),
+    "engine": ("open",),
+}
+"""What the plug-ins of each section have (:mod:`magrpo.interfaces`)."""
+
 
 MAX_QUOTED = 200
 """Longest quotation of a value in a message, in characters."""
+_MAX_LINE = 1600
+"""Longest line of a message."""
 _NAME = re.compile(r"[A-Za-z0-9]+")
+
+
+_MAX_DEPTH = 40
+"""Deepest nesting of a configuration."""
+_MAX_ERRORS = 20
+"""Number of mistakes that a message lists."""
+_UNIMPORTABLE = (
+    *(ImportError, SyntaxError, SystemExit, NameError, AttributeError, TypeError, ValueError),
+    *(LookupError, ArithmeticError, AssertionError, OSError, RuntimeError),
+)
+"""What importing somebody's module can raise."""
 
 
 class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
+    def __str__(self) -> str:
+        """The message; a line much too long, as of a quoted file, without its middle."""
+        return "\n".join(_cut_line(line) for line in super().__str__().splitlines())
+
 
 class Section(BaseModel):
-    """A part of the configuration: immutable, unknown keys rejected, every field documented."""
+    """A part of the configuration: immutable, unknown keys and numbers that are not finite rejected."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -81,6 +111,13 @@ class Plugin(Section):
 
     kind: str
     """Name of the implementation, or ``package.module:Class`` of your own."""
+
+
+def _cut_line(line: str) -> str:
+    if len(line) <= _MAX_LINE:
+        return line
+    half = _MAX_LINE // 2
+    return f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
 
 
 def quote_value(value: object) -> str:
@@ -116,7 +153,7 @@ def check_name(
 
 def list_choices(name: str, known: Mapping[str, object] | Sequence[str]) -> str:
     """The tail of an error about an unknown name: the closest match, then every choice."""
-    closest = difflib.get_close_matches(name, list(known), n=1)
+    closest = difflib.get_close_matches(name[:MAX_QUOTED], list(known), n=1)
     hint = f"did you mean {closest[0]!r}? " if closest else ""
     return f"{hint}choices: {', '.join(sorted(known))}"
 
@@ -127,32 +164,37 @@ def first_line(error: Exception) -> str:
 
 
 def import_plugin(table: Mapping[str, str], kind: str) -> type[Plugin]:
-    """Import the class named by ``kind``; ValueError, with the choices, if there is none."""
+    """Import the class named by ``kind``; ValueError, with the choices, if there is none or its module fails."""
     path = table.get(kind, kind)
     module_name, _, class_name = path.partition(":")
     if not class_name:
-        raise ValueError(f"unknown kind {kind!r}: {list_choices(kind, table)}, or 'package.module:Class'")
+        raise ValueError(f"unknown kind {quote_value(kind)}: {list_choices(kind, table)}, or 'package.module:Class'")
     try:
         cls = getattr(import_module(module_name), class_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"cannot load kind {kind!r}: {error}") from error
+    except _UNIMPORTABLE as error:
+        raise ValueError(f"cannot load kind {quote_value(kind)}: {quote_error(error)}") from error
     if not (isinstance(cls, type) and issubclass(cls, Plugin)):
-        raise ValueError(f"kind {kind!r} is not a subclass of magrpo.plugins.Plugin")
+        raise ValueError(f"kind {quote_value(kind)} is not a subclass of magrpo.plugins.Plugin")
     return cls
 
 
-def build_plugin(table: Mapping[str, str], value: Any) -> Any:
-    """Build the plug-in described by ``{"kind": name, **fields}``; return anything else unchanged."""
+def build_plugin(section: str, value: Any) -> Any:
+    """Build the plug-in of a section described by ``{"kind": name, **fields}``; return anything else unchanged."""
     if not isinstance(value, Mapping):
         return value
+    table = TABLES[section]
     if "kind" not in value:
         raise ValueError(f"needs a key 'kind': {list_choices('', table)}")
-    return import_plugin(table, str(value["kind"])).model_validate(value)
+    kind = str(value["kind"])
+    cls = import_plugin(table, kind)
+    if absent := [name for name in MEMBERS[section] if name not in cls.model_fields and not hasattr(cls, name)]:
+        raise ValueError(f"kind {quote_value(kind)} cannot be used as [{section}]: it has no {', '.join(absent)}")
+    return cls.model_validate(value)
 
 
 def plugin_field(section: str) -> Any:
     """The type of a configuration field that chooses and configures a plug-in of ``TABLES[section]``."""
-    return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build_plugin, TABLES[section]))]
+    return Annotated[SerializeAsAny[Plugin], BeforeValidator(partial(build_plugin, section))]
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -163,7 +205,7 @@ def read_toml(path: Path) -> dict[str, Any]:
         near = difflib.get_close_matches(path.name, [file.name for file in path.parent.glob("*.toml")], n=1)
         hint = f"; did you mean {path.with_name(near[0])}?" if near else ""
         raise ConfigError(f"{path}: no such file{hint}") from None
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:  # ValueError: no UTF-8, no TOML, thousands of digits
         raise ConfigError(f"{path}: cannot be read as TOML: {error}") from None
 
 
@@ -171,19 +213,46 @@ def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequ
     """Apply overrides to ``tree`` in place and validate it; messages of ConfigErrors start with ``source``."""
     for override in overrides:
         _apply_override(tree, override)
+    _check_values(tree, source)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        raise ConfigError("\n".join(f"{source}: {line}" for line in _explain_errors(error, tree, model))) from None
+        lines = list(islice(_explain_errors(error, tree, model), _MAX_ERRORS))
+        if more := error.error_count() - len(lines):
+            lines.append(f"and {more} more mistakes")
+        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from None
+
+
+def _check_values(tree: dict[str, Any], source: str) -> None:
+    """Raise ConfigError if a configuration is nested too deep, or holds a number or a text that its files cannot."""
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    while waiting:
+        path, value = waiting.pop()
+        fault = ""
+        if len(path) > _MAX_DEPTH:
+            fault = f"nested more than {_MAX_DEPTH} deep"
+        elif isinstance(value, Mapping):
+            waiting += [((*path, str(key)), item) for key, item in value.items()]
+            value = "".join(map(str, value))
+        elif isinstance(value, list | tuple):
+            waiting += [((*path, str(number)), item) for number, item in enumerate(value)]
+        elif isinstance(value, float) and not math.isfinite(value):
+            fault = f"must be a finite number, not {value}"
+        elif isinstance(value, int) and abs(value) >= 10**18:
+            fault = "must be a number of at most 18 digits"
+        if isinstance(value, str) and ("\0" in value or replace_surrogates(value) != value):
+            fault = "must not hold null characters, or halves of characters"
+        if fault:
+            raise ConfigError(f"{source}: {'.'.join(path):.{MAX_QUOTED}}: {fault}")
 
 
 def _apply_override(tree: dict[str, Any], override: str) -> None:
     key, equals, text = override.partition("=")
     if not equals or not key:
-        raise ConfigError(f"{override!r}: an override is written section.key=value")
+        raise ConfigError(f"{quote_value(override)}: an override is written section.key=value")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):  # no TOML, thousands of digits; nested too deep
         value = text
     *parents, leaf = key.split(".")
     node: Any = tree
@@ -192,12 +261,12 @@ def _apply_override(tree: dict[str, Any], override: str) -> None:
             node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
         node[int(leaf) if isinstance(node, list) else leaf] = value
     except (IndexError, ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{override!r}: {key} is not a key of the configuration") from None
+        raise ConfigError(f"{quote_value(override)}: {key:.{MAX_QUOTED}} is not a key of the configuration") from None
 
 
 def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Section]) -> Iterator[str]:
     for item in error.errors():
-        where = ".".join(str(part) for part in item["loc"])
+        where = ".".join(str(part) for part in item["loc"])[:MAX_QUOTED]
         message = item["msg"].removeprefix("Value error, ")
         if item["type"] == "extra_forbidden":
             message = f"unknown key; {_suggest_key(item['loc'], tree, root)}"
@@ -205,9 +274,9 @@ def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Sec
             message = "is required"
         elif item["type"] == "literal_error" and isinstance(item["input"], str):
             choices = re.findall(r"'([^']+)'", str(item["ctx"]["expected"]))
-            message = f"unknown value {item['input']!r}; {list_choices(item['input'], choices)}"
+            message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
         elif item["type"] != "value_error":
-            message = f"{message}, got {item['input']!r}"
+            message = f"{message}, got {quote_value(item['input'])}"
         yield f"{where}: {message}" if where else message
 
 

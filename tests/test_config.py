@@ -76,6 +76,22 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
         ("rollout.branching=2", "branching is for tree = \"full\", not 'chains'"),
+        ("optim.lr=inf", r"optim.lr: must be a finite number, not inf"),
+        ("algo.importance_cap=inf", r"algo.importance_cap: must be a finite number"),
+        ("env.extra=[1.0, {a = nan}]", r"env.extra.1.a: must be a finite number, not nan"),
+        ("optim.lr=1e999", r"optim.lr: must be a finite number"),
+        ("train.seed=1000000000000000000", r"train.seed: must be a number of at most 18 digits"),
+        (f"train.seed={'9' * 5000}", r"train.seed: .*got '9*... \(5002 characters\)"),
+        (f"optim.lr={'[' * 10**5}", r"optim.lr: .*got '\[*... \(100002 characters\)"),
+        (f"{'a.' * 10**4}a=1", r"a.a.a.*: nested more than 40 deep"),
+        (f"{'a.' * 10**5}", r"'a\..* an override is written"),
+        (f"problems.kind={'x' * 10**5}", r"unknown kind 'x*... \(100002 characters\)"),
+        (f"{'x' * 10**5}=1", r"x*: unknown key"),
+        ("agents.0.model=a\0b", "agents.0.model: must not hold null characters"),
+        ("agents.0.model=\udcff", "agents.0.model: must not hold .* halves of characters"),
+        ("problems.kind=..:x", r"cannot load kind '..:x': TypeError"),
+        ("problems.kind=:x", "cannot load kind ':x': ValueError: Empty module name"),
+        ("env.kind=tests.plugins:Engine", r"cannot be used as \[env\]: it has no num_turns, roles, acting, observe"),
         ("rollout.group_size=1", "a group of 1 has no siblings, so agent 'h' with estimator 'magrpo' would never"),
     ],
 )
@@ -83,11 +99,56 @@ def test_each_mistake_gets_one_line_that_names_it(path: Path, override: str, mes
     with pytest.raises(ConfigError, match=message) as caught:
         load_config(path, [override])
     assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 1000
 
 
 @pytest.mark.parametrize(
-    "name", ["", "a.b", "../../x", "/x", "-x", "_x", "a b", "a/b", "Jürgen", "x\n", "x" * 101, "a\0"]
+    ("code", "message"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("len(1)", "TypeError: object of type 'int' has no len"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def f(): f()\nf()", "RecursionError"),
+        ("from magrpo.plugins import Plugin\nclass Mine(Plugin):\n    x: undefined", "NameError: name 'undefined'"),
+        ("import torch.no_such_module", "ModuleNotFoundError: No module named 'torch.no_such_module'"),
+    ],
 )
+def test_a_plugin_whose_module_fails_is_named(
+    path: Path, monkeypatch: pytest.MonkeyPatch, code: str, message: str
+) -> None:
+    name = f"failing_plugin_{abs(hash(code))}"
+    (path.parent / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(path.parent)
+    with pytest.raises(ConfigError, match=f"problems: cannot load kind '{name}:Mine': {message}") as caught:
+        load_config(path, [f"problems.kind={name}:Mine"])
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_thousand_mistakes_are_twenty_lines(path: Path) -> None:
+    with pytest.raises(ConfigError, match="and 981 more mistakes") as caught:
+        load_config(path, [f"a{i}=1" for i in range(1001)])
+    assert len(str(caught.value).splitlines()) == 21
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is not JSON"),
+        ('{"agents": ', "is not JSON"),
+        ("[1]", "is not a JSON object"),
+        ("[" * 10**5, "is not JSON: RecursionError"),
+        ("9" * 5000, "is not JSON: ValueError: Exceeds the limit"),
+        ('{"later": 1}', "later: unknown key"),
+        ('{"optim": {"lr": NaN}}', "optim.lr: must be a finite number"),
+    ],
+)
+def test_a_resolved_configuration_that_is_damaged_is_named(text: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=f"config.json: {message}"):
+        load_resolved(text, "config.json")
+
+
+@pytest.mark.parametrize("name", ["", "a.b", "../../x", "/x", "-x", "_x", "a b", "a/b", "Jürgen", "x\n", "x" * 101])
 @pytest.mark.parametrize("key", ["agents.0.name", "tracking.experiment"])
 def test_names_of_agents_and_experiments_fit_files_and_metrics(path: Path, key: str, name: str) -> None:
     with pytest.raises(ConfigError, match=f"{key}: name .* cannot be used: a name consists of letters") as caught:
@@ -105,6 +166,29 @@ def test_a_reserved_name_is_refused_in_upper_case_too() -> None:
 def test_a_long_value_is_quoted_by_its_beginning() -> None:
     assert quote_value("x") == "'x'"
     assert quote_value("x" * 10**5) == f"'{'x' * 199}... (100002 characters)"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["env.num_turns=1000000000"], "env.num_turns = 1,000,000,000: an episode has at most 1,000"),
+        (["train.num_iterations=1000000"], "with env.num_turns = 1 makes 4,000,000 steps; a run has at most"),
+        (["rollout.group_size=1000000"], "an iteration has 32,000,000 completions and 16,000,000 joint actions"),
+        (["rollout.problems_per_iteration=10000000"], "an iteration has 160,000,000 completions and 80,000,000 joint"),
+        (["env.num_turns=9", "rollout.tree=full"], "up to turn 7 an iteration has 76,695,808 completions"),
+        (["rollout.joint_mode=crossed", "rollout.group_size=1000"], "has 32,000 completions and 16,000,000 joint"),
+        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 can be used"),
+    ],
+)
+def test_absurd_sizes_are_refused_with_the_number(path: Path, overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        load_config(path, overrides)
+    assert len(str(caught.value).splitlines()) == 1
+
+
+def test_a_large_tree_with_limits_is_accepted(path: Path) -> None:
+    load_config(path, ["env.num_turns=9", "rollout.tree=full", "rollout.branching=2"])
+    load_config(path, ["rollout.joint_mode=crossed", "rollout.group_size=1000", "rollout.crossed_pairs=2000"])
 
 
 def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
@@ -139,6 +223,10 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.toml").write_text("[optim\n")
     with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
         load_config(tmp_path / "bad.toml")
+    for text in (f"a = {'[' * 10**5}", f"a = {'9' * 5000}", "a = '\xff'"):
+        (tmp_path / "bad.toml").write_text(text, encoding="latin-1")
+        with pytest.raises(ConfigError, match=r"bad.toml: cannot be read as TOML"):
+            load_config(tmp_path / "bad.toml")
     (tmp_path / "empty.toml").write_text("")
     with pytest.raises(ConfigError, match="agents: is required"):
         load_config(tmp_path / "empty.toml")
@@ -149,9 +237,10 @@ def test_registry_resolves_names_and_dotted_paths() -> None:
     assert (
         import_plugin(table, "listed") is import_plugin(table, "tests.plugins:ListedProblems") is plugins.ListedProblems
     )
-    assert build_plugin(table, {"kind": "listed", "size": 2}) == plugins.ListedProblems(kind="listed", size=2)
+    listed = "tests.plugins:ListedProblems"
+    assert build_plugin("problems", {"kind": listed, "size": 2}) == plugins.ListedProblems(kind=listed, size=2)
     with pytest.raises(ValueError, match="needs a key 'kind'"):
-        build_plugin(table, {})
+        build_plugin("problems", {})
 
 
 def test_a_lag_needs_an_importance_cap(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from magrpo.syntax import parse_python
+from magrpo.syntax import check_depth, parse_python
 
 SOURCE = "\n".join(
     f"def f{i}(a, b):\n    return [x * {i} for x in a if x > b] + [({i}, (a, (b, (a, b))))]" for i in range(20)
@@ -46,3 +46,16 @@ def test_threads_parse_at_once() -> None:
     """Of as many calls of ``ast.parse`` about fifty fail on Python 3.11."""
     with ThreadPoolExecutor(8) as pool:
         assert set(pool.map(count_functions, range(400))) == {20}
+
+
+@pytest.mark.parametrize("source", ["(" * 3000, "-" * 3000 + "1", "+".join("1" * 5000), "\ud800", "x" + "()" * 3000])
+def test_what_python_cannot_parse_is_a_syntax_error(source: str) -> None:
+    with pytest.raises(SyntaxError):
+        parse_python(source)
+
+
+def test_depth_is_counted_whatever_the_stack() -> None:
+    tree = parse_python("-" * 100 + "1")
+    check_depth(tree, 200)
+    with pytest.raises(SyntaxError, match="nested deeper than 50 levels"):
+        check_depth(tree, 50)

@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerBase,
 
 from magrpo.embedded.demonstrations import RECIPES, Example, Recipe, collect_texts, make_first_turns, make_revisions
 from magrpo.interfaces import Problems, Progress
-from magrpo.plugins import TABLES, Section, build_plugin
+from magrpo.plugins import Section, build_plugin
 from magrpo.seeds import derive_seed
 from magrpo.store import read_records, write_records
 from magrpo.types import Problem
@@ -95,7 +95,7 @@ def train_on_demonstrations(folder: Path, config: WarmStartConfig, progress: Pro
 
 def _load_problems(config: WarmStartConfig) -> list[Problem]:
     options = {"kind": config.problems, "num_train": config.num_problems}
-    problem_set: Problems = build_plugin(TABLES["problems"], options)
+    problem_set: Problems = build_plugin("problems", options)
     return list(problem_set.load()["train"])
 
 

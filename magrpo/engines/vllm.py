@@ -70,7 +70,7 @@ class VllmEngine(Plugin):
     """Fraction of the GPU's memory for vLLM, weights included; released while the update runs."""
     cpu_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache on CPU, in GiB."""
-    deadline_s: float = Field(3600.0, gt=0)
+    deadline_s: float = Field(3600.0, gt=0, le=10**6)
     """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
 
     @property

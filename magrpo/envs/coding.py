@@ -169,7 +169,7 @@ class TeamEnv(Plugin):
     num_turns: ClassVar[int] = 1
 
     kind: str = "team"
-    num_helpers: int = Field(2, ge=1)
+    num_helpers: int = Field(2, ge=1, le=100)
     """Number of helpers; ``reward.num_helpers`` must be equal."""
     prompt: Literal["instruct", "bare"] = "instruct"
     """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""

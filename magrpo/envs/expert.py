@@ -26,7 +26,7 @@ class Expert(Section):
     """OpenAI-compatible endpoint. Its API key, if any, is read from the environment variable OPENAI_API_KEY."""
     max_tokens: int = Field(256, ge=1)
     """Maximum length of an answer, in tokens."""
-    timeout_s: float = Field(60.0, gt=0)
+    timeout_s: float = Field(60.0, gt=0, le=10**6)
     """Seconds to wait for one answer. A failed request is retried twice."""
 
     def propose_edits(self, problem: Problem, role: str, *, helper: str, main: str, diagnosis: str) -> str:

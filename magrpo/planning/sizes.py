@@ -9,7 +9,7 @@ from peft import LoraConfig, get_peft_model
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig, RunConfig, weight_holders
+from magrpo.config import AgentConfig, RunConfig, count_levels, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.lineup import UNLOADABLE, load_pretrained
 from magrpo.plugins import ConfigError, quote_error
@@ -41,17 +41,9 @@ class Work:
 
 def estimate_work(config: RunConfig) -> Work:
     """Count the nodes of all trees of an iteration, if no episode ends early."""
-    rollout, nodes = config.rollout, config.rollout.problems_per_iteration
-    completions = joint_actions = 0
-    for turn in range(config.env.num_turns):
-        num_acting = len(config.env.acting(turn))
-        group_size = 1 if turn and rollout.tree == "chains" else rollout.group_size
-        joint = group_size
-        if rollout.joint_mode == "crossed":
-            joint = min(group_size**num_acting, rollout.crossed_pairs or group_size**num_acting)
-        completions += nodes * group_size * num_acting
-        joint_actions += nodes * joint
-        nodes *= 1 if rollout.tree in ("best", "random") else min(joint, rollout.branching or joint)
+    rollout, turns = config.rollout, range(config.env.num_turns)
+    levels = list(count_levels(rollout, (len(config.env.acting(turn)) for turn in turns)))
+    completions, joint_actions = (sum(counts) * rollout.problems_per_iteration for counts in zip(*levels, strict=True))
     programs = None
     if isinstance(config.reward, HasMaxExecutions):
         has_hidden_tests = isinstance(config.problems, HasHiddenTests) and config.problems.hidden_tests

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, quote_value
 from magrpo.problems.files import FileProblems, format_docstring, format_signature, indent_body
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
@@ -171,7 +171,7 @@ def parse_starter_code(row: Row, name: str) -> ast.FunctionDef:
         if isinstance(node, ast.FunctionDef) and node.name == name:
             node.args.args = [argument for argument in node.args.args if argument.arg != "self"]
             return node
-    raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {name!r}")
+    raise ConfigError(f"{row.where}: field 'starter_code' does not define the function {quote_value(name)}")
 
 
 def parse_json(row: Row, field: str, text: str) -> Any:

@@ -52,7 +52,12 @@ class FileProblems(Plugin):
             ConfigError: the source, a row or a field is unusable; the message names it and the remedy.
         """
         rows = read_rows(self.source, self.hub_split)
-        problems = [problem for row in rows if (problem := self.parse(row))]
+        problems = []
+        for row in rows:
+            if problem := self.parse(row):
+                for field in ("task_id", "prompt", "test", "hidden_test", "canonical_solution"):
+                    row.check_size(field, getattr(problem, field))
+                problems.append(problem)
         if not problems:
             raise ConfigError(f"{self.source}: all {len(rows)} rows are left out; widen the limits of [problems]")
         if num_left_out := len(rows) - len(problems):

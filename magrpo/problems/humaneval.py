@@ -9,7 +9,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, quote_value
 from magrpo.problems.files import FileProblems
 from magrpo.problems.rows import Row
 from magrpo.types import Problem
@@ -38,7 +38,8 @@ class HumanEval(FileProblems):
             canonical_solution=row.read_text("canonical_solution") if has_solution else "",
         )
         if not problem.entry_point.isidentifier():
-            raise ConfigError(f"{row.where}: entry_point {problem.entry_point!r} is not the name of a function")
+            name = quote_value(problem.entry_point)
+            raise ConfigError(f"{row.where}: entry_point {name} is not the name of a function")
         definitions = row.parse_python("test", problem.test).body
         if not any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in definitions):
             raise ConfigError(f"{row.where}: test does not define check(candidate)")

@@ -10,12 +10,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, quote_error, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.surrogates import replace_surrogates
-from magrpo.syntax import parse_python
+from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
 from magrpo.types import Problem, Split
 
+MAX_CHARS = 4_000_000
+"""Longest text of a problem: a million tokens."""
+MAX_ASSERTS = 10_000
+"""Largest number of asserts in a text: the number of cases that the sandbox reports."""
 _SUFFIXES = (".jsonl", ".jsonl.gz", ".json", ".json.gz", ".parquet")
 
 
@@ -34,7 +38,17 @@ class Row:
                     return str(self.values[name])
                 raise ConfigError(f"{self.where}: field {name!r} must be a text, not {self.values[name]!r:.60}")
         wanted = " or ".join(repr(name) for name in names)
-        raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {', '.join(self.values) or 'none'}")
+        fields = f"{', '.join(self.values) or 'none':.200}"
+        raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {fields}")
+
+    def check_size(self, field: str, text: str) -> None:
+        """Raise ConfigError if a text of a problem is too long, or holds more asserts than the sandbox reports."""
+        for number, limit, noun in (
+            (len(text), MAX_CHARS, "characters"),
+            (text.count("assert "), MAX_ASSERTS, "asserts"),
+        ):
+            if number > limit:
+                raise ConfigError(f"{self.where}: field {field!r} has {number:,} {noun}; at most {limit:,} can be used")
 
     def read_texts(self, name: str) -> list[str]:
         """The value of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
@@ -47,10 +61,13 @@ class Row:
 
     def parse_python(self, field: str, code: str) -> ast.Module:
         """Parse ``code``, the text of ``field`` or a part of it; ConfigError with row and line if it is not Python."""
+        self.check_size(field, code)
         try:
-            return parse_python(code)
+            tree = parse_python(code)
+            check_depth(tree, MAX_DEPTH)
+            return tree
         except SyntaxError as error:
-            reason = f"{error.msg} (line {error.lineno})"
+            reason = error.msg if error.lineno is None else f"{error.msg} (line {error.lineno})"
             raise ConfigError(f"{self.where}: field {field!r} is not Python: {reason}") from None
 
 
@@ -113,6 +130,8 @@ def _parse_json(path: Path, text: str, first_line: int = 1) -> Any:
     except json.JSONDecodeError as error:
         where = f"{path}:{first_line + error.lineno - 1}"
         raise ConfigError(f"{where}: is not JSON: {error.msg} (column {error.colno})") from None
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits; nested too deep
+        raise ConfigError(f"{path}:{first_line}: cannot be read as JSON: {quote_error(error)}") from None
 
 
 def _number_rows(source: object, values: Iterable[Any]) -> Iterator[Row]:
@@ -124,8 +143,8 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
     try:
         return _number_rows(path, parquet.read_table(path).to_pylist())
-    except (OSError, ArrowException) as error:
-        raise ConfigError(f"{path}: cannot be read as Parquet: {error}") from None
+    except (OSError, ArrowException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path}: cannot be read as Parquet: {quote_error(error)}") from None
 
 
 def _download_file(repository: str, name: str) -> Path:
@@ -166,7 +185,7 @@ def split_by_hash(problems: Sequence[Problem], test_frac: float, source: str) ->
     """
     counts = Counter(problem.task_id for problem in problems)
     if twice := next((name for name, count in counts.items() if count > 1), None):
-        raise ConfigError(f"{source}: task_id {twice!r} occurs more than once; splits need unique ones")
+        raise ConfigError(f"{source}: task_id {quote_value(twice)} occurs more than once; splits need unique ones")
     number = round(test_frac * len(problems))
     alike: dict[str, list[str]] = {}
     for problem in problems:

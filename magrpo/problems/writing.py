@@ -73,7 +73,9 @@ class Texts(Plugin):
         """The first problem of each text of allowed length, by its words."""
         problems: dict[str, Problem] = {}
         for row in read_rows(self.resolved_source, split):
-            text, tags = self.split_text(row.read_text(*self.fields).replace("\r\n", "\n").strip())
+            content = row.read_text(*self.fields)
+            row.check_size(self.fields[0], content)
+            text, tags = self.split_text(content.replace("\r\n", "\n").strip())
             if self.min_words <= len(text.split()) <= self.max_words:
                 task_id = str(row.values.get("task_id") or f"{self.name}/{derive_seed(text):016x}")
                 problems.setdefault(one_line(text), Problem(task_id, text, tags=tags))

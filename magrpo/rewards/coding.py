@@ -180,7 +180,7 @@ class TeamReward(CodingReward):
     """See :class:`magrpo.interfaces.RunsElsewhere`."""
 
     kind: str = "team"
-    num_helpers: int = Field(2, ge=1)
+    num_helpers: int = Field(2, ge=1, le=100)
     """Number of helpers; ``env.num_helpers`` must be equal."""
 
     @property

@@ -18,9 +18,9 @@ class ScaledReward(Plugin):
     part_maxima: ClassVar[Mapping[str, float]]
     """The largest value of every part."""
 
-    scale: float = Field(1.0, gt=0, allow_inf_nan=False)
+    scale: float = Field(1.0, gt=0)
     """Factor on the sum of the parts. 1: as documented."""
-    shift: float = Field(0.0, allow_inf_nan=False)
+    shift: float = 0.0
     """Constant added to the scaled sum. 0: none."""
 
     @property

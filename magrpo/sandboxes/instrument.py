@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from magrpo.sandboxes.jail.recorder import HOOK
-from magrpo.syntax import parse_python
+from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
 
@@ -49,9 +49,10 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     ``test`` either defines ``check(candidate)`` or is a list of asserts that call ``entry_point`` by its name.
 
     Raises:
-        SyntaxError: the test is not Python.
+        SyntaxError: the test is not Python, or nested too deeply.
     """
     tree = parse_python(test, "<test>")
+    check_depth(tree, MAX_DEPTH)
     _import_used_modules(tree, _find_needed_names(tree, entry_point))
     needs = _find_needed_names(tree, entry_point)
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)

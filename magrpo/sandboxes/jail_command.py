@@ -66,7 +66,7 @@ def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
     for name in names:
         try:
             entries = files(name) or []
-        except PackageNotFoundError:
+        except (PackageNotFoundError, ValueError):  # ValueError: an empty name
             raise ConfigError(f"sandbox.packages: {name!r} is not installed; pip install it or leave it out") from None
         for entry in entries:
             top = entry.parts[0]

@@ -54,23 +54,23 @@ class PoolSandbox(Plugin):
     """Weakest accepted isolation level; the run fails if only weaker levels work here."""
     packages: tuple[str, ...] = ()
     """Installed distributions that programs and tests may import, such as numpy. Empty: the standard library only."""
-    workers: int | None = Field(None, ge=1)
+    workers: int | None = Field(None, ge=1, le=1024)
     """Number of jails that run in parallel. None: one for each CPU available to this process."""
-    test_s: float = Field(2.0, gt=0)
+    test_s: float = Field(2.0, gt=0, le=86400)
     """CPU seconds for one test; twice as many seconds of wall time, not counting time spent waiting for a CPU."""
-    total_s: float = Field(6.0, gt=0)
+    total_s: float = Field(6.0, gt=0, le=86400)
     """CPU seconds for all tests of a candidate together; wall time as for ``test_s``."""
-    memory_mib: int = Field(512, ge=64)
+    memory_mib: int = Field(512, ge=64, le=2**24)
     """Address space of each process of a candidate, and resident memory of all its processes together, in MiB."""
-    processes: int = Field(8, ge=1)
+    processes: int = Field(8, ge=1, le=4096)
     """Number of processes and threads guaranteed to a candidate; the kernel stops it at about twice as many."""
-    file_mib: float = Field(1.0, gt=0)
+    file_mib: float = Field(1.0, gt=0, le=2**20)
     """Maximum size of a file that a candidate writes, in MiB."""
-    descriptors: int = Field(32, ge=8)
+    descriptors: int = Field(32, ge=8, le=4096)
     """Maximum number of open files of a process."""
-    scratch_mib: float = Field(4.0, gt=0)
+    scratch_mib: float = Field(4.0, gt=0, le=2**20)
     """Size of a candidate's private ``/tmp``, in MiB; only the level ``namespaces`` has one."""
-    output_mib: float = Field(2.0, gt=0)
+    output_mib: float = Field(2.0, ge=0.1, le=2**12)
     """Maximum size of all answers of a candidate together, in MiB."""
     recycle_after: int = Field(1000, ge=1)
     """Number of candidates after which a worker is replaced."""

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from magrpo.interfaces import Problems
-from magrpo.plugins import ConfigError
+from magrpo.plugins import ConfigError, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Splits
 from magrpo.surrogates import replace_surrogates
@@ -28,7 +28,8 @@ def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
     for split, members in splits.items():
         for problem in members:
             if problem.task_id in seen:
-                raise ConfigError(f"problems: {problem.task_id!r} is both in {seen[problem.task_id]} and in {split}")
+                name = quote_value(problem.task_id)
+                raise ConfigError(f"problems: {name} is both in {seen[problem.task_id]} and in {split}")
             seen[problem.task_id] = split
     return splits
 

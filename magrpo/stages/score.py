@@ -10,10 +10,13 @@ from time import perf_counter
 
 from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Reward, Sandbox
+from magrpo.plugins import ConfigError, quote_value
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.pricing import Pricing
 from magrpo.types import PENDING, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
+LARGEST_REWARD = 1e15
+"""Largest size of a reward and its parts: sums of squares of larger ones lose their meaning in float32."""
 JointTexts = tuple[Problem, Mapping[str, str]]
 """A joint action: its problem, and the text of each role."""
 
@@ -69,7 +72,10 @@ def score_texts(
     progress: Progress | None = None,
     workers: Workers | None = None,
 ) -> tuple[list[Scored], ScoreStats]:
-    """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch."""
+    """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch.
+
+    Raises ConfigError, naming the problem, if the reward gives a number that is not finite.
+    """
     stats, pricing = ScoreStats(), Pricing.of(reward, workers, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
     open_items = list(range(len(items)))
@@ -89,8 +95,20 @@ def score_texts(
         open_items = [i for i in open_items if requested[i] and not _sandbox_failed(reports[i].values())]
     valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _sandbox_failed(reports[i].values())}
     prices = pricing.list_prices(valid)
+    for i, price in prices.items():
+        _check_price(items[i][0], price, reward)
     masked_price = JointReward(0.0, {})
     return [Scored(prices.get(i, masked_price), reports[i], i not in prices) for i in range(len(items))], stats
+
+
+def _check_price(problem: Problem, price: JointReward, reward: Reward) -> None:
+    numbers = {"total": price.total} | price.parts | price.local | {"fraction(total)": reward.fraction(price.total)}
+    for name, value in numbers.items():
+        if not abs(float(value)) <= LARGEST_REWARD:  # nor is NaN
+            raise ConfigError(
+                f"reward: {name} = {float(value)} for problem {quote_value(problem.task_id)}; a reward must be a "
+                f"finite number of at most {LARGEST_REWARD:g}: mend its price(), or lower reward.scale"
+            )
 
 
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:

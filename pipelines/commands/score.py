@@ -14,8 +14,10 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
-from magrpo.plugins import ConfigError, Section, plugin_field, validate_config
+from magrpo.plugins import ConfigError, Section, plugin_field, quote_error, quote_value, validate_config
+from magrpo.problems.rows import Row
 from magrpo.rewards.common import merge_hidden_report
+from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
 from magrpo.stages.score import score_texts
 from magrpo.surrogates import decode_json, replace_surrogates
@@ -145,24 +147,36 @@ def _read_problems(path: Path) -> dict[str, Problem]:
     problems: dict[str, Problem] = {}
     for where, problem in _read_lines(path, Problem):
         if problem.task_id in problems:
-            raise ConfigError(f"{where}: task_id {problem.task_id!r} appears twice; every problem needs its own")
+            name = quote_value(problem.task_id)
+            raise ConfigError(f"{where}: task_id {name} appears twice; every problem needs its own")
         missing = [key for key in ("prompt", "entry_point", "test") if not getattr(problem, key)]
         if missing:
-            raise ConfigError(f"{where}: {problem.task_id!r} has no {' and no '.join(missing)}")
+            raise ConfigError(f"{where}: {quote_value(problem.task_id)} has no {' and no '.join(missing)}")
+        for field in ("task_id", "prompt", "test", "hidden_test"):
+            Row(where, {}).check_size(field, getattr(problem, field))
+        for field in ("test", "hidden_test"):
+            _check_test(where, field, getattr(problem, field), problem.entry_point)
         problems[problem.task_id] = problem
     if not problems:
         raise ConfigError(f"{path}: contains no problem")
     return problems
 
 
+def _check_test(where: str, field: str, test: str, entry_point: str) -> None:
+    try:
+        instrument_test(test, entry_point)
+    except SyntaxError as error:
+        raise ConfigError(f"{where}: field {field!r} is not Python: {quote_error(error)}") from None
+
+
 def _read_completions(path: Path, problems: dict[str, Problem]) -> list[CompletionLine]:
     lines = []
     for where, line in _read_lines(path, CompletionLine):
         if line.task_id not in problems:
-            raise ConfigError(f"{where}: task_id {line.task_id!r} is not among the problems")
+            raise ConfigError(f"{where}: task_id {quote_value(line.task_id)} is not among the problems")
         if sorted(line.completions) != sorted(ROLES):
             got = ", ".join(line.completions) or "none"
-            raise ConfigError(f"{where}: completions needs the keys {' and '.join(ROLES)}, got {got}")
+            raise ConfigError(f"{where}: completions needs the keys {' and '.join(ROLES)}, got {got:.200}")
         lines.append(line)
     return lines
 
@@ -184,7 +198,7 @@ def _read_lines(path: Path, line_type: type[LineT]) -> Iterator[tuple[str, LineT
                     if line.strip():
                         yield f"{path}:{number}", decode(line)
                 except (msgspec.DecodeError, UnicodeDecodeError) as error:
-                    raise ConfigError(f"{path}:{number}: {error}") from None
+                    raise ConfigError(f"{path}:{number}: {quote_error(error)}") from None
     except FileNotFoundError:
         raise ConfigError(f"{path}: no such file") from None
     except (OSError, EOFError, zlib.error) as error:

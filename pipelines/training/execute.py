@@ -171,8 +171,10 @@ def _record_status(
         console.show_work("delivering records to MLflow")
         timing.wall = time() - began_s
         tracker.record_end(status, timing.loading)
-        describe(status)
-        tracker.flush()
+        try:
+            describe(status)
+        finally:
+            tracker.flush()
 
 
 def _watch_steps(run_step: RunStep, seconds: dict[str, float], observers: Sequence[Observer]) -> RunStep:

@@ -22,7 +22,7 @@ from magrpo.fleets.local import LocalFleet
 from magrpo.forward import head_weights, hidden_states
 from magrpo.interfaces import Engine, Served
 from magrpo.place import EnginePlace
-from magrpo.plugins import TABLES, ConfigError, build_plugin
+from magrpo.plugins import ConfigError, build_plugin
 from magrpo.policy import Policy
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, Sample, SamplingParams
@@ -86,7 +86,7 @@ def world(request: pytest.FixtureRequest, device: str, tmp_path_factory: pytest.
     if request.param == "servers":
         host = replace(host, fleet=LocalFleet(), place=EnginePlace(servers=1), shares_gpus=False, logs=root / "logs")
         options = {"kind": "vllm", "cpu_cache_gib": 0.2}
-    engine = build_plugin(TABLES["engine"], options).open(host)
+    engine = build_plugin("engine", options).open(host)
     yield World(engine, policy, folders, engine.serve(1, folders[1]))
     engine.close()
     engine.close()

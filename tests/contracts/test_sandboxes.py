@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from magrpo.interfaces import Sandbox
-from magrpo.plugins import TABLES, build_plugin
+from magrpo.plugins import build_plugin
 from magrpo.sandboxes import SandboxError
 from magrpo.types import Execution
 
@@ -21,7 +21,7 @@ OPTIONS = [
 
 @pytest.fixture(scope="module", params=OPTIONS, ids=lambda options: f"{options['kind']}-{options['level']}")
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
-    plugin = build_plugin(TABLES["sandbox"], request.param)
+    plugin = build_plugin("sandbox", request.param)
     try:
         sandbox = plugin.open()  # type: ignore[attr-defined]
     except SandboxError as error:

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 from datasets import Dataset
+from pyarrow import parquet
 
-from magrpo.plugins import TABLES, build_plugin
+from magrpo.plugins import TABLES, ConfigError, build_plugin
 from magrpo.problems.humaneval import CoopHumanEval, HumanEval
 from magrpo.problems.mbpp import Mbpp
 from magrpo.problems.rows import read_rows, split_by_hash
@@ -73,12 +75,21 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
         ("a.jsonl.gz", b"plain", r"a\.jsonl\.gz: cannot be read"),
         ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n' * 50, mtime=0)[:-20], r"a\.jsonl\.gz: cannot be read"),
         ("a.parquet", b"plain", r"a\.parquet: cannot be read as Parquet"),
+        ("a.jsonl", b"{}\n" + b"[" * 10**5, r"a\.jsonl:2: cannot be read as JSON: RecursionError"),
+        ("a.json", b'[{"task_id": ' + b"9" * 5000 + b"}]", r"a\.json:1: cannot be read as JSON: ValueError"),
     ],
 )
 def test_an_unusable_file_is_named_with_its_line(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(ValueError, match=message):
         read_rows(str(tmp_path / name), "test")
+
+
+def test_a_parquet_file_with_bad_text_is_named(tmp_path: Path) -> None:
+    table = pyarrow.table({"prompt": pyarrow.array([b"\xff\xfe"]).view(pyarrow.string())})
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(ConfigError, match=r"a\.parquet: cannot be read as Parquet: UnicodeDecodeError"):
+        read_rows(str(tmp_path / "a.parquet"), "test")
 
 
 @pytest.mark.parametrize("source", ["./none", "none.jsonl", "/no/where", "none", "a/b/c.jsonl.gz"])
@@ -178,6 +189,21 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: field 'test' is not Python: .*\(line 1\)"),
         ({"test": "assert f(1) == 1"}, r"mine\.jsonl:2: test does not define check\(candidate\)"),
+        ({"prompt": "x" * 5_000_000}, r"mine\.jsonl:2: field 'prompt' has 5,000,000 characters; at most 4,000,000"),
+        ({"test": "assert f(1)\n" * 20_000}, r"mine\.jsonl:2: field 'test' has 20,000 asserts; at most 10,000"),
+        (
+            {"test": f"def check(f):\n  assert {'(' * 3000}"},
+            r"2: field 'test' is not Python: too many nested",
+        ),
+        ({"test": f"def check(f):\n  assert {'-' * 3000}1"}, r"mine\.jsonl:2: field 'test' is not Python: too deeply"),
+        (
+            {"test": f"def check(f):\n  assert {'-' * 300}1"},
+            r"not Python: nested deeper than 150 levels",
+        ),
+        (
+            {"entry_point": "x" * 10**5 + "("},
+            r"2: entry_point 'x*... \(100003 characters\) is not the name",
+        ),
     ],
 )
 def test_an_unusable_field_is_named_with_its_line(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
@@ -259,4 +285,4 @@ def test_an_unusable_mbpp_row_is_named_with_its_line(tmp_path: Path, changes: di
 
 def test_every_kind_in_the_table_loads() -> None:
     for kind in TABLES["problems"]:
-        assert build_plugin(TABLES["problems"], {"kind": kind}).kind == kind
+        assert build_plugin("problems", {"kind": kind}).kind == kind

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 
 from magrpo.config import AgentConfig
 from magrpo.fleets.workers import Workers
+from magrpo.plugins import ConfigError
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.score import Scored, score, score_texts
@@ -63,6 +65,26 @@ def test_a_failure_of_the_sandbox_masks_and_is_tried_again_next_time() -> None:
     (fine,), _ = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
     assert not fine.masked
     assert fine.reward.total == 2.0
+
+
+@pytest.mark.parametrize(
+    ("price", "message"),
+    [
+        (JointReward(math.nan, {}), "total = nan"),
+        (JointReward(1.0, {"style": math.inf}), "style = inf"),
+        (JointReward(1.0, {}, {"helper": -math.inf}), "helper = -inf"),
+        (JointReward(1e300, {}), r"total = 1e\+300"),
+    ],
+)
+def test_a_reward_that_is_not_finite_is_refused_with_its_problem(price: JointReward, message: str) -> None:
+    class Priced(PassReward):
+        def price(self, problem: Problem, *_: object) -> JointReward:
+            return price if problem.task_id == "t/1" else JointReward(0.0, {})
+
+    problems = [PROBLEM, replace(PROBLEM, task_id="t/1")]
+    items = [(problem, {"helper": "h", "main": "m"}) for problem in problems]
+    with pytest.raises(ConfigError, match=f"reward: {message} for problem 't/1'"):
+        score_texts(items, reward=Priced(), sandbox=ScriptedSandbox(lambda _: "pass"), cache={})
 
 
 def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> None:

@@ -1,0 +1,60 @@
+"""``magrpo score`` refuses files that it cannot use before it opens the sandbox, with one line that names the row."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines.cli import main
+
+PROBLEM = {"task_id": "t", "prompt": "def f(x):\n", "entry_point": "f", "test": "assert f(1) == 1"}
+COMPLETION = {"task_id": "t", "completions": {"helper": "", "main": "def f(x):\n    return x"}}
+
+
+@pytest.mark.parametrize(
+    ("problem", "completion", "message"),
+    [
+        ({"test": "(" * 3000}, {}, "problems.jsonl:1: field 'test' is not Python: SyntaxError: too many nested"),
+        (
+            {"test": "assert f(1) == " + "-" * 3000 + "1"},
+            {},
+            "'test' is not Python: SyntaxError: too deeply nested",
+        ),
+        ({"test": "assert f(1)\n" * 20_000}, {}, "problems.jsonl:1: field 'test' has 20,000 asserts; at most 10,000"),
+        ({"hidden_test": "assert"}, {}, "problems.jsonl:1: field 'hidden_test' is not Python: SyntaxError"),
+        ({"prompt": "x" * 5_000_000}, {}, "problems.jsonl:1: field 'prompt' has 5,000,000 characters"),
+        ({"prompt": 3}, {}, "problems.jsonl:1: ValidationError: Expected `str`, got `int` - at `$.prompt`"),
+        ({}, {"task_id": "x" * 10**5}, "completions.jsonl:1: task_id 'xxx"),
+        (
+            {},
+            {"completions": {"x" * 10**5: ""}},
+            "completions.jsonl:1: completions needs the keys helper and main, got",
+        ),
+    ],
+)
+def test_an_unusable_row_is_named(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    problem: dict[str, Any],
+    completion: dict[str, Any],
+    message: str,
+) -> None:
+    problems, completions = tmp_path / "problems.jsonl", tmp_path / "completions.jsonl"
+    problems.write_text(json.dumps(PROBLEM | problem))
+    completions.write_text(json.dumps(COMPLETION | completion))
+    arguments = [
+        "--problems",
+        str(problems),
+        "--completions",
+        str(completions),
+        "--output",
+        str(tmp_path / "out.jsonl"),
+    ]
+    assert main(["score", *arguments]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert message in line
+    assert len(line) < 600
+    assert not (tmp_path / "out.jsonl").exists()
