@@ -130,6 +130,9 @@ class RolloutConfig(Section):
     """Record the tokens that ``top_p`` and ``top_k`` left to sample from, and train the policy over these tokens."""
     max_new_tokens: int = Field(256, ge=1)
     """Length limit of a completion, in tokens."""
+    leave_out_long: bool = False
+    """Leave out the problems whose first prompt leaves no room in the context window for a completion of
+    ``max_new_tokens``; otherwise a run that has such a problem is refused before it trains."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> RolloutConfig:

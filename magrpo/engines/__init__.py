@@ -18,7 +18,11 @@ class EngineError(RuntimeError):
 
 
 class PromptTooLong(ConfigError):
-    """A prompt leaves no room for its completion. Raised before anything is sampled."""
+    """The prompt of ``request`` leaves no room for its completion. Raised before anything is sampled."""
+
+    def __init__(self, message: str, request: Request) -> None:
+        super().__init__(message)
+        self.request = request
 
 
 class Completion(NamedTuple):
@@ -40,7 +44,8 @@ def check_prompts(lineup: Lineup, requests: Sequence[Request]) -> None:
             raise PromptTooLong(
                 f"agent {request.agent!r}: a prompt of {length} tokens and rollout.max_new_tokens = {new} do not fit "
                 f"the context window of {limit} tokens of {lineup.base(request.agent)!r}; lower "
-                f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context"
+                f"rollout.max_new_tokens, shorten the prompt or choose a base model with a longer context",
+                request,
             )
 
 

@@ -1,21 +1,85 @@
 """Prepare: load the problem set and draw each iteration's problems."""
 
-import random
-from collections.abc import Sequence
-from dataclasses import asdict
+from __future__ import annotations
 
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from magrpo.config import RunConfig
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.seeds import derive_seed
-from magrpo.stages.backend import Splits
+from magrpo.stages.backend import Splits, Team
 from magrpo.surrogates import replace_surrogates
 from magrpo.types import Problem
 
+if TYPE_CHECKING:
+    from magrpo.lineup import Lineup
 
-def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
-    """Load every split. Raises ConfigError if one is empty or too small, or a ``task_id`` is used twice."""
+log = logging.getLogger(__name__)
+_MAX_BYTES = 1000
+"""Bytes of a prompt for each token of a context window, above which it is too long without counting its tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """The context windows in which the first prompts of problems must leave room for completions."""
+
+    lineup: Lineup
+    teams: Sequence[tuple[Team, int]]
+    """Those who answer the problems, each with the length limit of its completions, in tokens."""
+
+    @classmethod
+    def of(cls, config: RunConfig, lineup: Lineup) -> Room:
+        """The room of a run's team, or of the rows of its table of baselines."""
+        rows = [(Team.of(row), row.max_new_tokens) for row in config.baselines.rows]
+        return cls(lineup, rows or [(Team.of(config), config.rollout.max_new_tokens)])
+
+    def find_fault(self, problem: Problem) -> str:
+        """Why the problem's first prompts do not fit; empty if they do.
+
+        Tokens are counted only where the text has more than half as many bytes as there is room for tokens.
+        """
+        for team, max_new_tokens in self.teams:
+            acting = team.env.acting(0)
+            for agent in (agent for agent in team.agents if agent.role in acting):
+                window = self.lineup.max_length(agent.name)
+                seen, room = team.env.observe(problem, agent.role, (), agent.name), window - max_new_tokens
+                size = sum(len(message.content.encode(errors="replace")) for message in seen.messages)
+                if size > _MAX_BYTES * window:
+                    length = f"{size:,} bytes"
+                elif 2 * size > room and (tokens := len(self.lineup.render(agent.name, seen))) > room:
+                    length = f"{tokens:,} tokens"
+                else:
+                    continue
+                return (
+                    f"the prompt of agent {agent.name!r} has {length}, which with a completion of {max_new_tokens:,} "
+                    f"do not fit the context window of {window:,}"
+                )
+        return ""
+
+
+def prepare(
+    problems: Problems, problems_per_iteration: int, room: Room | None = None, leave_out_long: bool = False
+) -> Splits:
+    """Load every split; with ``leave_out_long`` without the problems that do not fit in ``room``, of which it warns.
+
+    Raises ConfigError if a problem does not fit, a split is empty or too small, or a ``task_id`` is used twice.
+    """
     loaded = problems.load()
     splits = {split: [_replace_surrogates(problem) for problem in members] for split, members in loaded.items()}
+    if room:
+        faults = {p.task_id: fault for members in splits.values() for p in members if (fault := room.find_fault(p))}
+        if faults:
+            message = _describe_faults(faults)
+            if not leave_out_long:
+                remedy = "set rollout.leave_out_long = true to leave such problems out, or lower rollout.max_new_tokens"
+                raise ConfigError(f"problems: {message}; {remedy}")
+            log.warning("%d problems are left out: %s", len(faults), message)
+            splits = {split: [p for p in members if p.task_id not in faults] for split, members in splits.items()}
     for split in ("train", "test"):
         if not splits.get(split):
             raise ConfigError(f"problems: the split {split!r} is empty; ask for a larger one")
@@ -32,6 +96,12 @@ def prepare(problems: Problems, problems_per_iteration: int) -> Splits:
                 raise ConfigError(f"problems: {name} is both in {seen[problem.task_id]} and in {split}")
             seen[problem.task_id] = split
     return splits
+
+
+def _describe_faults(faults: Mapping[str, str]) -> str:
+    (name, fault), *others = faults.items()
+    more = f" (and {len(others)} problems more do not fit)" if others else ""
+    return f"{quote_value(name)}: {fault}{more}"
 
 
 def _replace_surrogates(problem: Problem) -> Problem:

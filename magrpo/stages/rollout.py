@@ -8,12 +8,15 @@ others (section 3 of arXiv 2508.04652). Joint actions pair the completions by in
 import itertools
 import random
 import warnings
+from bisect import bisect_right
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
 from magrpo.config import RolloutConfig
+from magrpo.engines import PromptTooLong
+from magrpo.plugins import quote_value
 from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Team
 from magrpo.surrogates import replace_surrogates
@@ -92,7 +95,10 @@ def rollout(
     nodes: Sequence[Node], team: Team, backend: Backend, config: RolloutConfig, seed: int
 ) -> list[RolloutGroup[Turn]]:
     """Sample one tree level as one batch. A completion's seed depends on ``seed`` and its own place only: its problem,
-    path, agent and index."""
+    path, agent and index.
+
+    Raises PromptTooLong, naming the problem, if a prompt leaves no room for its completion.
+    """
     prompts = _build_prompts(nodes, team, backend)
     requests = [
         Request(name, prompt.token_ids, node.sampling, derive_seed(seed, node.problem.task_id, node.path, name, index))
@@ -101,7 +107,13 @@ def rollout(
         for index in range(node.group_size)
     ]
     started = perf_counter()
-    sampled = backend.engine.generate(requests, backend.progress)
+    try:
+        sampled = backend.engine.generate(requests, backend.progress)
+    except PromptTooLong as error:
+        counts = (node.group_size * len(of_node) for node, of_node in zip(nodes, prompts, strict=True))
+        node = nodes[bisect_right(list(itertools.accumulate(counts)), requests.index(error.request))]
+        where = f"problem {quote_value(node.problem.task_id)}, turn {len(node.path) + 1}"
+        raise PromptTooLong(f"{where}: {error}", error.request) from None
     backend.sampling.seconds += perf_counter() - started
     backend.sampling.num_tokens += sum(len(action.token_ids) for action in sampled)
     completions = (replace(action, text=replace_surrogates(action.text)) for action in sampled)

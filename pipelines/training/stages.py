@@ -22,7 +22,7 @@ from magrpo.seeds import derive_seed
 from magrpo.stages.backend import Backend, Cache, Splits, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
 from magrpo.stages.evaluate import evaluate, spread_problems
-from magrpo.stages.prepare import draw_problems, prepare
+from magrpo.stages.prepare import Room, draw_problems, prepare
 from magrpo.stages.rollout import child_nodes, rollout, root_nodes
 from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, write_records
@@ -131,7 +131,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     # ------------------------------------------------------------------------------------------------------- stages
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
-        splits = prepare(self._config.problems, self._config.rollout.problems_per_iteration)
+        config, room = self._config, Room.of(self._config, self._resources.lineup)
+        splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
         for split, problems in splits.items():
             write_records(folder / layout.split_file(split), problems)
         return {f"problems/{split}": float(len(problems)) for split, problems in splits.items()}
@@ -324,6 +325,7 @@ that the output depends on, besides its inputs."""
 _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
     "algo": {"max_sampling_gap": None},
     "optim": {"lanes": 1, "keep": 1},
+    "rollout": {"leave_out_long": False},
     "train": {"lag": 0},
 }
 """Values that change nothing, of options newer than runs that must still be found, by section."""

@@ -4,9 +4,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from magrpo.config import AgentConfig
 from magrpo.plugins import ConfigError
-from magrpo.stages.prepare import draw_problems, prepare
-from magrpo.types import Problem
+from magrpo.stages.backend import Team
+from magrpo.stages.prepare import Room, draw_problems, prepare
+from magrpo.types import Observation, Problem
+from tests.fakes import LengthEnv, PassReward, render
 
 
 class Listed:
@@ -29,6 +32,60 @@ class Listed:
 def test_what_a_run_cannot_use_is_refused(splits, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         prepare(Listed(**splits), 2)
+
+
+class Bytes:
+    """A lineup whose tokens are bytes."""
+
+    def max_length(self, agent: str) -> int:
+        return {"h": 30, "m": 40}[agent]
+
+    def render(self, agent: str, observation: Observation) -> tuple[int, ...]:
+        assert len(observation.messages[0].content) < 10**5, "too long to be worth counting"
+        return render(agent, observation)
+
+
+AGENTS = [AgentConfig(name=name, role=role, model="m") for name, role in (("h", "helper"), ("m", "main"))]
+ROOM = Room(Bytes(), [(Team(AGENTS, LengthEnv(), PassReward()), 10)])  # type: ignore[arg-type]
+
+
+class Sized:
+    """Problems named after the length of their prompts, before which an environment writes the role."""
+
+    def __init__(self, train: list[int], test: list[int]) -> None:
+        self.sizes = {"train": train, "test": test}
+
+    def load(self):
+        return {split: [Problem(f"of {n}", "x" * n) for n in sizes] for split, sizes in self.sizes.items()}
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "message"),
+    [
+        (
+            [1, 13, 14],
+            [2],
+            r"'of 14': the prompt of agent 'h' has 21 tokens, which with a completion of 10 do not",
+        ),
+        ([1], [14, 200], r"'of 14': .* the context window of 30 \(and 1 problems more do not fit\); set rollout.leave"),
+        ([1, 10**6], [2], r"'of 1000000': the prompt of agent 'h' has 1,000,007 bytes"),
+    ],
+)
+def test_a_problem_that_does_not_fit_is_named_before_training(train: list[int], test: list[int], message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        prepare(Sized(train, test), 1, ROOM)  # type: ignore[arg-type]
+    assert "\n" not in str(caught.value)
+
+
+def test_problems_that_do_not_fit_can_be_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    splits = prepare(Sized([1, 13, 14, 10**6], [2, 50]), 2, ROOM, leave_out_long=True)  # type: ignore[arg-type]
+    assert {split: [p.task_id for p in members] for split, members in splits.items()} == {
+        "train": ["of 1", "of 13"],
+        "test": ["of 2"],
+    }
+    assert "3 problems are left out: 'of 14': the prompt of agent 'h' has 21 tokens" in caplog.text
+    with pytest.raises(ConfigError, match="3 problems are asked for, but the train split has 2"):
+        prepare(Sized([1, 13, 14, 10**6], [2, 50]), 3, ROOM, leave_out_long=True)  # type: ignore[arg-type]
 
 
 @given(size=st.integers(1, 30), count=st.integers(1, 30), seed=st.integers(0, 5))

@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from magrpo.config import AgentConfig, RolloutConfig
+from magrpo.engines import PromptTooLong
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import child_nodes, joint_actions, rollout, root_nodes
-from magrpo.types import PENDING, JointReward, Problem, RolloutGroup, SamplingParams, ScoredTurn
+from magrpo.types import PENDING, JointReward, Problem, Request, RolloutGroup, SamplingParams, ScoredTurn
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, TurnsEnv, render
 
 AGENTS = (AgentConfig(name="h", role="helper", model="m"), AgentConfig(name="m", role="main", model="m"))
@@ -52,6 +53,17 @@ def test_completions_hold_no_lone_surrogates() -> None:
     config = RolloutConfig(group_size=1)
     groups = sample(ScriptedEngine(lambda _: "a\ud800b"), root_nodes(PROBLEMS, config), config)
     assert {action.text for group in groups for (action,) in group.actions.values()} == {"a\ufffdb"}
+
+
+def test_a_prompt_too_long_is_named_by_its_problem_and_turn() -> None:
+    def refuse(request: Request) -> str:
+        if bytes(request.prompt_ids) == b"main:one":
+            raise PromptTooLong("agent 'm': a prompt of 8 tokens", request)
+        return "x"
+
+    config = RolloutConfig(group_size=3)
+    with pytest.raises(PromptTooLong, match=r"^problem 't/1', turn 1: agent 'm': a prompt of 8 tokens"):
+        sample(ScriptedEngine(refuse), root_nodes(PROBLEMS, config), config)
 
 
 def test_training_says_how_it_samples_and_warns_of_truncation_whose_support_is_not_kept() -> None:
