@@ -12,7 +12,16 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from magrpo.plugins import ConfigError, Section, check_name, plugin_field, quote_error, read_toml, validate_config
+from magrpo.plugins import (
+    ConfigError,
+    Section,
+    check_name,
+    plugin_field,
+    quote_error,
+    quote_value,
+    read_toml,
+    validate_config,
+)
 from magrpo.seeds import derive_seed
 from magrpo.services import NotifyConfig, RegistryConfig, TrackingConfig
 from magrpo.types import Estimator, LossNorm, Normalize
@@ -362,7 +371,8 @@ class RunConfig(Section):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both one lr and one trained")
         wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
         if wanted != given:
-            raise ValueError(f"agents: env {self.env.kind!r} needs one agent for each role {wanted}, got {given}")
+            message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
+            raise ValueError(f"{message}, got {quote_value(given)}")
         acting = {role for turn in range(self.env.num_turns) for role in self.env.acting(turn)}
         if sorted(acting) != wanted:
             raise ValueError(
@@ -402,7 +412,8 @@ class RunConfig(Section):
         for row in self.baselines.rows:
             wanted, given = sorted(row.env.roles()), sorted(agent.role for agent in row.agents)
             if wanted != given:
-                raise ValueError(f"baselines: row {row.name!r} needs one agent for each role {wanted}, got {given}")
+                message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
+                raise ValueError(f"{message}, got {quote_value(given)}")
             if not {(agent.name, agent.model, agent.weights) for agent in row.agents} <= known:
                 raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
         return self
