@@ -27,8 +27,10 @@ from pipelines.arguments import (
     Verbose,
 )
 from pipelines.environment import prepare_environment, set_verbosity
+from pipelines.faults import describe_fault
 from pipelines.signals import find_exit_code, keep_printing, raise_on_signals
 
+log = logging.getLogger(__name__)
 app = App(
     name="magrpo",
     help="Train LLM agents that cooperate, with Multi-Agent Group Relative Policy Optimization.",
@@ -186,10 +188,11 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
         return _explain_mistake(error, tokens), 2
     except ConfigError as error:
         return str(error), 2
-    except RuntimeError as error:
-        if not type(error).__module__.startswith(("magrpo", "pipelines")):
+    except (OSError, MemoryError, RuntimeError) as error:
+        if isinstance(error, BrokenPipeError) or not (message := describe_fault(error)):
             raise
-        return str(error), 1
+        log.info("", exc_info=True)  # with --verbose
+        return message, 1
     return "", code if isinstance(code, int) else 0
 
 

@@ -3,6 +3,7 @@
 import fcntl
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from urllib.parse import urlsplit, urlunsplit
 from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
+_DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
 TRAINING_MODE = "workflowType=machine_learning"
 """The query of MLflow's pages that chooses their mode for training."""
 
@@ -80,6 +82,7 @@ def quieten_mlflow() -> None:
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     os.environ.setdefault("MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT", "true")
     logging.getLogger("alembic").setLevel(logging.WARNING)
+    logging.getLogger("mlflow.store.db.utils").setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
 
 
 @contextmanager
@@ -91,7 +94,9 @@ def translate_errors(uri: str, *, may_refuse: bool = False) -> Iterator[None]:
     try:
         yield
     except (MlflowException, SQLAlchemyError, OSError) as error:
-        reason = str(error).partition("\n")[0].replace(uri.rstrip("/"), hide_password(uri))[:300]
+        found = _DATABASE_ERROR.search(str(error))  # the first line may be about something else
+        line = found[0] if found else str(error).partition("\n")[0]
+        reason = line.replace(uri.rstrip("/"), hide_password(uri))[:300]
         code = error.error_code if isinstance(error, MlflowException) else ""
         if may_refuse and code in {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}:
             raise Refused(reason) from error

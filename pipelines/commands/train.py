@@ -17,6 +17,7 @@ from magrpo.store import RunStore
 from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.experiments.sweep_run import run_sweep
+from pipelines.faults import DISK_ERRORS
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
@@ -44,6 +45,8 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool) -> in
         console.quiet = False
         return _tell_interrupt(error, resume, console)
     except BaseException as error:
+        if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
+            error.filename = str(store.path)
         if not isinstance(error, ConfigError):
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)

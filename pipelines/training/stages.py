@@ -28,6 +28,7 @@ from magrpo.stages.score import score
 from magrpo.store import Pointer, RunStore, digest, write_records
 from magrpo.surrogates import encode_json
 from magrpo.types import HEADLINE, EvalReport, Problem, RolloutGroup, Split, T, Turn
+from pipelines.faults import name_full_disk
 from pipelines.progress.console import RunConsole
 from pipelines.training.repair import check_kept
 from pipelines.training.resources import Resources
@@ -109,7 +110,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         def write(folder: Path) -> Metrics:
             nonlocal groups
             started = perf_counter()
-            metrics = writer(self, step, inputs, folder)
+            with name_full_disk(folder):
+                metrics = writer(self, step, inputs, folder)
             groups = self._drafted.pop(folder, None)
             return {**metrics, f"time/{step.name.partition('.')[0]}_s": perf_counter() - started}
 

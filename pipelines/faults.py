@@ -1,0 +1,66 @@
+"""Faults of the machine as one line with the path and a remedy: disks, permissions, processes, memory."""
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors import SafetensorError
+
+_OTHER_DISK = "free some space, or choose another disk with root=FOLDER or --root"
+_OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --root"
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Faults of a disk; writing to an open file tells them without its name."""
+_REMEDIES = {
+    errno.ENOSPC: _OTHER_DISK,
+    errno.EDQUOT: _OTHER_DISK,
+    errno.EROFS: _OTHER_FOLDER,
+    errno.EACCES: _OTHER_FOLDER,
+    errno.EPERM: _OTHER_FOLDER,
+    errno.ENOTDIR: "a file is in the place of a folder",
+    errno.EEXIST: "a file is in the place of a folder",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EMFILE: "raise ulimit -n",
+    errno.ENOMEM: "raise ulimit -v, or the container's limit of memory",
+    errno.EAGAIN: "raise ulimit -u, or the container's limit of processes",
+}
+
+
+def describe_fault(error: OSError | MemoryError | RuntimeError) -> str:
+    """A fault of the machine, or an error of this project, as one line; empty for any other RuntimeError."""
+    if isinstance(error, MemoryError):
+        return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
+    if isinstance(error, RuntimeError):
+        if "can't start new thread" in str(error):
+            return f"{error}; raise ulimit -u and -v, or the container's limits of processes and memory"
+        return str(error) if type(error).__module__.startswith(("magrpo", "pipelines")) else ""
+    if error.errno is None or error.strerror is None:
+        return str(error)
+    where = "" if error.filename is None else f"{error.filename}: "
+    remedy = _REMEDIES.get(error.errno)
+    return f"{where}{error.strerror}{f'; {remedy}' if remedy else ''}"
+
+
+@contextmanager
+def name_full_disk(folder: Path) -> Iterator[None]:
+    """Raise OSError if the block fails because nothing can be written to ``folder``.
+
+    PyTorch and safetensors raise errors of their own for it, PyTorch without the reason.
+    """
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        if "No space left on device" in str(error):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
+        if type(error) is RuntimeError:
+            try:
+                _write_probe(folder / ".probe")
+            except OSError as full:
+                raise full from error
+        raise
+
+
+def _write_probe(path: Path) -> None:
+    path.write_bytes(bytes(2**20))
+    path.unlink()
