@@ -224,6 +224,9 @@ class TrainConfig(Section):
     lag: Literal[0, 1, 2] = 0
     """Number of updates by which the weights that are sampled from may be behind: so many iterations are sampled and
     scored while an update runs. 0: strictly on-policy. Above 0 it needs ``algo.importance_cap``."""
+    keep_weights: Literal["all", "evaluated"] = "all"
+    """Checkpoints whose weights are kept: all, or the evaluated ones and those that the run still needs. Others can be
+    computed again by ``--from-stage``, but not be asked, evaluated or exported."""
 
 
 class EvalConfig(Section):

@@ -293,6 +293,23 @@ def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
+def keeps_weights(store: RunStore, checkpoint: str) -> bool:
+    """Whether the weights of a committed checkpoint, by the name of its step's folder, were not pruned."""
+    return not any(Path(file).is_relative_to(WEIGHTS) for file in store.pruned_files(checkpoint))
+
+
+def kept_iterations(store: RunStore) -> list[int]:
+    """The iterations after which the weights are kept, ascending."""
+    committed = committed_iterations(store, "update")
+    return [i for i in committed if keeps_weights(store, Step("update", i).folder)]
+
+
+def list_iterations(iterations: Sequence[int]) -> str:
+    """``0 to 7``, or with gaps ``0, 5, 7``."""
+    first, last = iterations[0], iterations[-1]
+    return f"{first} to {last}" if last - first + 1 == len(iterations) else ", ".join(map(str, iterations))
+
+
 def checkpoint_weights(store: RunStore, iteration: int) -> Path:
     """The folder with a subfolder of weights for each agent, after ``iteration``."""
     return store.stage_folder(Step("update", iteration).folder) / WEIGHTS

@@ -19,7 +19,16 @@ from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
 from magrpo.config import RunConfig, load_config, start_weights  # noqa: F401  # load_config: a name of the package
 from magrpo.engines.host import EngineHost
-from magrpo.layout import Step, committed_iterations, find_evaluations, locate_weights, read_evaluation, read_scored
+from magrpo.layout import (
+    Step,
+    committed_iterations,
+    find_evaluations,
+    kept_iterations,
+    list_iterations,
+    locate_weights,
+    read_evaluation,
+    read_scored,
+)
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.sandboxes.none import NoSandbox
 from magrpo.stages.backend import Backend, Team
@@ -177,9 +186,17 @@ class Run:
         return answer
 
     def find_weights(self, iteration: int | None = None) -> dict[str, Path]:
-        """The folders of trained weights by agent after an iteration, the last one by default."""
+        """The folders of trained weights by agent after an iteration, the last one by default.
+
+        Raises ConfigError if the weights after that iteration are not there.
+        """
+        known = kept_iterations(self.store) or [0]
         if iteration is None:
-            iteration = max(committed_iterations(self.store, "update"), default=0)
+            iteration = known[-1]
+        elif iteration not in known:
+            raise ConfigError(
+                f"run {self.store.run_id} has no weights after {iteration}, only {list_iterations(known)}"
+            )
         checkpoint = self.store.stage_folder(Step("update", iteration).folder)
         return locate_weights(checkpoint, [agent.name for agent in self.config.agents])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config import RunConfig
-from magrpo.layout import checkpoint_weights, committed_iterations, makes_tables
+from magrpo.layout import checkpoint_weights, kept_iterations, list_iterations, makes_tables
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.services import TrackingConfig
 from magrpo.store import CONFIG, RunStore, read_json
@@ -93,12 +93,12 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
     config = _change_config(store.config_tree(), store.path / CONFIG, overrides)
     if makes_tables(config):
         raise ConfigError(f"run {store.run_id} compares baselines; ask the run that trained its agents")
-    known = committed_iterations(store, "update")
+    known = kept_iterations(store)
     if not known:
         raise ConfigError(f"run {store.run_id} has no checkpoint yet; ask again after its first step")
     iteration = known[-1] if checkpoint is None else checkpoint
     if iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has {known[0]} to {known[-1]}")
+        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has {list_iterations(known)}")
     if iteration == 0 and all(agent.start_from is None for agent in config.agents):
         return AskedTeam(config, {}, f"run {store.run_id} before training", store)
     weights = checkpoint_weights(store, iteration)

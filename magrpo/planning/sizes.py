@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig, count_levels, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
+from magrpo.layout import evaluates_after
 from magrpo.lineup import UNLOADABLE, load_pretrained
 from magrpo.plugins import ConfigError, quote_error
 
@@ -22,6 +23,8 @@ counts 17 for a GPT layer, without attention scores: a gated feed-forward and ro
 """
 
 
+RECORD_BYTES = 50
+"""Bytes of a sampled token in the files of rollout, score and credit; measured: 28 in large batches, 110 in tiny."""
 POLICY = ("frozen parameters", "adapters", "full copies")
 """Purposes of memory of every policy; the others are those of updates and sampling."""
 KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, which samples"
@@ -105,6 +108,36 @@ def estimate_memory(
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
+
+
+def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
+    """Bytes on disk by purpose, of a whole run; problems, evaluations and reports are not counted.
+
+    ``copies``: whether MLflow's copies of weights and records are on this disk, too. Raises as :func:`estimate_memory`.
+    """
+    models = {agent.model: read_base_model(agent, config) for agent in config.agents}
+    length, optim = config.train.num_iterations, config.optim
+    sizes = {
+        agent.name: models[agent.model].num_parameters
+        if agent.weights == "full"
+        else models[agent.model].adapter_parameters
+        for agent in config.agents
+    }
+    holders = set(weight_holders(config.agents).values())
+    trained = sum(sizes[agent.name] for agent in config.agents if agent.trained and agent.name in holders)
+    evaluated = [i for i in range(length + 1) if evaluates_after(config, i)]
+    newest = range(max(length + 1 - max(optim.keep, config.train.lag + 1), 0), length + 1)
+    kept = len({*evaluated, *newest}) if config.train.keep_weights == "evaluated" else length + 1
+    with_states = {*evaluated, *range(max(length + 1 - optim.keep, 0), length + 1)} - {0}
+    weights = sum(sizes.values()) * 4
+    records = estimate_work(config).tokens * RECORD_BYTES * length
+    found = {
+        f"weights of {kept} checkpoints": weights * kept,
+        f"optimizer states of {len(with_states)}": trained * 8 * len(with_states),
+        "completions, rewards and samples": records,
+        "copies for MLflow": (weights * len(evaluated) + records) * copies,
+    }
+    return {purpose: float(size) for purpose, size in found.items() if size}
 
 
 def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> int:

@@ -1,6 +1,7 @@
 """``magrpo train --dry-run``: the plan of a run and its estimated cost, without training or writing anything."""
 
 import importlib.util
+import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -19,10 +20,11 @@ from magrpo.layout import Step, read_place, steps, steps_to_repeat
 from magrpo.lineup import device_of, dtype_of
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
-from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_memory, estimate_work
+from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
+from magrpo.tracking.connection import tracking_uri
 from pipelines.commands.place_view import forecast_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
@@ -51,6 +53,7 @@ def show_plan(
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
         *_describe_machine(config, place),
+        *_describe_disk(config, root),
         _describe_time(config, root, remaining),
         *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
         "values that differ from their defaults, or have none",
@@ -130,6 +133,23 @@ def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
         yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy that samples, and its KV cache"
     yield "             from the configurations of the base models; AdamW in float32; activations as measured on"
     yield "             Llama models, for a full micro-batch; cache: without prompts"
+
+
+def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:
+    """The disk that the whole run takes, beside what is free."""
+    copies = tracking_uri(config.tracking, root).startswith("sqlite:")
+    sizes = estimate_disk(config, copies=copies)
+    existing = next(path for path in (root.absolute(), *root.absolute().parents) if path.exists())
+    free = shutil.disk_usage(existing).free
+    yield f"disk     about {_format_bytes(sum(sizes.values()))} for the whole run; {_format_bytes(free)} free in {root}"
+    for name, size in sizes.items():
+        yield f"  {_format_bytes(size):>9}  {name}"
+    less = config.model_copy(update={"train": config.train.model_copy(update={"keep_weights": "evaluated"})})
+    needed = sum(estimate_disk(less, copies=copies).values())
+    if needed < sum(sizes.values()):
+        yield f'             with train.keep_weights = "evaluated": about {_format_bytes(needed)}'
+    if sum(sizes.values()) > free:
+        yield "             more than is free: the run would stop, and could be resumed once there is room"
 
 
 def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config import AgentConfig, RunConfig, load_config
-from magrpo.layout import checkpoint_weights, committed_iterations
+from magrpo.layout import checkpoint_weights, kept_iterations, list_iterations
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, validate_config
@@ -132,11 +132,11 @@ def _team_like(run_id: str, config: RunConfig, root: Path) -> Team:
 
 def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
     """``iteration`` if it has a checkpoint, or the last iteration that has one."""
-    known = committed_iterations(run, "update")
+    known = kept_iterations(run)
     if not known:
         raise ConfigError(f"run {run.run_id} has no checkpoint yet")
     if iteration is not None and iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has {known[0]} to {known[-1]}")
+        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has {list_iterations(known)}")
     return known[-1] if iteration is None else iteration
 
 

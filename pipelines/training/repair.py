@@ -8,7 +8,7 @@ import logging
 from collections.abc import Callable, Sequence
 
 from magrpo.config import RunConfig
-from magrpo.layout import Step, pruned_tail, steps
+from magrpo.layout import Step, keeps_weights, pruned_tail, steps
 from magrpo.store import RunStore
 from pipelines.environment import shorten_path
 
@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointPruned(Exception):
-    """An update is to be computed from a checkpoint, in ``folder``, whose optimizer state was pruned."""
+    """A step is to be computed from a checkpoint, in ``folder``, of which it needs what was pruned."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(f"{folder} was pruned")
@@ -24,12 +24,13 @@ class CheckpointPruned(Exception):
 
 
 def check_kept(store: RunStore, step: Step) -> None:
-    """Raise CheckpointPruned if ``step`` is an update and the optimizer state that it starts from was pruned."""
-    if step.stage != "update":
-        return
-    checkpoint = Step("update", step.iteration - 1).folder
-    if store.pruned_files(checkpoint):
-        raise CheckpointPruned(checkpoint)
+    """Raise CheckpointPruned if ``step`` needs optimizer states or weights that were pruned."""
+    if step.stage == "update":
+        checkpoint = Step("update", step.iteration - 1).folder
+        if store.pruned_files(checkpoint):
+            raise CheckpointPruned(checkpoint)
+    elif step.stage == "rollout" and not keeps_weights(store, step.inputs[1]):
+        raise CheckpointPruned(step.inputs[1])
 
 
 def find_damage(
@@ -83,4 +84,4 @@ def _set_aside_tail(store: RunStore, checkpoints: Sequence[Step]) -> None:
     if tail:
         folder = store.set_aside([step.folder for step in tail])
         names = " to ".join(dict.fromkeys((tail[0].folder, tail[-1].folder)))
-        log.warning("%s: computed again for the optimizer's state; set aside in %s", names, shorten_path(folder))
+        log.warning("%s: computed again for what was pruned; set aside in %s", names, shorten_path(folder))

@@ -75,11 +75,20 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         pointer = found or self._compute(step, inputs, key)
         if step.stage in ("start", "update") and not found:
             self._resources.updates.adopt(self._store.folder(pointer))
-        oldest = step.iteration - self._config.optim.keep
-        if step.stage == "update" and oldest > 0 and not layout.evaluates_after(self._config, oldest):
-            self._store.prune(Step("update", oldest).folder, layout.OPTIMIZER, layout.OPTIMIZER_SHARDS)
+        if step.stage == "update":
+            self._prune(step.iteration)
         self._progress.finish_step(step, self._store.metrics(pointer), reused=found is not None)
         return pointer
+
+    def _prune(self, newest: int) -> None:
+        """Delete what nothing needs of earlier checkpoints that are not evaluated."""
+        keep, train = self._config.optim.keep, self._config.train
+        old = {newest - keep: [layout.OPTIMIZER, layout.OPTIMIZER_SHARDS]}
+        if train.keep_weights == "evaluated":  # the rollout of iteration k samples from checkpoint k - 1 - lag
+            old.setdefault(newest - max(keep, train.lag + 1), []).append(layout.WEIGHTS)
+        for iteration, names in old.items():
+            if iteration > 0 and not layout.evaluates_after(self._config, iteration):
+                self._store.prune(Step("update", iteration).folder, *names)
 
     def _key(self, step: Step, inputs: Sequence[Pointer]) -> str:
         """Digest of everything the output depends on: sections of the configuration, and inputs."""
@@ -328,7 +337,7 @@ _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
     "algo": {"max_sampling_gap": None},
     "optim": {"lanes": 1, "keep": 1},
     "rollout": {"leave_out_long": False},
-    "train": {"lag": 0},
+    "train": {"lag": 0, "keep_weights": "all"},
 }
 """Values that change nothing, of options newer than runs that must still be found, by section."""
 

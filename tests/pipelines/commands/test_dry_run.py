@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -68,6 +69,25 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
     assert "reused   9 of 13 stages; the first to run is update:1" in said
     assert "in stages, from the means of 1 earlier run in" in said
     assert files(runs.root) == before
+
+
+def test_the_plan_tells_the_disk_that_the_run_takes(
+    runs: Runs, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**20))
+    long = ("train.num_iterations=40", "eval.every=20")
+    assert show_plan(config(runs, *long), None, None) == 0
+    said = capsys.readouterr().out
+    assert f" for the whole run; 1.0 MiB free in {runs.root}\n" in said
+    assert "  weights of 41 checkpoints\n" in said
+    assert "  optimizer states of 2\n" in said
+    assert '             with train.keep_weights = "evaluated": about ' in said
+    assert "more than is free: the run would stop, and could be resumed once there is room\n" in said
+    monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
+    assert show_plan(config(runs, *long, "train.keep_weights=evaluated"), None, None) == 0
+    said = capsys.readouterr().out
+    assert "  weights of 3 checkpoints\n" in said
+    assert "more than is free" not in said
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a machine without CUDA")
