@@ -180,5 +180,5 @@ def test_a_hub_id_is_not_asked_for(source: str) -> None:
 
 
 def test_a_model_that_is_not_there(runs: Runs) -> None:
-    with pytest.raises(ConfigError, match="agent 'helper': cannot read the configuration of"):
+    with pytest.raises(ConfigError, match="agent 'helper': model = '/nowhere/at-all': no such folder"):
         estimate_memory(config(runs, "agents.0.model=/nowhere/at-all"), 4, None)
