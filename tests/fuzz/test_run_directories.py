@@ -1,0 +1,107 @@
+"""Mutated files of a finished run: readers refuse them in short lines, and a resume sets aside what is damaged."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magrpo import layout
+from magrpo.config import load_config
+from magrpo.store import CONFIG, MANIFEST, RunStore
+from pipelines.commands.runs import summarize_folder
+from pipelines.training.repair import find_damage, find_lost, set_aside_damage
+from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
+from tests.pipelines.micro import blank_pictures, run_locally, write_config
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The directory of a finished run of one iteration."""
+    with blank_pictures():
+        store, _, _ = run_locally(load_config(write_config(tmp_path_factory.mktemp("fuzz"), iterations=1)))
+    yield store.path
+    shutil.rmtree(store.path)
+
+
+def mutate_file(path: Path, rng: random.Random) -> None:
+    data, action = path.read_bytes(), rng.random()
+    path.unlink()
+    if action < 0.1:
+        return
+    if action < 0.15:
+        path.mkdir()
+    elif action < 0.2:
+        path.write_bytes(b"")
+    elif action < 0.6 and path.name.endswith((MANIFEST, ".json")):
+        text = json.dumps(mutate_tree(json.loads(data), rng), ensure_ascii=False)
+        path.write_bytes(text.encode("utf-8", "surrogatepass"))
+    else:
+        path.write_bytes(mutate_bytes(data, rng))
+
+
+def read_stage(store: RunStore, step: layout.Step) -> None:
+    """Read what later stages read of an undamaged stage."""
+    folder = store.stage_folder(step.folder)
+    if step.stage == "prepare":
+        layout.read_problems(folder)
+    elif step.stage == "rollout":
+        layout.read_groups(folder)
+    elif step.stage == "score":
+        layout.read_scored(folder)
+    elif step.stage == "evaluate":
+        layout.read_evaluation(folder)
+
+
+def inspect_run(path: Path) -> None:
+    """What commands read of a run without repairing it."""
+    if (path / CONFIG).is_file():  # else it is not listed
+        summarize_folder(path)
+    store = RunStore.open(path.parent, path.name)
+    layout.is_finished(store)
+    layout.describe_start(store)
+    layout.read_place(store)
+    layout.find_evaluations(store)
+    layout.first_missing(store.config(), store)
+    assert all(isinstance(metrics, dict) for *_, metrics in store.stage_metrics())
+
+
+def resume_run(path: Path) -> None:
+    """What a resume does before it computes anything: afterwards every output that is left is whole."""
+    store = RunStore.open(path.parent, path.name)
+    store.mend_config()
+    config = store.config()
+    set_aside_damage(store, config)
+    find_lost(store, config)
+    assert find_damage(store, config) == {}
+    for step in layout.steps(config):
+        if pointer := store.find(step.folder):
+            store.metrics(pointer)
+            if step.stage != "score" or store.is_committed(step.inputs[0]):
+                read_stage(store, step)
+
+
+def test_run_directories(finished: Path) -> None:
+    original = finished.with_name("original")
+    finished.rename(original)
+    path = finished.with_name("mutant")
+    files = sorted(file.relative_to(original) for file in original.rglob("*") if file.is_file())
+    files += [file for file in files if file.name in (MANIFEST, CONFIG)] * 3
+
+    def use(rng: random.Random) -> None:
+        shutil.copytree(original, path, copy_function=os.link)
+        try:
+            mutate_file(path / rng.choice(files), rng)
+            rng.choice((inspect_run, resume_run))(path)
+        finally:
+            shutil.rmtree(path)
+
+    try:
+        assert count_outcomes("run directories", use).total() == COUNT
+    finally:
+        original.rename(finished)
