@@ -140,12 +140,12 @@ class Lineup:
 
     def _check_template(self, agent: str) -> None:
         """Raise ConfigError if prompts do not depend on the message."""
-        one, other = (self.render(agent, Observation((Message("user", text),))) for text in ("1", "two"))
+        entry = self._agents[agent]
+        one, other = (self._encode(entry, Observation((Message("user", text),))) for text in ("1", "two"))
         if one == other:
-            model = self._agents[agent].config.model
             raise ConfigError(
-                f"agent {agent!r}: {model!r} writes the same tokens for every message; mend its tokenizer or chat "
-                'template, or set model.chat_template = "none"'
+                f"agent {agent!r}: {entry.config.model!r} writes the same tokens for every message; mend its tokenizer "
+                'or chat template, or set model.chat_template = "none"'
             )
 
     @cached_property

@@ -114,7 +114,7 @@ class Policy:
         """The causal language model with this agent's weights active, ready for forward passes."""
         entry = self._agents[agent]
         if entry.peft is not None:
-            entry.peft.set_adapter(self.lineup.holder(agent))
+            entry.peft.set_adapter(_name_adapter(self.lineup.holder(agent)))
         has_masters = entry.peft is None and self.dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters):
             yield entry.model
@@ -147,7 +147,7 @@ class Policy:
         entry = self._agents[agent]
         if entry.peft is None:
             return dict(entry.model.named_parameters())
-        suffix = f".{self.lineup.holder(agent)}.weight"
+        suffix = f".{_name_adapter(self.lineup.holder(agent))}.weight"
         return {
             name.removesuffix(suffix) + ".weight": parameter
             for name, parameter in entry.peft.named_parameters()
@@ -172,7 +172,10 @@ class Policy:
             else:
                 tensors = {name: p.detach().contiguous() for name, p in self.parameters(agent).items()}
                 save_file(tensors, target / ADAPTER_WEIGHTS, metadata={"format": "pt"})
-                adapter = {**entry.peft.peft_config[self.lineup.holder(agent)].to_dict(), "inference_mode": True}
+                adapter = {
+                    **entry.peft.peft_config[_name_adapter(self.lineup.holder(agent))].to_dict(),
+                    "inference_mode": True,
+                }
                 text = json.dumps(adapter, indent=2, sort_keys=True, default=sorted)  # sets in a fixed order
                 (target / ADAPTER_CONFIG).write_text(f"{text}\n", encoding="utf-8")
         return folders
@@ -251,11 +254,16 @@ def _add_adapter(
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "lora", config.name))
         if adapters is None:
-            adapters = get_peft_model(base, peft_config, adapter_name=config.name)
+            adapters = get_peft_model(base, peft_config, adapter_name=_name_adapter(config.name))
         else:
-            adapters.add_adapter(config.name, peft_config)
+            adapters.add_adapter(_name_adapter(config.name), peft_config)
     assert isinstance(adapters, PeftModel)
     return adapters.eval()
+
+
+def _name_adapter(agent: str) -> str:
+    """The name of an agent's adapter inside modules, which is none of their attributes: an agent may be called eval."""
+    return f"agent-{agent}"
 
 
 def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig) -> None:

@@ -112,6 +112,13 @@ def test_adapters_start_from_their_seed_and_name_alone(base: Path) -> None:
     assert not torch.equal(first.parameters("main")[names[0]], first.parameters("helper")[names[0]])
 
 
+@pytest.mark.parametrize("name", ["eval", "keys", "forward", "type", "lora", "a", "x-1"])
+def test_any_agent_name_is_the_name_of_an_adapter(base: Path, tmp_path: Path, name: str) -> None:
+    policy = open_policy(base, main="lora", **{name: "lora"})
+    assert policy.parameters(name).keys() == policy.parameters("main").keys()
+    policy.load(1, policy.save(tmp_path))
+
+
 def test_agents_whose_names_contain_each_other_do_not_mix(base: Path) -> None:
     policy = open_policy(base, main="lora", main2="lora", domain="lora")
     counts = {agent: len(policy.parameters(agent)) for agent in policy.agents}
@@ -282,7 +289,6 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     ),
     "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot load the tokenizer .*KeyError"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "cannot load the tokenizer .*serialization file"),
-    "vocabulary": (lambda f: change_json(f / "config.json", vocab_size=100), "tokenizer of another model"),
     "template": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), 'set model.chat_template = "none"'),
     "silence": (lambda f: (f / "chat_template.jinja").write_text("hello"), "the same tokens for every message"),
     "stop": (lambda f: (f / "generation_config.json").write_text("{"), "cannot load the generation_config.json"),
@@ -304,6 +310,13 @@ def test_a_damaged_base_is_refused_in_one_line(
         open_policy(folder, main=weights)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "malice-was-run").exists()
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
+    folder = tiny_base(tmp_path, tiny_config(vocab_size=100))
+    lineup = Lineup.open(agents(folder, main="lora"), ModelConfig(device="cpu"), LORA)
+    with pytest.raises(ConfigError, match=r"agent 'main': the tokenizer of .* writes token 201, and the model has 100"):
+        lineup.render("main", Observation((Message("user", "x"),)))
 
 
 def test_trained_weights_without_a_layer_are_refused(base: Path, tmp_path: Path) -> None:

@@ -43,8 +43,9 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
             if isinstance(layer, LoraLinear):
                 base = layer.get_base_layer()
                 assert isinstance(base, nn.Linear)
+                [adapter] = layer.active_adapters
                 with torch.no_grad():
-                    weight = base.weight + layer.get_delta_weight(policy.lineup.holder(agent))
+                    weight = base.weight + layer.get_delta_weight(adapter)
                 plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
                 plain.weight = nn.Parameter(weight, requires_grad=False)
                 plain.bias = base.bias
