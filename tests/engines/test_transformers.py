@@ -137,8 +137,11 @@ def test_weights_that_diverged_stop_the_run(tmp_path: Path) -> None:
     policy = open_policy(tmp_path)
     with torch.no_grad():
         next(iter(policy.parameters("main").values())).fill_(float("nan"))
+    engine = TransformersEngine().open(EngineHost.of(policy))
     with pytest.raises(EngineError, match=r"'main'.*not finite.*optim.lr"):
-        TransformersEngine().open(EngineHost.of(policy)).serve(0, {}).generate(ask())
+        engine.serve(1, {}).generate(ask())
+    with pytest.raises(EngineError, match=r"'main'.*not finite at policy version 0; the weights of .* are damaged"):
+        engine.serve(0, {}).generate(ask())
 
 
 def test_an_empty_prompt_is_refused(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def mutate_file(path: Path, rng: random.Random) -> None:
     path.unlink()
     if action < 0.1:
         return
-    if action < 0.15:
+    if action < 0.15 and not path.name.startswith("config."):
         path.mkdir()
     elif action < 0.2:
         path.write_bytes(b"")
