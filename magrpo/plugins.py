@@ -93,8 +93,8 @@ class ConfigError(ValueError):
     """A configuration, a flag or an input file is unusable. The message names it and the remedy."""
 
     def __str__(self) -> str:
-        """The message; a line much too long, as of a quoted file, without its middle."""
-        return "\n".join(_cut_line(line) for line in super().__str__().splitlines())
+        """The message, by :func:`cut_lines`."""
+        return cut_lines(super().__str__())
 
 
 class Section(BaseModel):
@@ -113,11 +113,13 @@ class Plugin(Section):
     """Name of the implementation, or ``package.module:Class`` of your own."""
 
 
-def _cut_line(line: str) -> str:
-    if len(line) <= _MAX_LINE:
-        return line
+def cut_lines(message: str) -> str:
+    """``message`` without the middle of lines much too long, as of a file that is quoted."""
     half = _MAX_LINE // 2
-    return f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
+    return "\n".join(
+        line if len(line) <= _MAX_LINE else f"{line[:half]} ... ({len(line) - 2 * half} characters) ... {line[-half:]}"
+        for line in message.splitlines()
+    )
 
 
 def quote_value(value: object) -> str:
@@ -238,8 +240,8 @@ def _check_values(tree: dict[str, Any], source: str) -> None:
             waiting += [((*path, str(number)), item) for number, item in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             fault = f"must be a finite number, not {value}"
-        elif isinstance(value, int) and abs(value) >= 10**18:
-            fault = "must be a number of at most 18 digits"
+        elif isinstance(value, int) and not -(2**63) <= value < 2**63:
+            fault = "must lie between -2^63 and 2^63"
         if isinstance(value, str) and ("\0" in value or replace_surrogates(value) != value):
             fault = "must not hold null characters, or halves of characters"
         if fault:

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
-from magrpo.plugins import ConfigError, find_keys
+from magrpo.plugins import ConfigError, cut_lines, find_keys
 from pipelines.arguments import (
     ConfigFile,
     GivenPlace,
@@ -169,7 +169,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 1
         if message:
-            print("\n".join(f"magrpo: {line}" for line in message.splitlines()), file=sys.stderr)
+            print("\n".join(f"magrpo: {line}" for line in cut_lines(message).splitlines()), file=sys.stderr)
         return code
 
 

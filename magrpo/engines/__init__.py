@@ -24,6 +24,9 @@ class PromptTooLong(ConfigError):
         super().__init__(message)
         self.request = request
 
+    def __reduce__(self) -> tuple[type[PromptTooLong], tuple[str, Request]]:
+        return type(self), (str(self), self.request)
+
 
 class Completion(NamedTuple):
     """The sample for one request: token ids, their log-probabilities and, if recorded, their support."""

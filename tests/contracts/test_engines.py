@@ -6,6 +6,7 @@ use different kernels on a GPU, so their logits differ by bfloat16's rounding.
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -363,6 +364,7 @@ def test_a_prompt_that_leaves_no_room_is_refused_before_sampling(world: World) -
     with pytest.raises(PromptTooLong, match=r"'main'.*125 tokens.*max_new_tokens = 4.*128") as caught:
         world.served.generate([fits, too_long], seen.append)
     assert isinstance(caught.value, ConfigError), "a user's mistake: one line, no traceback"
+    assert pickle.loads(pickle.dumps(caught.value)).request == caught.value.request == too_long
     assert seen == []
 
 
