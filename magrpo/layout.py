@@ -342,6 +342,11 @@ def describe_start(store: RunStore) -> str:
     return f"version {facts['version']} of {facts['model']}, then the champion"
 
 
+def has_samples(store: RunStore) -> bool:
+    """Whether any step but ``prepare`` and ``start`` is committed."""
+    return any(store.is_committed(step.folder) for step in steps(store.config())[2:])
+
+
 def is_finished(store: RunStore) -> bool:
     """Whether the run's report is committed."""
     return store.exists() and store.is_committed(steps(store.config())[-1].folder)

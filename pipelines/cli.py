@@ -281,8 +281,8 @@ def train(
             from magrpo.lineup import device_of
 
             device_of(resolved.model)  # raises before a folder is created
-        store = RunStore.create(resolved, name)
-    elif from_stage is not None:
+        return train_run(RunStore.create(resolved, name), place, local=local, is_new=True)
+    if from_stage is not None:
         rewind_run(store, from_stage)
     return train_run(store, place, local=local)
 
@@ -372,10 +372,11 @@ def evaluate(
 
     source = Source(run, checkpoint, root, overrides, place)
     if baselines is not None:
-        return train_run(create_baselines(source, baselines, name, single_run, partner), place, local=local)
+        made = create_baselines(source, baselines, name, single_run, partner)
+        return train_run(made, place, local=local, is_new=True)
     if single_run or partner:
         raise ConfigError("--single-run and --partner go with --baselines")
-    return train_run(create_evaluation(source, name), place, local=local)
+    return train_run(create_evaluation(source, name), place, local=local, is_new=True)
 
 
 @app.command(help_epilogue="")

@@ -53,11 +53,10 @@ def name_full_disk(folder: Path) -> Iterator[None]:
     except (RuntimeError, SafetensorError) as error:
         if "No space left on device" in str(error):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(folder)) from error
-        if type(error) is RuntimeError:
-            try:
-                _write_probe(folder / ".probe")
-            except OSError as full:
-                raise full from error
+        try:
+            _write_probe(folder / ".probe")
+        except OSError as full:
+            raise full from error
         raise
 
 

@@ -251,6 +251,21 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
     return found
 
 
+def delete_empty_run(uri: str, run_id: str) -> None:
+    """Delete the record of a training run that has measured nothing, but keep any other. Raises Unavailable."""
+    if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
+        return  # MLflow would create the file
+    quieten_mlflow()
+    from mlflow import MlflowClient  # takes seconds
+
+    with translate_errors(uri):
+        client = MlflowClient(uri)
+        experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
+        for run in client.search_runs(experiments, f"tags.`{RUN_TAG}` = '{run_id}'"):
+            if all(key.startswith(PREFIX) for key in run.data.metrics):
+                client.delete_run(run.info.run_id)
+
+
 def _read_pages(search: Callable[..., Any]) -> Iterator[Any]:
     """Every result of a paged search of MLflow."""
     token = None

@@ -1,5 +1,7 @@
 """``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
+import shutil
+import sys
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -8,12 +10,15 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.layout import hold_run, keep_place, steps_to_repeat
+from magrpo.layout import has_samples, hold_run, keep_place, steps_to_repeat
 from magrpo.place import Place, load_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
+from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.mlflow_runs import delete_empty_run
+from magrpo.tracking.spool import Unavailable
 from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.experiments.sweep_run import run_sweep
@@ -32,8 +37,11 @@ def check_given_place(config: RunConfig, place: Place | None) -> None:
         check_place(config, place)
 
 
-def train_run(store: RunStore, place: Place | None = None, *, local: bool) -> int:
-    """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code."""
+def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False) -> int:
+    """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code.
+
+    A new one whose configuration is refused before it has sampled anything is removed: its name stays free.
+    """
     check_given_place(store.config(), place)
     keep_place(store, place)
     console = open_console()
@@ -47,13 +55,26 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool) -> in
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
-        if not isinstance(error, ConfigError):
+        if isinstance(error, ConfigError):
+            if is_new and not has_samples(store):
+                _remove_run(store)
+        else:
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
         raise
     console.quiet = False
     print_closing(result, console)
     return 0
+
+
+def _remove_run(store: RunStore) -> None:
+    """Remove a run that has sampled nothing, also from its tracking store if that answers."""
+    uri = tracking_uri(store.config().tracking, store.path.parent)
+    with hold_run(store):
+        shutil.rmtree(store.path)
+    with suppress(Unavailable):
+        delete_empty_run(uri, store.run_id)
+    print(f"run {store.run_id} was refused before its first sample, and is removed", file=sys.stderr)
 
 
 def rewind_run(store: RunStore, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from magrpo.layout import first_missing, hold_run, steps
 from magrpo.store import RunStore
+from pipelines.faults import name_full_disk
 from pipelines.flows.local_server import LocalServer
 from pipelines.progress.activity import LOADING, begin_startup, end_startup, show_activity
 from pipelines.progress.notify import Notices
@@ -34,7 +35,7 @@ def _run_flow(store: RunStore) -> Result:
             with show_activity(LOADING["Prefect"]), name_server():
                 server.wait_until_ready()
                 mark_killed(run_id)
-        with name_server():
+        with name_full_disk(store.path), name_server():
             return train(str(root), run_id)
 
 

@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.config import load_config
+from magrpo.layout import has_samples
+from magrpo.services import TrackingConfig
+from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
-from tests.pipelines.micro import STAGES, write_config
+from tests.pipelines.micro import STAGES, run_locally, write_config
 
 SHIPPED = "shipped configurations: arxiv, coophumaneval, embedded,"
 
@@ -102,3 +106,28 @@ def test_a_run_is_quiet_verbose_and_listed_as_json(
 
 def record_of_step(line: str) -> bool:
     return line.endswith(" s") or " s, " in line
+
+
+def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
+    os.environ.pop("MLFLOW_TRACKING_URI", None)
+    for _ in range(2):
+        assert cli.main(["train", config, "--local", "--name", "again", "agents.0.model=/nowhere"]) == 2
+        said = capfd.readouterr().err
+        assert "run again was refused before its first sample, and is removed\nmagrpo: agent 'helper'" in said
+        assert not (root / "again").exists()
+    assert recorded_runs(f"sqlite:///{root}/mlflow.db") == []
+    kept = run_locally(load_config(config, ["train.num_iterations=0"]))[0]
+    assert has_samples(kept)
+
+
+def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
+    """Another root may share the tracking store, and have a run of this name."""
+    write_config(tmp_path)
+    root = tmp_path / "runs"
+    uri = f"sqlite:///{root}/mlflow.db"
+    tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "spool")
+    tracker.metrics({"eval/return": 0.5}, 0)
+    tracker.close("FINISHED")
+    delete_empty_run(uri, "again")
+    assert [run.run_id for run in recorded_runs(uri)] == ["again"]
