@@ -161,17 +161,24 @@ class RunStore:
         Raises ConfigError if neither can be read.
         """
         path, copied = self.path / CONFIG, self._read_config_copy()
+        if not (damage := self.find_config_damage()) and copied is not None:
+            return ""
         if copied is None:
             self.config()
             self._copy_config(path.read_bytes())  # early versions kept none
-            return ""
-        if path.is_file() and path.read_bytes() == copied:
-            return ""
+            return damage and f"{damage}: written again"
         aside = self._new_folder_aside()
         if path.exists():
             path.rename(aside / CONFIG)
         atomic_write(path, copied)
-        return f"{CONFIG} is damaged: restored from {CONFIG_COPY}, the damaged one is in {aside}"
+        return f"{damage}: restored from {CONFIG_COPY}, the damaged one is in {aside}"
+
+    def find_config_damage(self) -> str:
+        """Which of the configuration and its copy is damaged, in words; empty if none is."""
+        path, copied = self.path / CONFIG, self._read_config_copy()
+        if copied is None:
+            return f"{CONFIG_COPY} is damaged" if (self.path / CONFIG_COPY).exists() else ""
+        return "" if path.is_file() and path.read_bytes() == copied else f"{CONFIG} is damaged or was changed"
 
     def replace_config(self, config: RunConfig) -> None:
         """Replace the configuration: for values only known once the run begins."""

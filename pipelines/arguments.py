@@ -12,6 +12,7 @@ from cyclopts.completion import CompletionContext
 
 from magrpo.place import Place, load_place
 from magrpo.plugins import ConfigError
+from magrpo.store import check_run_name
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship."""
@@ -147,6 +148,10 @@ def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
     return parse_place(tokens[0].value)
 
 
+def _convert_name(_: type, tokens: Sequence[Token]) -> str:
+    return check_run_name(tokens[0].value, longest=100)
+
+
 Root = Annotated[Path, Parameter(help="Folder of run directories.")]
 ConfigFile = Annotated[Path, Parameter(converter=_convert_config, completer=complete_configs)]
 """A TOML file, or the name of a configuration that ships."""
@@ -163,6 +168,8 @@ GivenPlace = Annotated[
 ]
 """Where the run runs, read from a TOML file, or ``none``."""
 RunId = Annotated[str, Parameter(completer=complete_runs)]
+RunName = Annotated[str, Parameter(converter=_convert_name)]
+"""The name of a new run, sweep or schedule."""
 RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
 Overrides = Annotated[
     str, Parameter(help="section.key=value changes one value of the configuration.", completer=complete_keys)

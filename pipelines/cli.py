@@ -13,6 +13,7 @@ from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
 from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, cut_lines, find_keys
+from magrpo.store import check_run_name
 from pipelines.arguments import (
     ConfigFile,
     GivenPlace,
@@ -23,6 +24,7 @@ from pipelines.arguments import (
     Quiet,
     Root,
     RunId,
+    RunName,
     RunOrConfig,
     Verbose,
 )
@@ -97,6 +99,7 @@ LAZY_COMMANDS = {
         "commands.doctor:check_machine",
         "Check this machine for everything that training needs, with a remedy for each thing missing.",
     ),
+    "verify": ("commands.verify:verify_run", "Check every file of a run by its digest."),
     "sync": (
         "commands.runs:sync_run",
         "Deliver the tracking records of a run that its MLflow server has not received.",
@@ -242,7 +245,7 @@ def train(
     from_stage: str | None = None,
     place: GivenPlace | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    name: str | None = None,
+    name: RunName | None = None,
     root: Root | None = None,
 ) -> int:
     """Train the agents of a configuration, or resume a run.
@@ -300,7 +303,7 @@ def sweep(
     resume: RunId | None = None,
     place: GivenPlace | None = None,
     dry_run: Annotated[bool, Parameter(negative=())] = False,
-    name: str | None = None,
+    name: RunName | None = None,
     root: Root | None = None,
 ) -> int:
     """Train every combination of some values with several seeds, one run after the other, and compare them.
@@ -350,7 +353,7 @@ def evaluate(
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    name: str | None = None,
+    name: RunName | None = None,
     root: Root = Path("runs"),
 ) -> int:
     """Evaluate a run's agents on held-out problems, as a run of its own.
@@ -427,7 +430,7 @@ def schedule(
     place: PlaceFile | None = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    name: str | None = None,
+    name: RunName | None = None,
 ) -> int:
     """Train on a schedule until interrupted.
 
@@ -449,4 +452,4 @@ def schedule(
     timetable = Timetable(cron, interval, rrule, timezone)
     from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
 
-    return serve_schedule(config, overrides, timetable, name or config.stem, limit, place)
+    return serve_schedule(config, overrides, timetable, name or check_run_name(config.stem), limit, place)

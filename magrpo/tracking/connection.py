@@ -6,13 +6,17 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
 
 _DATABASE_ERROR = re.compile(r"^\(\S*Error\) .*", re.MULTILINE)
+_SERVERS = ("http", "https")
+_DATABASES = ("sqlite", "postgresql", "mysql", "mssql", "databricks")  # databricks: also alone, without ://
 TRAINING_MODE = "workflowType=machine_learning"
 """The query of MLflow's pages that chooses their mode for training."""
 
@@ -27,8 +31,40 @@ def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, 
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
-    """The configuration's URI, else MLFLOW_TRACKING_URI, else a SQLite file in the run root."""
-    return config.uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{root.absolute() / 'mlflow.db'}"
+    """The configuration's URI, else MLFLOW_TRACKING_URI, else a SQLite file in the run root.
+
+    Raises ConfigError, naming where the URI is from, if MLflow cannot use it.
+    """
+    if config.uri:
+        return check_uri(config.uri, "tracking.uri")
+    if uri := os.environ.get("MLFLOW_TRACKING_URI"):
+        return check_uri(uri, "the environment's MLFLOW_TRACKING_URI")
+    if {"?", "#"} & set(str(root.absolute())):
+        raise ConfigError(f"root {root}: a folder with '?' or '#' in its path cannot hold MLflow's database")
+    return f"sqlite:///{root.absolute() / 'mlflow.db'}"
+
+
+def check_uri(uri: str, source: str) -> str:
+    """Return a URI that MLflow can use; else ConfigError, which begins with ``source``."""
+    scheme, colon, rest = uri.partition("://")
+    known = (*_SERVERS, *_DATABASES, *(entry.name for entry in entry_points(group="mlflow.tracking_store")))
+    problem = ""
+    if not colon and uri not in known:
+        problem = f"is no URI; of a file it is sqlite:///{Path(uri).absolute()}/mlflow.db, of a server http://HOST:PORT"
+    elif colon and scheme.partition("+")[0] not in known:
+        problem = f"has a scheme that MLflow does not know; {list_choices(scheme, known)}"
+    elif scheme.partition("+")[0] == "sqlite" and (
+        rest[:1] != "/" or {"?", "#"} & set(rest) or Path(rest[1:]).is_dir()
+    ):
+        problem = "names no file; write sqlite:////FOLDER/mlflow.db, without '?' and '#'"
+    elif scheme in _SERVERS:
+        try:
+            problem = "" if urlsplit(uri).hostname and urlsplit(uri).port != 0 else "names no host"
+        except ValueError as error:
+            problem = f"is no URL ({error})"
+    if problem:
+        raise ConfigError(f"{source} {quote_value(hide_password(uri))} {problem}")
+    return uri
 
 
 def check_reachable(uri: str) -> None:
@@ -67,7 +103,10 @@ def make_database(uri: str) -> None:
 
 def hide_password(uri: str) -> str:
     """The URI with its user and password replaced, for messages."""
-    parts = urlsplit(uri)
+    try:
+        parts = urlsplit(uri)
+    except ValueError:  # the message about it quotes no part of it
+        return "***"
     if "@" not in parts.netloc:
         return uri
     return urlunsplit(parts._replace(netloc="***@" + parts.netloc.rpartition("@")[2]))

@@ -35,6 +35,8 @@ SWEEP_TAG = "magrpo.sweep"
 """The tag of the MLflow run that stands for a sweep."""
 PARENT_TAG = "magrpo.parent"
 """The tag with the name of the run's sweep; MLflow shows the run below that of the sweep."""
+POSITION_TAG = "magrpo.delivered"
+"""The tag that says how many of the run's records MLflow has: a database that was restored or replaced has fewer."""
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
@@ -57,7 +59,7 @@ class MlflowSink:
     mlflow_run_id: str = ""
     experiment_id: str = ""
 
-    def connect(self) -> None:
+    def connect(self) -> str:
         quieten_mlflow()
         from mlflow import MlflowClient  # takes seconds
 
@@ -66,6 +68,11 @@ class MlflowSink:
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
             self.mlflow_run_id = self._find_run(self.tag, self.run_id)
+            return str(self._client.get_run(self.mlflow_run_id).data.tags.get(POSITION_TAG, ""))
+
+    def note_position(self, position: str) -> None:
+        with translate_errors(self.uri):
+            self._client.set_tag(self.mlflow_run_id, POSITION_TAG, position)
 
     def deliver(self, records: Sequence[Record]) -> None:
         with translate_errors(self.uri, may_refuse=True):

@@ -1,13 +1,12 @@
 """The wall time of a run, read from the records of its attempts: the same figure for terminal, report and MLflow."""
 
-import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from magrpo.tracking.spool import FINAL, RECORDS
+from magrpo.tracking.spool import FINAL, read_records
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,12 @@ def read_wall_time(folder: Path, now_ms: float | None = None) -> WallTime | None
 
 
 def read_run_records(folder: Path) -> list[dict[str, Any]]:
-    """The tracking records of the run in ``folder``, oldest first; without a line that is being written."""
-    spool = folder / RECORDS
-    lines = spool.read_bytes().splitlines(keepends=True) if spool.exists() else []
-    return [json.loads(line) for line in lines if line.endswith(b"\n")]
+    """The tracking records of the run in ``folder``, oldest first: tags whole, of others only status and time."""
+    kept = {"kind", "value", "time_ms", "loading"}
+    return [
+        {key: value for key, value in record.items() if key in kept or record["kind"] == "tags"}
+        for record in read_records(folder)
+    ]
 
 
 def sum_attempts(records: Sequence[Mapping[str, Any]], now_ms: float | None) -> float:

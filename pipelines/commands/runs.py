@@ -14,11 +14,12 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
-from magrpo.layout import is_held
+from magrpo.layout import hold_run, is_held
+from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.services import TrackingConfig
-from magrpo.store import RunStore
+from magrpo.store import CONFIG, RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import Unavailable
@@ -45,39 +46,46 @@ class Summary:
 
 def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
     """Print the runs of ``root`` and those that only the tracking store knows, newest first; the exit code is 0."""
-    in_folder = [summarize_folder(path.parent) for path in root.glob("*/config.json")]
-    uri, elsewhere = tracking_uri(TrackingConfig(), root), list[Summary]()
+    in_folder, elsewhere = list[Summary](), list[Summary]()
+    for path in sorted(root.glob(f"*/{CONFIG}")):
+        try:
+            in_folder.append(summarize_folder(path.parent))
+        except (ConfigError, OSError) as error:
+            print(f"magrpo: left out: {error}", file=sys.stderr)
+    uri = ""
     try:
-        elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={run.name for run in in_folder}))
-    except Unavailable as error:
+        uri = tracking_uri(TrackingConfig(), root)
+        elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={path.name for path in root.glob("*")}))
+    except (Unavailable, ConfigError) as error:
         print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
     if as_json:
         print(json.dumps([_describe_summary(run) for run in runs], indent=2))
         return 0
     if not runs:
-        print(f"no runs in {root}, and none in {hide_password(uri)}")
+        print(f"no runs in {root}" + f", and none in {hide_password(uri)}" * bool(uri))
         return 0
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = 200  # files and pipes have no width
     console.print(format_runs(runs, console.width))
     if elsewhere:
-        console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True)
+        console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True, markup=False)
     return 0
 
 
 def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
-    """Deliver the waiting tracking records of a run; the exit code is 1 if some still wait.
+    """Deliver the tracking records of a run that its store lacks; the exit code is 1 if some still wait.
 
     Args:
-        run: Id of a run.
+        run: Id of a run that no process works on.
     """
     store = RunStore.open(root, run)
-    tracker = MlflowTracker(store.config().tracking, root, run, store.path)
-    tracker.flush()
-    if tracker.num_undelivered:
-        waiting = format_count(tracker.num_undelivered, "records")
+    with hold_run(store):
+        tracker = MlflowTracker(store.config().tracking, root, run, store.path)
+        tracker.flush()
+    if not tracker.is_connected or tracker.num_undelivered:
+        waiting = format_count(tracker.num_undelivered, "records") if tracker.num_undelivered else "the records"
         print(f"{waiting} of {run} still waiting for {hide_password(tracker.uri)}")
         return 1
     print(f"every record of {run} is delivered")
@@ -88,7 +96,7 @@ def summarize_folder(folder: Path) -> Summary:
     """The row of a run directory."""
     records = read_run_records(folder)
     statuses = [record["value"] for record in records if record["kind"] == "status"]
-    state = STATES[statuses[-1]] if statuses else "not started"
+    state = STATES.get(statuses[-1], "unknown") if statuses else "not started"
     if running := is_held(folder):
         state = "running"
     elif state == "running":
@@ -101,7 +109,7 @@ def summarize_folder(folder: Path) -> Summary:
         state=state,
         iterations=max((iteration for iteration, stage, _ in committed if stage == "update"), default=0),
         returns=tuple(returns[iteration] for iteration in sorted(returns)),
-        started_s=times_ms[0] / 1000 if times_ms else (folder / "config.json").stat().st_mtime,
+        started_s=times_ms[0] / 1000 if times_ms else (folder / CONFIG).stat().st_mtime,
         seconds=sum_attempts(records, time.time() * 1000 if running else None) if statuses else None,
         config=read_flat_config(folder),
     )
@@ -144,8 +152,8 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
     for run in runs:
         values = [f"{key}={run.config.get(key, '(none)')}" for key in keys]
         cells = (
-            run.name,
-            run.state,
+            Text(run.name),
+            Text(run.state),
             f"{run.iterations}/{run.config.get('train.num_iterations', '?')}",
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
             "" if run.seconds is None else format_duration(run.seconds),

@@ -1,5 +1,6 @@
 """``magrpo train``, ``sweep`` and ``schedule``: start or resume runs, with or without Prefect."""
 
+import shlex
 import shutil
 import sys
 from asyncio import CancelledError
@@ -32,7 +33,11 @@ from pipelines.training.closing import print_closing
 
 
 def check_given_place(config: RunConfig, place: Place | None) -> None:
-    """Check that the run fits a place given on the command line. Raises ConfigError before anything is created."""
+    """Check that the run fits a place given on the command line, and that MLflow can use the URI of its store.
+
+    Raises ConfigError before anything is created.
+    """
+    tracking_uri(config.tracking, config.root)
     if place is not None:
         check_place(config, place)
 
@@ -46,7 +51,7 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_ne
     keep_place(store, place)
     console = open_console()
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
-    resume = _resume_command("train", store.run_id, store.path.parent, local=local)
+    resume = resume_command("train", store.run_id, store.path.parent, local=local)
     try:
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
@@ -60,7 +65,7 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_ne
                 _remove_run(store)
         else:
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
-            Console(stderr=True, highlight=False, soft_wrap=True).print(stopped)
+            Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
         raise
     console.quiet = False
     print_closing(result, console)
@@ -91,7 +96,7 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
     console = open_console()
     folder = shorten_path(sweep.folder)
     console.print(f"sweep {sweep.name}, {format_count(len(sweep.children), 'runs')}, in {folder}", markup=False)
-    resume = _resume_command("sweep", sweep.name, sweep.root, local=local)
+    resume = resume_command("sweep", sweep.name, sweep.root, local=local)
     with nullcontext() if local else LocalServer(sweep.root / "prefect") as server:  # one for all runs
         if server is not None:
             with show_activity(LOADING["Prefect"]):
@@ -133,6 +138,7 @@ def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> 
     return find_exit_code(error)
 
 
-def _resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
-    flags = f"--resume {name} --root {shorten_path(root)}{' --local' if local else ''}"
+def resume_command(command: str, name: str, root: Path, *, local: bool) -> str:
+    """The command line that resumes a run (``train``) or a ``sweep``."""
+    flags = f"--resume {name} --root {shlex.quote(str(shorten_path(root)))}{' --local' if local else ''}"
     return f"{find_command('magrpo')} {command} {flags}"

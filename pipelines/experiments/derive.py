@@ -17,6 +17,7 @@ from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, validate_config
 from magrpo.services import RegistryConfig
 from magrpo.store import RunStore
+from magrpo.tracking.connection import tracking_uri
 from pipelines.arguments import list_shipped, locate_config
 from pipelines.experiments.baselines import Team, Teams, parse_names, with_baselines
 
@@ -105,7 +106,8 @@ def create_baselines(
 
 
 def _create_run(config: RunConfig, source: Source, name: str | None) -> RunStore:
-    """A new run directory. Raises ConfigError before there is one if the run does not fit its place."""
+    """A new run directory. Raises ConfigError before there is one if its place or its tracking store is unusable."""
+    tracking_uri(config.tracking, config.root)
     check_place(config, source.place or Place())
     return RunStore.create(config, name)
 

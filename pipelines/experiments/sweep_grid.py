@@ -19,7 +19,7 @@ from magrpo.layout import is_finished, keep_place
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import RunStore, atomic_write, read_json
+from magrpo.store import RunStore, atomic_write, check_run_name, read_json
 
 SWEEP_FILE = "sweep.json"
 _SLUG = 60
@@ -77,7 +77,10 @@ def plan_sweep(
     name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
     # A run's name holds its values, or a number where those do not make names.
-    words = ["".join("-" + re.sub(r"[^\w.]+", "-", v).strip("-") for v in setting.values()) for setting in combinations]
+    words = [
+        "".join("-" + re.sub(r"[^A-Za-z0-9_.]+", "-", v).strip("-") for v in setting.values())
+        for setting in combinations
+    ]
     if len(set(words)) < len(words) or max(map(len, words)) > _SLUG:
         words = [f"-{number:02}" for number in range(len(words))]
     children = []
@@ -107,14 +110,17 @@ def _parse_setting(setting: str) -> tuple[str, list[str]]:
 
 def save_sweep(sweep: Sweep) -> None:
     """Make the folder of the sweep, from which :func:`load_sweep` reads it."""
-    sweep.folder.mkdir(parents=True)
+    try:
+        sweep.folder.mkdir(parents=True)
+    except FileExistsError:  # another command was faster
+        raise ConfigError(f"{sweep.folder} exists: choose another --name, or --resume {sweep.name}") from None
     tree = {"children": [asdict(child) for child in sweep.children]}
     atomic_write(sweep.folder / SWEEP_FILE, json.dumps(tree, indent=1).encode())
 
 
 def load_sweep(root: Path, name: str) -> Sweep:
     """A sweep that was begun. Raises ConfigError if there is none of this name."""
-    path = root / "sweeps" / name / SWEEP_FILE
+    path = root / "sweeps" / check_run_name(name) / SWEEP_FILE
     if not path.is_file():
         known = [found.parent.name for found in root.glob(f"sweeps/*/{SWEEP_FILE}")]
         raise ConfigError(f"no sweep {name!r} in {root}; {list_choices(name, known) if known else 'there are none'}")
@@ -143,7 +149,7 @@ def _list_unfinished(sweep: Sweep) -> list[Child]:
 
 def show_sweep(sweep: Sweep) -> None:
     """List the runs, and which of them are finished."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     width = max(len(child.run_id) for child in sweep.children)
     for child in sweep.children:
         state = "finished" if is_finished(sweep.store(child)) else ""

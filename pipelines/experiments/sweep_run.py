@@ -55,7 +55,7 @@ def run_sweep(sweep: Sweep, run_one: Callable[[RunStore], object], console: Cons
                     RunStore.create(load_resolved(child.config).model_copy(update={"root": sweep.root}), child.run_id)
                     keep_place(store, read_place(sweep.folder_store))
                 with closing(Spool(store.path)) as spool:
-                    if not spool.records:  # the first one: the run belongs to the sweep
+                    if not spool.num_records:  # the first one: the run belongs to the sweep
                         spool.append({"kind": "tags", "values": {PARENT_TAG: sweep.name}})
                 run_one(store)
             except Exception as error:  # noqa: BLE001 - whatever ends one run, the others are made

@@ -99,7 +99,7 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
         check_place(resolved, given or Place())
         RunStore.create(resolved, run_id)
     keep_place(store, given)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"run {run_id} in {Path(root) / run_id}")
     print_closing(execute_in_flow(Path(root), run_id), console)
 
@@ -128,7 +128,7 @@ def serve_flow(
     zone, api = ZoneInfo(schedule.timezone or "UTC"), str(client.api_url).rstrip("/")
     coming = asyncio.run(schedule.get_dates(n=3, start=datetime.now(UTC)))
     times = ", ".join(f"{date.astimezone(zone):%a %Y-%m-%d %H:%M:%S}" for date in coming)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"serving {name}: next runs at {times or 'no time'} ({zone})")
     if missed is not None:
         console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run for it starts now")

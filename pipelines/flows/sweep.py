@@ -51,7 +51,7 @@ def swept(
         check_sweep_place(sweep, given)
         save_sweep(sweep)
     keep_sweep_place(sweep, given)
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     failures = run_sweep(sweep, lambda store: train(str(store.path.parent), store.run_id), console)
     if failures:
         raise SweepFailed("; ".join(f"{run_id}: {reason}" for run_id, reason in failures.items()))

@@ -5,6 +5,7 @@ checkpoint that is whole are set aside, too.
 """
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 
 from magrpo.config import RunConfig
@@ -50,13 +51,14 @@ def find_damage(
 
 
 def find_lost(store: RunStore, config: RunConfig) -> list[Step]:
-    """The steps without an output though an output made from it is there."""
+    """The steps whose output is gone, though one that was made from it is there."""
     every = {step.folder: step for step in steps(config)}
     committed = [step for step in every.values() if store.is_committed(step.folder)]
     used = dict.fromkeys(name for step in committed for name in step.inputs)
     ended = {step.iteration for step in committed if step.stage == "credit"}  # whose later turns were left out
     lost = (every[name] for name in used if not store.is_committed(name))
-    return [step for step in lost if step.part in ("", "0") or step.iteration not in ended]
+    gone = [step for step in lost if not os.path.lexists(store.stage_folder(step.folder))]  # else it is damaged
+    return [step for step in gone if step.part in ("", "0") or step.iteration not in ended]
 
 
 def set_aside_damage(store: RunStore, config: RunConfig) -> None:

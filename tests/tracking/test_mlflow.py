@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 import socket
 import subprocess
 import sys
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.plugins import ConfigError
 from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
 from magrpo.tracking.experiment_view import experiment_tags, missing_tags
@@ -132,6 +134,67 @@ def test_delivering_twice_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     client = MlflowClient(f"sqlite:///{tmp_path / 'mlflow.db'}")
     (run,) = client.search_runs(["1"])
     assert len(client.get_metric_history(run.info.run_id, "reward/joint")) == 1
+
+
+def test_a_database_that_was_replaced_restored_or_moved_gets_the_whole_history(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from mlflow import MlflowClient
+
+    def record_steps(database: str, *steps: int) -> list[int]:
+        """The steps that MLflow has after recording these."""
+        uri = f"sqlite:///{tmp_path / database}"
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+        tracker = _tracker(tmp_path)
+        tracker.params({"a": 1})
+        for step in steps:
+            tracker.metrics({"reward/joint": float(step)}, step)
+        tracker.close("FINISHED")
+        (run,) = MlflowClient(uri).search_runs(["1"])
+        assert run.data.params == {"a": "1"}
+        assert run.info.status == "FINISHED"
+        return [point.step for point in MlflowClient(uri).get_metric_history(run.info.run_id, "reward/joint")]
+
+    assert record_steps("one.db", 0, 1) == [0, 1]
+    shutil.copy(tmp_path / "one.db", tmp_path / "backup.db")
+    assert record_steps("one.db", 2, 3) == [0, 1, 2, 3]
+    assert record_steps("backup.db", 4) == [0, 1, 2, 3, 4]
+    assert record_steps("new.db", 5) == [0, 1, 2, 3, 4, 5]
+    assert record_steps("one.db") == [0, 1, 2, 3, 4, 5]
+
+
+BAD_URIS = {
+    "mlruns": "is no URI; of a file it is sqlite:///",
+    "file:///tmp/mlruns": "has a scheme that MLflow does not know",
+    "htp://host": "did you mean 'http'",
+    "http://": "names no host",
+    "http://host:port": "is no URL",
+    "http://user:secret@[host": "is no URL",
+    "sqlite://": "names no file",
+    "sqlite:////tmp": "names no file",
+    "sqlite:////tmp/x?y.db": "names no file",
+    "sqlite:////tmp/x#y.db": "names no file",
+}
+
+
+@pytest.mark.parametrize(("uri", "problem"), BAD_URIS.items())
+def test_a_uri_that_mlflow_cannot_use_is_refused(
+    tmp_path: Path, uri: str, problem: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ConfigError, match=f"^tracking.uri .*{problem}") as caught:
+        tracking_uri(TrackingConfig(uri=uri), tmp_path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert "secret" not in str(caught.value)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    with pytest.raises(ConfigError, match=f"MLFLOW_TRACKING_URI .*{problem}"):
+        tracking_uri(TrackingConfig(), tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_a_root_that_no_uri_can_hold_is_refused(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    with pytest.raises(ConfigError, match="cannot hold MLflow's database"):
+        tracking_uri(TrackingConfig(), tmp_path / name)
 
 
 def test_a_database_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None:

@@ -6,13 +6,24 @@ import itertools
 import json
 import threading
 import time
+import tracemalloc
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from magrpo.tracking.spool import Record, Refused, Spool, SpooledTracker, Unavailable
+from magrpo.tracking.spool import (
+    Record,
+    Refused,
+    Spool,
+    SpooledTracker,
+    Unavailable,
+    count_damaged,
+    decode_record,
+    encode_record,
+)
+from magrpo.tracking.wall_time import read_run_records, sum_attempts
 from tests.memory_tracker import MemoryTracker
 
 
@@ -24,11 +35,17 @@ class ListSink:
         self.away = False
         self.refuse: set[str] = set()
         self.tried = threading.Event()
+        self.uri = "list"
+        self.position = ""
 
-    def connect(self) -> None:
+    def connect(self) -> str:
         self.tried.set()
         if self.away:
             raise Unavailable("the sink is away")
+        return self.position
+
+    def note_position(self, position: str) -> None:
+        self.position = position
 
     def deliver(self, records: Sequence[Record]) -> None:
         if self.away:
@@ -181,6 +198,181 @@ def test_a_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:
     spool.close()
     lines = (tmp_path / "tracking.jsonl").read_text().splitlines()
     assert [json.loads(line)["values"] for line in lines] == [{"a": "b"}, {"c": "d"}]
+
+
+def record_steps(tracker: SpooledTracker, *steps: int) -> None:
+    for step in steps:
+        tracker.metrics({"reward/joint": float(step)}, step)
+
+
+def open_tracker(folder: Path, sink: ListSink) -> SpooledTracker:
+    return SpooledTracker(Spool(folder), sink)
+
+
+@pytest.mark.parametrize("position", ["", "2", "2 ", "2 0000000000000000", "99 0000000000000000", "-1 x", "9" * 5000])
+def test_a_store_that_does_not_know_the_position_gets_everything(tmp_path: Path, position: str) -> None:
+    first, other = ListSink(), ListSink()
+    tracker = open_tracker(tmp_path, first)
+    record_steps(tracker, 0, 1, 2)
+    tracker.close("FINISHED")
+    other.position = position
+    tracker = open_tracker(tmp_path, other)
+    tracker.flush()
+    assert other.points() == first.points() == [(step, "reward/joint", float(step)) for step in range(3)]
+    assert other.position == first.position
+    assert tracker.num_undelivered == 0
+
+
+@pytest.mark.usefixtures("slow_clock")
+def test_a_store_restored_from_a_backup_gets_what_it_lacks(tmp_path: Path) -> None:
+    sink = ListSink()
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0, 1)
+    tracker.close("KILLED")
+    backup = sink.position
+    tracker = open_tracker(tmp_path, sink)
+    tracker.record_start()
+    record_steps(tracker, 2, 3)
+    tracker.close("FINISHED")
+    restored = ListSink()
+    restored.position = backup
+    tracker = open_tracker(tmp_path, restored)
+    tracker.flush()
+    assert [step for step, *_ in restored.points()] == [2, 3]
+    assert restored.batches[-1][-1]["value"] == "FINISHED"
+
+
+def test_what_waits_for_another_store_is_counted_while_that_is_away(tmp_path: Path) -> None:
+    tracker = open_tracker(tmp_path, ListSink())
+    record_steps(tracker, 0, 1)
+    tracker.close("FINISHED")
+    assert tracker.is_connected
+    away = ListSink()
+    away.away, away.uri = True, "elsewhere"
+    tracker = open_tracker(tmp_path, away)
+    tracker.flush()
+    assert tracker.num_undelivered == 3
+    assert not tracker.is_connected
+
+
+@pytest.mark.parametrize("text", [b"", b"abc", b"3", b"\xff", b"3 abc def"])
+def test_a_damaged_position_is_forgotten(tmp_path: Path, text: bytes) -> None:
+    sink = ListSink()
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0, 1)
+    tracker.close("FINISHED")
+    (tmp_path / "tracking.sent").write_bytes(text)
+    sink.away = True
+    tracker = open_tracker(tmp_path, sink)
+    tracker.flush()
+    assert tracker.num_undelivered == 3
+    sink.away = False
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 2)
+    tracker.close("FINISHED")
+    assert [step for step, *_ in sink.points()] == [0, 1, 2], "the store knows"
+
+
+DAMAGED_LINES = {
+    "garbage": b"garbage\n",
+    "not UTF-8": b"\xff\xfe\n",
+    "a list": b"[]\n",
+    "null": b"null\n",
+    "no kind": b"{}\n",
+    "another kind": b'{"kind": "x"}\n',
+    "no values": b'{"kind": "metrics", "step": 1, "time_ms": 1}\n',
+    "no time": b'{"kind": "status", "value": "RUNNING"}\n',
+    "nested": b"[" * 100_000 + b"\n",
+    "a wrong checksum": b'{"kind": "tags", "values": {}, "crc": 1}\n',
+    "zeros": b"\0" * 512 + b"\n",
+}
+
+
+@pytest.mark.parametrize("line", DAMAGED_LINES.values(), ids=DAMAGED_LINES)
+def test_damaged_lines_are_left_out_and_recorded_again(
+    tmp_path: Path, line: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ListSink()
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0, 1, 2)
+    tracker.close("KILLED")
+    path = tmp_path / "tracking.jsonl"
+    first, _, *rest = path.read_bytes().splitlines(keepends=True)
+    damaged = b"".join([first, line, *rest])
+    path.write_bytes(damaged)
+    sink.batches.clear()
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0, 1, 2, 3)
+    tracker.close("FINISHED")
+    assert "1 damaged lines of tracking.jsonl are left out; they stay in tracking.damaged.jsonl" in caplog.text
+    assert (tmp_path / "tracking.damaged.jsonl").read_bytes() == damaged
+    assert [step for step, *_ in sink.points()] == [0, 2, 1, 3]
+    assert sum_attempts(read_run_records(tmp_path), None) == 0
+    assert count_damaged(tmp_path) == 0
+
+
+def test_a_flipped_byte_is_found_in_any_place(tmp_path: Path) -> None:
+    spool = Spool(tmp_path)
+    spool.append({"kind": "metrics", "step": 1, "time_ms": 2, "values": {"reward/joint": 0.1, "nan": float("nan")}})
+    spool.append({"kind": "params", "values": {"text": '\u00fc"\\ \n'}})
+    spool.close()
+    path = tmp_path / "tracking.jsonl"
+    line, other = path.read_bytes().splitlines(keepends=True)
+    whole = [decode_record(line), decode_record(other)]
+    assert all(whole)
+    for data, record in zip((line, other), whole, strict=True):
+        for place in range(len(data) - 1):
+            flipped = bytearray(data)
+            flipped[place] ^= 1
+            found = decode_record(bytes(flipped))
+            assert found is None or str(record)[:-1] in str(found), "but in the word crc"
+
+
+def test_a_disk_that_is_full_ends_no_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = ListSink()
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0)
+    with monkeypatch.context() as patch:
+        patch.setattr("magrpo.tracking.spool.encode_record", FullDisk.encode)
+        record_steps(tracker, 1, 2)
+    record_steps(tracker, 3)
+    tracker.close("FAILED")
+    assert caplog.text.count("No space left on device") == 1
+    assert [step for step, *_ in sink.points()] == [0, 3]
+    tracker = open_tracker(tmp_path, sink)
+    record_steps(tracker, 0, 1, 2, 3)
+    tracker.close("FINISHED")
+    assert [step for step, *_ in sink.points()] == [0, 3, 1, 2]
+    assert count_damaged(tmp_path) == 0
+
+
+class FullDisk(bytes):
+    """A line of which only the first half can be written."""
+
+    @classmethod
+    def encode(cls, record: Record) -> bytes:
+        return cls(encode_record(record)[:20])
+
+    def __len__(self) -> int:
+        return 40
+
+
+def test_a_long_spool_takes_little_memory(tmp_path: Path) -> None:
+    values = {f"quantity/{number}": 0.1 * number for number in range(50)}
+    with (tmp_path / "tracking.jsonl").open("wb") as file:
+        for step in range(2000):
+            file.write(encode_record({"kind": "metrics", "step": step, "time_ms": step, "values": values}))
+    sink = ListSink()
+    sink.away = True
+    tracemalloc.start()
+    tracker = open_tracker(tmp_path, sink)
+    used, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    tracker.flush()
+    assert tracker.num_undelivered == 2000
+    assert used < 100 * 50 * 2000, "bytes a value"
 
 
 @pytest.mark.parametrize("make", [MemoryTracker, None])

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import io
+import json
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from magrpo.config import load_config
+from magrpo.store import RunStore
+from pipelines.cli import main
 from pipelines.commands.runs import Summary, format_runs
 from pipelines.training.closing import print_address
+from tests.pipelines.micro import write_config
 
 PAGE = "http://127.0.0.1:5000/#/experiments/1/runs/2494ba68a25b415885b3fa381de4144c"
 
@@ -32,3 +38,79 @@ def test_an_address_stays_on_a_line_and_leads_to_the_whole_page(width: int, show
     print_address("MLflow:", f"{PAGE}?workflowType=machine_learning", console)
     assert any(line.endswith(f"\\{shown}\x1b]8;;\x1b\\") for line in out.getvalue().splitlines())
     assert f"{PAGE}?workflowType=machine_learning\x1b" in out.getvalue()
+
+
+def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
+    root = tmp_path / "m[/old]k"
+    config = load_config(write_config(tmp_path), [f"root={root}"])
+    for name in ("whole", "spool", "manifest", "foreign", "config", "swapped"):
+        store = RunStore.create(config, name)
+        store.commit("00001/update", "k", lambda _: {"update/lr": 1.0})
+    (root / "spool" / "tracking.jsonl").write_text("garbage\n{}\n")
+    (root / "spool" / "tracking.sent").write_text("abc")
+    (root / "manifest" / "stages" / "00001" / "update" / "_SUCCESS").write_text("{}")
+    (root / "foreign" / "stages" / "backup" / "update").mkdir(parents=True)
+    (root / "foreign" / "stages" / "backup" / "update" / "_SUCCESS").write_text("{}")
+    (root / "model").mkdir()
+    (root / "model" / "config.json").write_text('{"model_type": "gpt2"}')
+    for name in ("config", "swapped"):
+        (root / name / "config.copy.json").unlink()
+    (root / "config" / "config.json").write_text("{")
+    (root / "swapped" / "config.json").write_text("[]")
+    assert main(["runs", "--root", str(root), "--json"]) == 0
+    out, told = capsys.readouterr()
+    iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
+    assert iterations == {"whole": 1, "spool": 1, "manifest": 0, "foreign": 1}
+    lines = sorted(line for line in told.splitlines() if "left out" in line)
+    assert [line.partition(" left out: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
+        "/config/config.json",
+        "/model/config.json",
+        "/swapped/config.json",
+    ]
+    assert main(["runs", "--root", str(root)]) == 0
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "mlruns")
+    assert main(["runs", "--root", str(root)]) == 0
+    assert "MLFLOW_TRACKING_URI 'mlruns' is no URI" in capsys.readouterr().err
+
+
+def test_names_and_values_of_runs_are_no_markup() -> None:
+    runs = [Summary("a[/x]", "[/y]", 1, (), 0.0, None, {"key": f"[/{n}]"}) for n in range(2)]
+    out = io.StringIO()
+    Console(file=out, width=160).print(format_runs(runs, 160))
+    assert "a[/x]" in out.getvalue()
+    assert "[/y]" in out.getvalue()
+    assert "key=[/1]" in out.getvalue()
+
+
+@pytest.mark.parametrize("command", ["sync", "show", "verify", "export", "compare", "train"])
+@pytest.mark.parametrize("run", ["../other/run", "/abs/run", "prefect"])
+def test_an_argument_that_is_no_name_of_a_run_is_refused(
+    tmp_path: Path, command: str, run: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = {"compare": [run, "b"], "train": ["--resume", run]}.get(command, [run])
+    assert main([command, *arguments, "--root", str(tmp_path / "runs")]) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"magrpo: run name '{run}' ")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("command", [["train", "embedded"], ["sweep", "embedded"], ["evaluate", "embedded"]])
+@pytest.mark.parametrize("name", ["prefect", "../x", "x" * 101, "[/x]"])
+def test_a_name_that_no_run_can_have_is_refused(
+    tmp_path: Path, command: list[str], name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*command, "--name", name, "--root", str(tmp_path / "runs")]) == 2
+    assert capsys.readouterr().err.startswith(f"magrpo: run name '{name}' ")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_store_that_mlflow_cannot_use_is_refused_before_a_folder_is_made(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for command in ("train", "evaluate"):
+        assert main([command, "embedded", "tracking.uri=file:///x", "--root", str(tmp_path / "runs")]) == 2
+        assert capsys.readouterr().err.startswith("magrpo: tracking.uri 'file:///x' has a scheme")
+    assert list(tmp_path.iterdir()) == []

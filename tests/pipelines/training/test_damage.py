@@ -14,6 +14,8 @@ from magrpo.config import load_config
 from magrpo.layout import OPTIMIZER
 from magrpo.plugins import ConfigError
 from magrpo.store import CONFIG, CONFIG_COPY, MANIFEST, RunStore
+from magrpo.tracking.spool import RECORDS
+from pipelines.cli import main
 from pipelines.training.loop import run_steps
 from pipelines.training.recorder import RunRecorder
 from pipelines.training.repair import find_damage, find_lost
@@ -199,12 +201,13 @@ def test_a_damaged_configuration_is_restored_from_its_copy(
     whole = path.read_bytes()
     path.write_bytes(damage(whole))
     assert copy.config() == config
-    assert copy.mend_config() == f"{CONFIG} is damaged: restored from {CONFIG_COPY}, the damaged one is in " + str(
-        copy.path / "set-aside" / "1"
-    )
+    aside = copy.path / "set-aside" / "1"
+    said = f"{CONFIG} is damaged or was changed: restored from {CONFIG_COPY}, the damaged one is in {aside}"
+    assert copy.mend_config() == said
     assert path.read_bytes() == whole
     assert (copy.path / "set-aside" / "1" / CONFIG).read_bytes() == damage(whole)
-    (copy.path / CONFIG_COPY).write_bytes(damage((copy.path / CONFIG_COPY).read_bytes()))
+    flip_byte(copy.path / CONFIG_COPY)
+    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: written again"
     assert copy.mend_config() == ""
     path.unlink()
     assert RunStore.open(runs.root, "copy").config() == config
@@ -220,6 +223,28 @@ def test_a_damaged_configuration_without_a_copy_is_told_in_a_line(
     with pytest.raises(ConfigError, match=f"^{path}") as caught:
         copy.config()
     assert len(str(caught.value).splitlines()) == 1
+
+
+def test_verify_names_what_is_damaged_and_how_to_repair_it(
+    runs: Runs, copy: RunStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["verify", "copy", "--root", str(runs.root)]) == 0
+    assert capsys.readouterr().out == "copy: 18 stages checked, all files are whole\n"
+    flip_byte(copy.stage_folder("00003/update") / OPTIMIZER)
+    shutil.rmtree(copy.stage_folder("00002/credit"))
+    truncate_manifest(copy.stage_folder("00001/score.0"))
+    flip_byte(copy.path / CONFIG)
+    (copy.path / RECORDS).write_text("garbage\n")
+    assert main(["verify", "copy", "--root", str(runs.root)]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[:5] == [
+        "config.json is damaged or was changed",
+        "00001/score.0: _SUCCESS is damaged",
+        "00003/update: optimizer.pt is damaged",
+        "00002/credit: is missing, though later stages were made from it",
+        "tracking.jsonl: 1 line damaged; the next resume keeps it as tracking.damaged.jsonl",
+    ]
+    assert said[6].endswith(f"magrpo train --resume copy --root {runs.root}")
 
 
 def test_optim_keep_says_how_many_optimizer_states_are_kept(runs: Runs) -> None:
