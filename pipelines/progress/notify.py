@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
@@ -55,7 +56,8 @@ class Notices:
         if not self._wanted:
             return
         if self._file.exists():
-            self._failure = json.loads(self._file.read_bytes())["failed"]
+            with suppress(ValueError, LookupError, TypeError):  # damaged: as if it had been killed
+                self._failure = json.loads(self._file.read_bytes())["failed"]
             if self._failure is None:
                 self._failure = _KILLED
                 self._send("failure", RunState.read(attempt.store), _KILLED)
