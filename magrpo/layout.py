@@ -55,6 +55,8 @@ START = "start.json"
 PLACE = "place.json"
 LOGS = "logs"
 LOCK = "lock"
+REGISTER, PROMOTE = "register", "promote"
+"""Folders beside those of the last iteration's steps: the team as a registered version, and the gate's decision."""
 OPTIMIZER = "optimizer.pt"
 """Optimizer state of a checkpoint, which the next update needs; kept for the newest ``optim.keep`` and for evaluated
 checkpoints."""

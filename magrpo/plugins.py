@@ -145,7 +145,7 @@ def check_name(
     """
     letters = name[:1] + re.sub(f"[{re.escape(signs)}]", "0", name[1:])
     if not _NAME.fullmatch(letters) or len(name) > longest:
-        shown = " and ".join(map(repr, signs))
+        shown = ", ".join(map(repr, signs))
         allowed = f"letters, digits, {shown}, at most {longest} of them, the first a letter or digit"
         raise ConfigError(f"{what} {quote_value(name)} cannot be used: a name consists of {allowed}")
     if name.lower() in reserved:

@@ -243,7 +243,7 @@ class RunStore:
         share_files(partial)
         for path in (partial, *partial.rglob("*")):
             _fsync(path)
-        if target.exists():
+        if target.is_dir():
             shutil.rmtree(target)
         partial.rename(target)
         _fsync(target.parent)

@@ -4,11 +4,13 @@ import fcntl
 import logging
 import os
 import re
+import shlex
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
+from uuid import uuid4
 
 from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.services import TrackingConfig
@@ -27,7 +29,10 @@ def mlflow_page(uri: str, experiment_id: str, mlflow_run_id: str) -> tuple[str, 
     page = f"/#/experiments/{experiment_id}/runs/{mlflow_run_id}?{TRAINING_MODE}" if mlflow_run_id else ""
     if uri.startswith(("http://", "https://")):
         return "", hide_password(uri).rstrip("/") + page
-    return f"DO_NOT_TRACK=true mlflow ui --backend-store-uri {hide_password(uri)}", "http://127.0.0.1:5000" + page
+    return (
+        f"DO_NOT_TRACK=true mlflow ui --backend-store-uri {shlex.quote(hide_password(uri))}",
+        "http://127.0.0.1:5000" + page,
+    )
 
 
 def tracking_uri(config: TrackingConfig, root: Path) -> str:
@@ -92,9 +97,9 @@ def make_database(uri: str) -> None:
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
         if not path.exists():
-            draft = path.with_name(f".{path.name}.draft")
-            for stale in path.parent.glob(f"{draft.name}*"):  # its journal, too
+            for stale in path.parent.glob(f".{path.name}.draft*"):  # its journal, too
                 stale.unlink()
+            draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # MLflow keeps a URI that it knows open
             MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
             draft.rename(path)
     finally:

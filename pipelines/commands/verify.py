@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from magrpo.layout import Step, is_held
+from magrpo.layout import is_held, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
@@ -35,15 +35,14 @@ def verify_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
 
 
 def _check_run(store: RunStore) -> tuple[list[str], int]:
-    """A line for each part of the run that is damaged, and the number of stages looked at."""
-    checked: list[Step] = []
+    """A line for each part of the run that is damaged, and the number of its committed stages."""
     try:
         config = store.config()
     except ConfigError as error:
         return [str(error)], 0
     lines = [damage] if (damage := store.find_config_damage()) else []
-    lines += [f"{step.folder}: {words}" for step, words in find_damage(store, config, checked.append).items()]
+    lines += [f"{name}: {words}" for name, words in find_damage(store, config).items()]
     lines += [f"{step.folder}: is missing, though later stages were made from it" for step in find_lost(store, config)]
     if damaged := count_damaged(store.path):
         lines.append(f"{RECORDS}: {format_count(damaged, 'lines')} damaged; the next resume keeps it as {DAMAGED}")
-    return lines, sum(store.is_committed(step.folder) for step in checked)
+    return lines, sum(store.is_committed(step.folder) for step in steps(config))

@@ -136,9 +136,7 @@ def find_agents(store: RunStore) -> Path | None:
 
 def suggest_commands(store: RunStore) -> dict[str, str]:
     """The commands that people want after a run, each with what it does; the last one is the most wanted."""
-    run = shlex.quote(store.run_id)
-    root = store.path.parent
-    flags = "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
+    run, flags = shlex.quote(store.run_id), _root_flag(store)
     magrpo = find_command("magrpo")
     commands = {f"{magrpo} report {run}{flags}": "open the report"}
     if makes_tables(store.config()):
@@ -148,6 +146,12 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
     else:
         commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "set its agents beside others"
     return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
+
+
+def _root_flag(store: RunStore) -> str:
+    """The flag by which commands find the run, with a space before it; empty for runs in the default folder."""
+    root = store.path.parent
+    return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
 
 
 def _find_comparable(store: RunStore) -> str | None:
@@ -194,10 +198,10 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", str(result.promotion))
     elif config.registry.model is not None and config.train.num_iterations:
         print_entry(console, "team:", "not registered; to register it:")
-        print_command("", f"{magrpo} train --resume {store.run_id}", console)
+        print_command("", f"{magrpo} train --resume {store.run_id}{_root_flag(store)}", console)
     if result.undelivered:
         print_entry(console, "waiting:", f"{format_count(result.undelivered, 'records')} for MLflow; to deliver them:")
-        print_command("", f"{magrpo} sync {store.run_id}", console)
+        print_command("", f"{magrpo} sync {store.run_id}{_root_flag(store)}", console)
     command, page = result.mlflow_page
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config import RunConfig
-from magrpo.layout import AGENTS, WEIGHTS, describe_start, read_evaluation, split_file
+from magrpo.layout import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
 from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import mean_returns
 from magrpo.seeds import derive_seed
@@ -128,7 +128,7 @@ class _Candidate:
             (folder / "version.json").write_text(json.dumps(asdict(version), indent=1), encoding="utf-8")
             return {}
 
-        name = f"{last:05d}/register"
+        name = f"{last:05d}/{REGISTER}"
         key = digest("register", registry.model, checkpoint["sha"], outcome.evaluations[last]["sha"])
         return store.find(name, key) or store.commit(name, key, write)
 
@@ -142,7 +142,7 @@ class _Candidate:
 
     def decide_promotion(self, registered: Pointer, undo: Undo) -> Promotion:
         """Decide once: either the alias moves and the decision is committed, or neither happens."""
-        name = f"{self.config.train.num_iterations:05d}/promote"
+        name = f"{self.config.train.num_iterations:05d}/{PROMOTE}"
         key = digest("promote", registered["sha"], self.config.registry.promote)
         committed = self.store.find(name, key)
         if committed is not None:

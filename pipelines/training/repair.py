@@ -6,10 +6,10 @@ checkpoint that is whole are set aside, too.
 
 import logging
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from magrpo.config import RunConfig
-from magrpo.layout import Step, keeps_weights, pruned_tail, steps
+from magrpo.layout import PROMOTE, REGISTER, Step, keeps_weights, pruned_tail, steps
 from magrpo.store import RunStore
 from pipelines.environment import shorten_path
 
@@ -34,20 +34,11 @@ def check_kept(store: RunStore, step: Step) -> None:
         raise CheckpointPruned(step.inputs[1])
 
 
-def find_damage(
-    store: RunStore, config: RunConfig, progress: Callable[[Step], None] = lambda _: None
-) -> dict[Step, str]:
-    """The damaged outputs of a run by step, in their order, each with what is wrong in words. Reads every file.
-
-    ``progress`` is called before each step.
-    """
-    damage = {}
-    every = steps(config)
-    for step in every:
-        progress(step)
-        if words := store.verify(step.folder):
-            damage[step] = words
-    return damage
+def find_damage(store: RunStore, config: RunConfig) -> dict[str, str]:
+    """What is wrong with each damaged output of a run, in words, by folder in the order of steps; reads every file."""
+    last = f"{config.train.num_iterations:05d}"
+    names = [*(step.folder for step in steps(config)), f"{last}/{REGISTER}", f"{last}/{PROMOTE}"]
+    return {name: words for name in names if (words := store.verify(name))}
 
 
 def find_lost(store: RunStore, config: RunConfig) -> list[Step]:
@@ -65,9 +56,9 @@ def set_aside_damage(store: RunStore, config: RunConfig) -> None:
     """Set aside every damaged output, with a warning each, and the updates to repeat for those that are missing."""
     damage = find_damage(store, config)
     if damage:
-        folder = store.set_aside([step.folder for step in damage])
-        for step, words in damage.items():
-            log.warning("%s: %s; set aside in %s and computed again", step.folder, words, shorten_path(folder))
+        folder = store.set_aside(list(damage))
+        for name, words in damage.items():
+            log.warning("%s: %s; set aside in %s and computed again", name, words, shorten_path(folder))
     checkpoints = [step for step in steps(config) if step.stage in ("start", "update")]
     committed = [store.is_committed(step.folder) for step in checkpoints]
     for number in range(1, len(checkpoints)):

@@ -75,6 +75,19 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
     assert not (tmp_path / "runs" / "run" / "attempt.json").exists()
 
 
+@pytest.mark.parametrize("text", ["", "{", "[]", "null", "{}", "\udcff"])
+def test_a_damaged_file_of_the_attempt_counts_as_a_kill(
+    config: RunConfig, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(Notices, "_send", lambda _self, event, _state, reason: told.append(f"{event}: {reason}"))
+    store = RunStore.create(config)
+    (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
+    notices = Notices()
+    notices.attempt_started(Attempt(store, config.notify, RunState(1, float)))
+    assert told == ["failure: its process was killed, or lost its machine"]
+
+
 def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
