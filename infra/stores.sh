@@ -1,6 +1,6 @@
 # Sourced by backup.sh and restore.sh: where the databases and the artifacts are. Takes the first argument if it is
-# --compose or --kubernetes. Without: SQLite files in $RUNS, or what PREFECT_DB, MLFLOW_DB, MLFLOW_AUTH_DB (a file or
-# postgresql://...) and ARTIFACTS (a folder) name.
+# --compose (by the command in $COMPOSE, default: docker compose) or --kubernetes. Without: SQLite files in $RUNS, or
+# what PREFECT_DB, MLFLOW_DB, MLFLOW_AUTH_DB (a file or postgresql://...) and ARTIFACTS (a folder) name.
 # shellcheck shell=bash
 RUNS=${RUNS:-runs}
 ARTIFACTS=${ARTIFACTS:-$RUNS/mlartifacts}
@@ -13,8 +13,9 @@ in_postgres=() # the command that runs another where PostgreSQL is
 in_store=()    # and where the artifacts are
 case ${1:-} in
     --compose)
-        in_postgres=(docker compose --file "$here/compose.yaml" exec -T postgres)
-        in_store=(docker compose --file "$here/compose.yaml" run --rm --no-deps -T mlflow)
+        read -ra compose <<<"${COMPOSE:-docker compose}"
+        in_postgres=("${compose[@]}" --file "$here/compose.yaml" exec -T postgres)
+        in_store=("${compose[@]}" --file "$here/compose.yaml" run --rm --no-deps -T mlflow)
         ;;
     --kubernetes)
         in_postgres=(kubectl --namespace magrpo exec -i statefulset/postgres --)

@@ -17,10 +17,10 @@ COPY pipelines pipelines
 COPY infra infra
 RUN pip install --no-cache-dir --no-deps -e . \
     && useradd --uid 1000 --create-home magrpo \
-    && install -d -o magrpo -g magrpo runs
+    && install -d -o magrpo -g magrpo /var/lib/magrpo/runs && ln -s /var/lib/magrpo/runs runs
 
 USER 1000
-ENV HF_HOME=/opt/magrpo/runs/huggingface \
+ENV HF_HOME=/var/lib/magrpo/runs/huggingface \
     NVIDIA_VISIBLE_DEVICES=all \
     NVIDIA_DRIVER_CAPABILITIES=compute,utility
 CMD ["prefect", "worker", "start", "--type", "process", "--pool", "magrpo", "--limit", "1"]

@@ -9,8 +9,11 @@ RUN apt-get update \
 
 WORKDIR /opt/magrpo
 COPY requirements/cpu.txt requirements/ray.txt requirements/
-RUN pip install --no-cache-dir --no-deps --extra-index-url https://download.pytorch.org/whl/cpu \
-        -r requirements/cpu.txt -r requirements/ray.txt
+# Where the CPU build of torch comes from; empty: pip's own index. It is asked for torch only, and once.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --no-cache-dir --no-deps --retries 0 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
+        "$(grep '^torch==' requirements/cpu.txt)" \
+    && pip install --no-cache-dir --no-deps -r requirements/cpu.txt -r requirements/ray.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo
 COPY magrpo_kernels magrpo_kernels
@@ -18,8 +21,8 @@ COPY pipelines pipelines
 COPY infra infra
 RUN pip install --no-cache-dir --no-deps -e . \
     && useradd --uid 1000 --create-home magrpo \
-    && install -d -o magrpo -g magrpo runs
+    && install -d -o magrpo -g magrpo /var/lib/magrpo/runs && ln -s /var/lib/magrpo/runs runs
 
 USER 1000
-ENV HF_HOME=/opt/magrpo/runs/huggingface
+ENV HF_HOME=/var/lib/magrpo/runs/huggingface
 CMD ["prefect", "worker", "start", "--type", "process", "--pool", "magrpo", "--limit", "1"]

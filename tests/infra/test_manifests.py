@@ -224,6 +224,17 @@ def test_pods_meet_the_restricted_standard_and_name_things_that_exist() -> None:
                     assert secret["key"] in _env_names()
 
 
+def test_deployments_keep_runs_on_the_volume_of_runs() -> None:
+    deployments = yaml.safe_load((INFRA / "prefect.yaml").read_text())["deployments"]
+    [root] = {deployment["parameters"]["root"] for deployment in deployments}
+    mounts = {volume for name in ("worker", "worker-gpu") for volume in COMPOSE["services"][name]["volumes"]}
+    assert mounts == {f"runs:{root}"}
+    mounted = [mount for _, pod in _pods() for container in pod["containers"] for mount in container["volumeMounts"]]
+    assert {mount["mountPath"] for mount in mounted if mount["name"] == "runs"} == {root}
+    for path in (INFRA / "images").glob("worker*.Dockerfile"):
+        assert f"install -d -o magrpo -g magrpo {root}" in path.read_text()
+
+
 def test_kustomization_lists_every_manifest(tmp_path: Path) -> None:
     kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
     assert sorted(kustomization["resources"]) == sorted({f"{file}.yaml" for file, _ in MANIFESTS})
