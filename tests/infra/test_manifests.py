@@ -60,7 +60,8 @@ def test_compose_publishes_on_the_loopback_interface_only() -> None:
 
 def test_compose_names_things_that_exist() -> None:
     text = (INFRA / "compose.yaml").read_text()
-    assert set(re.findall(r"\$\{(\w+)", text)) - {"MAGRPO_POOL"} <= _env_names()
+    chosen = {"MAGRPO_MEMORY", "MAGRPO_POOL", "TORCH_INDEX"}
+    assert set(re.findall(r"\$\{(\w+)", text)) - chosen <= _env_names()
     for service in COMPOSE["services"].values():
         assert set(service.get("depends_on", {})) <= set(COMPOSE["services"])
         for volume in service.get("volumes", []):
@@ -207,6 +208,7 @@ def test_pods_meet_the_restricted_standard_and_name_things_that_exist() -> None:
     objects = {(manifest["kind"], manifest["metadata"]["name"]) for _, manifest in MANIFESTS}
     kustomization = yaml.safe_load((KUBERNETES / "kustomization.yaml").read_text())
     objects |= {("ConfigMap", generator["name"]) for generator in kustomization["configMapGenerator"]}
+    ray = {group.get("groupName", "head") for group in _groups()}
     for name, pod in _pods():
         assert pod["securityContext"]["runAsNonRoot"] is True, name
         assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}, name
@@ -218,6 +220,7 @@ def test_pods_meet_the_restricted_standard_and_name_things_that_exist() -> None:
         for container in pod["containers"]:
             assert container["securityContext"]["allowPrivilegeEscalation"] is False, name
             assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}, name
+            assert "readOnlyRootFilesystem" in container["securityContext"] or name in ray, name
             for variable in container["env"]:
                 if secret := variable.get("valueFrom", {}).get("secretKeyRef"):
                     assert secret["name"] == "magrpo"
