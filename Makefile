@@ -8,7 +8,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS))$(findstring no:xdist,$(ARGS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
-.PHONY: help setup run test test-slow check format docs docs-pictures bench clean distclean
+.PHONY: help setup run test test-slow check format docs docs-pictures images bench clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -46,6 +46,11 @@ docs-pictures: setup ## take the pictures under docs/ anew, of the pages of real
 	@$(PYTHON_BIN) -m venv .docs-venv
 	@.docs-venv/bin/pip install --no-deps --quiet --disable-pip-version-check -r $<
 	@touch $@
+
+images: setup ## build the container images, train by Compose and in Kubernetes' pods, take all down (Debian, root)
+	@type podman runc debootstrap catatonit >/dev/null 2>&1 || { apt-get update -q && \
+		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns; }
+	@$(PYTHON_BIN) -m pytest -m slow tests/infra/test_images.py $(ARGS)
 
 bench: setup ## time the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the latter)
 	@$(PYTHON_BIN) -m magrpo_kernels.bench

@@ -15,8 +15,11 @@ TOGETHER = {
     # Each is several servers and runs at once.
     "tests/infra/test_paths.py": "servers",
     "tests/infra/test_servers.py": "servers",
+    "tests/infra/test_images.py",
     "tests/pipelines/flows/test_outages.py": "servers",
+    "tests/infra/test_images.py",
     "tests/pipelines/flows/test_schedule.py": "servers",
+    "tests/infra/test_images.py",
 }
 """Modules that must not run side by side, and the name of their unit."""
 
@@ -39,6 +42,7 @@ SLOW = (
     "tests/fleets/test_lost_nodes.py",
     "tests/updates/test_ranks.py",
     "servers",
+    "tests/infra/test_images.py",
     "tests/pipelines/training/test_resume_lag.py",
     "tests/pipelines/training/test_embedded.py::test_two_authors_learn",
     "tests/pipelines/training/test_embedded.py::test_vllm",
@@ -50,6 +54,7 @@ SLOW = (
     "tests/sandbox/test_corpora.py",
     "tests/sandbox/test_pool.py",
     "tests/stages/test_exact_game.py",
+    "tests/infra/test_images.py",
 )
 """How units of slow tests begin, the most valuable first: continuous integration may run out of time."""
 

@@ -9,10 +9,12 @@ RUN apt-get update \
 
 WORKDIR /opt/magrpo
 COPY requirements/cpu.txt requirements/ray.txt requirements/
+# Triton is left out: 0.7 GB, and its kernels need a GPU.
 # Where the CPU build of torch comes from; empty: pip's own index. It is asked for torch only, and once.
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --no-cache-dir --no-deps --retries 0 ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} \
         "$(grep '^torch==' requirements/cpu.txt)" \
+    && sed -i '/^triton==/d' requirements/cpu.txt \
     && pip install --no-cache-dir --no-deps -r requirements/cpu.txt -r requirements/ray.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo

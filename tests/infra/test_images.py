@@ -1,25 +1,29 @@
 """The images, the Compose file and the manifests for real: built, started, trained through, killed, restored, removed.
 
-Needs root, podman with runc, and debootstrap where Docker Hub cannot be reached: ``make images`` installs them. Images
-are kept under ``build/podman`` for the next time.
+Needs root, podman and runc, and debootstrap where Docker Hub is out of reach: ``make images`` installs them. Images are
+kept under ``build/podman`` for the next time.
 """
 
 from __future__ import annotations
 
+import base64
 import json
 import os
+import resource
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from configparser import ConfigParser
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from tests.infra.test_manifests import KUBERNETES, fill_job
 
 pytestmark = pytest.mark.slow
 
@@ -31,48 +35,46 @@ POSTGRES = "docker.io/library/postgres:17.10"
 PREFECT = "docker.io/prefecthq/prefect:3.7.7-python3.11"
 WORKER, MLFLOW = "localhost/magrpo-worker:0.1.0", "localhost/magrpo-mlflow:0.1.0"
 SOURCES = "infra magrpo magrpo_kernels pipelines requirements pyproject.toml README.md LICENSE .dockerignore"
-DEBIAN = "http://deb.debian.org/debian"
 RUNS = "/var/lib/magrpo/runs"
-SMALL = ["train.num_iterations=12", "eval.every=12", "eval.num_samples=1", "rollout.problems_per_iteration=2"]
-PATIENCE_S = 600
+SMALL = ["train.num_iterations=4", "eval.every=4", "eval.num_samples=1", "problems.num_test=12"]
+UNCONFINED = [f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "unmask=ALL")]
+HEALTH = {"prefect": "http://127.0.0.1:4200/api/health", "mlflow": "http://127.0.0.1:5000/health"}
+PATIENCE_S = 900
 
 
 @dataclass(frozen=True)
 class Podman:
     """podman with settings and images of its own, and a copy of the project to build and to start from."""
 
-    folder: Path
+    project: Path
     env: dict[str, str]
 
-    def __call__(self, *command: str | Path, check: bool = True) -> str:
-        """What ``podman COMMAND`` prints; its errors are shown if it fails."""
-        return self.run("podman", *command, check=check)
+    def __call__(self, *command: str | Path, text: str | None = None) -> str:
+        """What ``podman COMMAND`` prints, with ``text`` as its input."""
+        return self.run("podman", *command, text=text)
 
-    def compose(self, *command: str | Path) -> str:
-        return self.run(*self.compose_command, "--file", self.project / "infra" / "compose.yaml", *command)
+    def compose(self, *command: str) -> str:
+        return self.run(*self.env["COMPOSE"].split(), "--file", "infra/compose.yaml", *command)
 
-    def run(self, *command: str | Path, check: bool = True) -> str:
-        done = subprocess.run(
-            command, env=self.env, cwd=self.project, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
-        )
-        assert not check or done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    def run(self, *command: str | Path, text: str | None = None) -> str:
+        done = subprocess.run(command, env=self.env, cwd=self.project, text=True, input=text, capture_output=True)
+        assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
 
-    @property
-    def project(self) -> Path:
-        return self.folder / "magrpo"
-
-    @property
-    def compose_command(self) -> tuple[str, str, str]:
-        return sys.executable, "-m", "podman_compose"
+    def succeeds(self, *command: str) -> bool:
+        return subprocess.run(["podman", *command], env=self.env, capture_output=True).returncode == 0
 
     def inspect(self, container: str, path: str) -> str:
-        return self("inspect", "--format", f"{{{{{path}}}}}", container).strip()
+        return self("inspect", "--format", f"{{{{.{path}}}}}", container).strip()
 
-    def list_everything(self) -> list[str]:
-        """Containers, pods, volumes, secrets, and networks besides podman's own."""
-        names = [self(kind, "ls", "--quiet").split() for kind in ("container", "pod", "volume", "secret", "network")]
-        return [name for found in names for name in found if name != self("network", "ls", "--quiet", "--filter", "name=^podman$").strip()]
+    def wait_until_healthy(self, *containers: str) -> None:
+        """Ask each container's health check, as systemd would: machines without it have nobody who does."""
+        for container in containers:
+            wait_for(lambda name=container: self.succeeds("healthcheck", "run", name), f"{container} is not healthy")
+
+    def list_what_is_left(self) -> list[str]:
+        kinds = ("container", "pod", "volume", "secret")
+        return [name for kind in kinds for name in self(kind, "ls", "--quiet").split()]
 
 
 def wait_for(condition: Callable[[], Any], what: str) -> Any:
@@ -86,48 +88,254 @@ def wait_for(condition: Callable[[], Any], what: str) -> Any:
 
 @pytest.fixture(scope="module")
 def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
-    """podman with the images of ``infra/images``, and those that the Compose file takes from elsewhere."""
+    """Has the images of ``infra/images``, and those that the Compose file takes from elsewhere."""
     if os.geteuid() != 0 or not all(map(shutil.which, ("podman", "runc"))):
         pytest.skip("needs root, podman and runc: make images")
     folder = tmp_path_factory.mktemp("images")
-    (folder / "magrpo").mkdir()
+    project = folder / "magrpo"
+    project.mkdir()
     for name in SOURCES.split():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
-        copy(ROOT / name, folder / "magrpo" / name)
-    podman = Podman(folder, os.environ | write_settings(folder))
-    build_images(podman)
+        copy(ROOT / name, project / name)
+    podman = Podman(project, os.environ | write_settings(folder))
+    build_images(podman, folder)
+    podman.run("infra/make-env.sh", "infra/.env")
     yield podman
-    podman("system", "prune", "--force", "--volumes", check=False)
+    podman("pod", "rm", "--all", "--force")
+    podman("container", "rm", "--all", "--force")
+    podman("volume", "rm", "--all", "--force")
+    podman("image", "prune", "--force")
 
 
 def write_settings(folder: Path) -> dict[str, str]:
-    """Files that keep podman apart from the machine's own, and the variables that name them."""
-    _, hard = (int(number) for number in os.popen("ulimit -Sn; ulimit -Hn").read().split())
-    containers = f"""
+    """The variables that keep podman apart from the machine's own, and the files that they name."""
+    _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    settings = {
+        "CONTAINERS_CONF": f"""
 [containers]
-default_ulimits = ["nofile={hard}:{hard}", "nproc=1000:1000"]
+default_ulimits = ["nofile={files}:{files}", "nproc=1000:1000"]
 [engine]
 runtime = "runc"
 [network]
 network_config_dir = "{folder}/networks"
-"""
-    storage = f"""
+""",
+        "CONTAINERS_STORAGE_CONF": f"""
 [storage]
 driver = "overlay"
 graphroot = "{STORAGE}"
 runroot = "{folder}/run"
-"""
-    variables = {}
-    for name, text in (("CONTAINERS_CONF", containers), ("CONTAINERS_STORAGE_CONF", storage)):
-        path = folder / name.lower()
-        path.write_text(text)
-        variables[name] = str(path)
-    return variables
+""",
+    }
+    for name, text in settings.items():
+        (folder / name).write_text(text)
+    return {name: str(folder / name) for name in settings} | {"COMPOSE": f"{sys.executable} -m podman_compose"}
 
 
-def build_images(podman: Podman) -> None:
-    """Pull what can be pulled; where the registry is out of reach, put stand-ins from Debian in its place."""
-    pip = write_pip_settings(podman.folder)
-    if podman("image", "exists", PYTHON, check=False) or not pulls(podman, PYTHON):
-        make_base(podman)
-    ...
+def build_images(podman: Podman, folder: Path) -> None:
+    """Build the images; where the registry is out of reach, on stand-ins made of Debian's packages."""
+    given = mount_pip_settings(folder)
+
+    def build(name: str, dockerfile: Path, context: Path, *arguments: str) -> None:
+        podman("build", "--network", "host", *given, *arguments, "--tag", name, "--file", dockerfile, context)
+
+    def is_there(name: str) -> bool:
+        return podman.succeeds("image", "exists", name) or podman.succeeds("pull", "--quiet", name)
+
+    if not is_there(PYTHON):
+        make_python_image(podman, folder / "debian")
+    index = [f"TORCH_INDEX={os.environ['TORCH_INDEX']}"] if "TORCH_INDEX" in os.environ else []
+    for name in (WORKER, MLFLOW):
+        dockerfile = f"{name.removeprefix('localhost/magrpo-').partition(':')[0]}.Dockerfile"
+        arguments = [part for value in index for part in ("--build-arg", value)] if name == WORKER else []
+        build(name, podman.project / "infra" / "images" / dockerfile, podman.project, *arguments)
+    if not is_there(POSTGRES):
+        build(POSTGRES, STAND_INS / "postgres.Dockerfile", STAND_INS, "--build-arg", f"BASE={PYTHON}")
+    if not is_there(PREFECT):
+        podman("tag", WORKER, PREFECT)  # of the same version
+
+
+def mount_pip_settings(folder: Path) -> list[str]:
+    """Flags that give a build the settings of this machine's pip, and the files that they name."""
+    settings = ConfigParser(interpolation=None)
+    settings["global"] = {}
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True).stdout
+    for line in listed.splitlines():
+        name, _, value = line.partition("=")
+        settings["global"][name.rpartition(".")[2]] = value.strip("'")
+    with (folder / "pip.conf").open("w") as file:
+        settings.write(file)
+    words = [word.removeprefix("file://") for value in settings["global"].values() for word in value.split()]
+    paths = [path for path in sorted(set(words)) if path.startswith("/") and Path(path).exists()]
+    mounts = [f"{folder}/pip.conf:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in paths)]
+    return [part for mount in mounts for part in ("--volume", mount)]
+
+
+def make_python_image(podman: Podman, debian: Path) -> None:
+    """Stands in for Docker Hub's python: Debian with its own Python."""
+    if not shutil.which("debootstrap"):
+        pytest.skip("Docker Hub is out of reach, and debootstrap is not installed: make images")
+    sites = subprocess.run(["apt-get", "indextargets", "--format", "$(SITE)"], capture_output=True, text=True).stdout
+    packages = "--include=python3,python3-venv,python3-pip,ca-certificates"
+    podman.run("debootstrap", "--variant=minbase", packages, "bookworm", debian, sites.split()[0])
+    (debian / "usr" / "bin" / "python").symlink_to("python3")
+    shutil.rmtree(debian / "var" / "cache" / "apt" / "archives")
+    podman.run("tar", "--directory", debian, "--create", "--file", f"{debian}.tar", ".")
+    podman("import", "--change", "ENV PIP_BREAK_SYSTEM_PACKAGES=1 PYTHONUNBUFFERED=1", f"{debian}.tar", PYTHON)
+    Path(f"{debian}.tar").unlink()
+    shutil.rmtree(debian)
+
+
+def start_run(prefect: Callable[..., str]) -> str:
+    """Make the deployments and schedule one run now; return the id of its flow run."""
+    made = prefect("--no-prompt", "deploy", "--all", "--prefect-file", "infra/prefect.yaml")
+    assert made.count("successfully created") == 4, made
+    asked = ["-p", f"overrides={json.dumps(SMALL)}", "--start-in", "1 second"]
+    created = prefect("deployment", "run", "magrpo-scheduled/by-hand", *asked)
+    return created.partition("UUID:")[2].split()[0]
+
+
+def test_images_are_small_and_run_as_an_ordinary_user(podman: Podman) -> None:
+    for name in (WORKER, MLFLOW):
+        assert podman("run", "--rm", name, "id", "--user").strip() == "1000"
+    assert int(podman.inspect(WORKER, "Size")) < 4.5e9
+    assert int(podman.inspect(MLFLOW, "Size")) < 1.5e9
+
+
+@pytest.mark.parametrize(("flags", "level"), [([], "landlock"), (UNCONFINED, "namespaces")])
+def test_the_sandbox_of_a_container_has_the_documented_level(podman: Podman, flags: list[str], level: str) -> None:
+    found = podman("run", "--rm", *flags, "--env", "HOME=/tmp", WORKER, "magrpo", "doctor")
+    assert f"level {level} " in found
+
+
+def test_compose(podman: Podman, tmp_path: Path) -> None:
+    """A scheduled run whose worker is killed in the middle, resumed, backed up with its servers, and restored."""
+    podman.compose("up", "--detach", "postgres")
+    podman.wait_until_healthy("magrpo_postgres_1")
+    podman.compose("up", "--detach", "prefect", "mlflow")
+    podman.wait_until_healthy("magrpo_prefect_1", "magrpo_mlflow_1")
+    podman.compose("--profile", "cpu", "up", "--detach", "worker")
+
+    def in_worker(*command: str) -> str:
+        return podman("exec", "magrpo_worker_1", *command)
+
+    for service in ("postgres", "prefect", "mlflow", "worker"):
+        assert not podman.succeeds("exec", "--user", "0", f"magrpo_{service}_1", "touch", "/etc/written")
+        assert int(podman.inspect(f"magrpo_{service}_1", "HostConfig.Memory")) > 0
+    start_run(lambda *command: in_worker("prefect", *command))
+    run = wait_for(lambda: in_worker("ls", RUNS).strip(), "no run began")
+    rollout = f"{RUNS}/{run}/stages/00001/rollout.0"
+    wait_for(lambda: podman.succeeds("exec", "magrpo_worker_1", "ls", rollout), "nothing was sampled")
+    os.kill(int(podman.inspect("magrpo_worker_1", "State.Pid")), 9)
+    wait_for(lambda: podman.inspect("magrpo_worker_1", "RestartCount") == "1", "the worker was not started again")
+    assert "killed" in in_worker("magrpo", "runs", "--root", RUNS)
+    resumed = in_worker("magrpo", "train", "--resume", run, "--root", RUNS)
+    assert "programs run at isolation level landlock" in resumed
+    assert "in 2 attempts" in resumed
+
+    podman.run("infra/backup.sh", "--compose", tmp_path)
+    [backup] = tmp_path.iterdir()
+    podman("stop", "magrpo_worker_1", "magrpo_prefect_1", "magrpo_mlflow_1")
+    for name in ("prefect", "mlflow", "mlflow_auth"):
+        query = "DROP SCHEMA public CASCADE; CREATE SCHEMA public"
+        podman("exec", "magrpo_postgres_1", "psql", "-U", name.partition("_")[0], name, "-c", query)
+    podman.run("infra/restore.sh", "--compose", "--replace", backup)
+    podman("start", "magrpo_prefect_1", "magrpo_mlflow_1", "magrpo_worker_1")
+    podman.wait_until_healthy("magrpo_prefect_1", "magrpo_mlflow_1")
+    assert "magrpo-train" in in_worker("prefect", "flow", "ls")
+    assert "finished" in in_worker("magrpo", "runs", "--root", RUNS)
+
+    podman.compose("--profile", "cpu", "down", "--volumes")
+    assert podman.list_what_is_left() == []
+
+
+def test_kubernetes(podman: Podman, tmp_path: Path) -> None:
+    """The pods of the manifests, and a run in a pod of the job template, as the worker would start it."""
+    lines = (podman.project / "infra" / ".env").read_text().splitlines()
+    secrets = dict(line.split("=", 1) for line in lines if line[:1].isupper())
+    add_secret(podman, {name: base64.b64encode(value.encode()).decode() for name, value in secrets.items()})
+    podman("network", "create", "kube")
+    for name in ("postgres", "prefect", "mlflow"):
+        play(podman, name, list_pods(name), tmp_path)
+    for name, url in HEALTH.items():
+        ask = ("exec", f"{name}-pod-0-{name}", "python", "-c", f"import urllib.request as r; r.urlopen({url!r})")
+        wait_for(lambda ask=ask: podman.succeeds(*ask), f"{name} is not healthy")
+
+    client = [
+        "run",
+        "--rm",
+        "--network",
+        "kube",
+        "--env",
+        "HOME=/tmp",
+        "--env",
+        "PREFECT_API_URL=http://prefect:4200/api",
+    ]
+    client += ["--env", f"PREFECT_API_AUTH_STRING={secrets['PREFECT_API_AUTH_STRING']}", WORKER, "prefect"]
+
+    def prefect(*command: str) -> str:
+        return podman(*client, *command)
+
+    template = "infra/kubernetes/work-pool.json"
+    prefect("work-pool", "create", "--type", "kubernetes", "--base-job-template", template, "magrpo")
+    flow_run = start_run(prefect)
+    play(podman, "run", make_job(flow_run), tmp_path)
+    wait_for(lambda: podman.inspect("run-prefect-job", "State.Status") == "exited", "the run did not end")
+    printed = podman("logs", "run-prefect-job")
+    assert podman.inspect("run-prefect-job", "State.ExitCode") == "0", printed[-3000:]
+    assert "programs run at isolation level landlock" in printed
+    assert "Completed" in prefect("flow-run", "inspect", flow_run)
+    for container in ("postgres-pod-0-postgres", "prefect-pod-0-prefect", "mlflow-pod-0-mlflow"):
+        assert not podman.succeeds("exec", container, "touch", "/etc/written")
+    podman("pod", "rm", "--all", "--force")
+    podman("volume", "rm", "--all", "--force")
+    podman("secret", "rm", "--all")
+    assert podman.list_what_is_left() == []
+
+
+def add_secret(podman: Podman, data: dict[str, str]) -> None:
+    """A secret as ``podman kube play`` makes it; version 4.3 makes one that it cannot read."""
+    manifest = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "magrpo"}, "data": data}
+    major, minor = map(int, podman("version", "--format", "{{.Client.Version}}").split(".")[:2])
+    podman("secret", "create", "magrpo", "-", text=json.dumps(data if (major, minor) < (4, 4) else manifest))
+
+
+def list_pods(name: str) -> list[dict[str, Any]]:
+    """A manifest's objects as podman knows them: Services are aliases, a StatefulSet a Deployment and its claims."""
+    objects = []
+    for item in yaml.safe_load_all((KUBERNETES / f"{name}.yaml").read_text()):
+        if item["kind"] == "StatefulSet":
+            item["kind"] = "Deployment"
+            for claim in item["spec"].pop("volumeClaimTemplates"):
+                objects.append({"apiVersion": "v1", "kind": "PersistentVolumeClaim", **claim})
+                volume = {"name": "data", "persistentVolumeClaim": {"claimName": claim["metadata"]["name"]}}
+                item["spec"]["template"]["spec"]["volumes"].append(volume)
+        if item["kind"] != "Service":
+            objects.append(item)
+    if name == "postgres":
+        script = (KUBERNETES / "postgres-init.sh").read_text()
+        metadata = {"name": "postgres-init"}
+        objects.append({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"init.sh": script}})
+    return objects
+
+
+def make_job(flow_run: str) -> list[dict[str, Any]]:
+    """The pod of the job template for a flow run, with a smaller image, and the claim that it names."""
+    job = fill_job(image=WORKER, gpus=0, cpus="1", memory="8Gi", command=f"prefect flow-run execute {flow_run}")
+    pod = job["spec"]["template"]["spec"]
+    for name in ("parallelism", "completions"):
+        del pod[name]
+    [container] = pod["containers"]
+    del container["resources"]["limits"]["nvidia.com/gpu"]
+    secret = {"secretKeyRef": {"name": "magrpo", "key": "PREFECT_API_AUTH_STRING"}}
+    container["env"] += [  # as the worker adds them
+        {"name": "PREFECT_API_URL", "value": "http://prefect:4200/api"},
+        {"name": "PREFECT_API_AUTH_STRING", "valueFrom": secret},
+    ]
+    claims = [item for item in yaml.safe_load_all((KUBERNETES / "worker.yaml").read_text()) if "Claim" in item["kind"]]
+    return [*claims, {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "run"}, "spec": pod}]
+
+
+def play(podman: Podman, name: str, objects: list[dict[str, Any]], folder: Path) -> None:
+    """Start objects in the network, under the name of their Service."""
+    (folder / f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
+    podman("kube", "play", "--network", f"kube:alias={name}", folder / f"{name}.yaml")

@@ -90,7 +90,7 @@ def _pods() -> Iterator[tuple[str, dict[str, Any]]]:
     for _, manifest in MANIFESTS:
         if "template" in manifest.get("spec", {}):
             yield manifest["metadata"]["name"], manifest["spec"]["template"]["spec"]
-    yield "run", _job()["spec"]["template"]["spec"]
+    yield "run", fill_job()["spec"]["template"]["spec"]
     for group in _groups():
         yield group.get("groupName", "head"), group["template"]["spec"]
 
@@ -172,7 +172,7 @@ def test_the_ray_cluster_runs_the_pinned_version_grows_from_nothing_and_its_head
     assert {group["replicas"] for group in RAY["spec"]["workerGroupSpecs"]} == {0}
 
 
-def _job(**values: Any) -> dict[str, Any]:
+def fill_job(**values: Any) -> dict[str, Any]:
     """The Job that a worker makes of the pool's template, as Prefect fills it in: variables, else their defaults."""
     pool = json.loads((KUBERNETES / "work-pool.json").read_text())
     variables = {name: spec.get("default") for name, spec in pool["variables"]["properties"].items()}
@@ -195,7 +195,7 @@ def _job(**values: Any) -> dict[str, Any]:
 
 
 def test_job_template_makes_a_job_with_a_gpu() -> None:
-    job = _job(gpus=2)
+    job = fill_job(gpus=2)
     pod = job["spec"]["template"]["spec"]
     # The worker insists on these two, where Kubernetes has no such field and drops it.
     assert (pod.pop("parallelism"), pod.pop("completions")) == (1, 1)
