@@ -180,7 +180,7 @@ def make_python_image(podman: Podman, debian: Path) -> None:
     (debian / "usr" / "bin" / "python").symlink_to("python3")
     shutil.rmtree(debian / "var" / "cache" / "apt" / "archives")
     podman.run("tar", "--directory", debian, "--create", "--file", f"{debian}.tar", ".")
-    podman("import", "--change", "ENV PIP_BREAK_SYSTEM_PACKAGES=1 PYTHONUNBUFFERED=1", f"{debian}.tar", PYTHON)
+    podman("import", "--change", "ENV PIP_BREAK_SYSTEM_PACKAGES=1", f"{debian}.tar", PYTHON)
     Path(f"{debian}.tar").unlink()
     shutil.rmtree(debian)
 
