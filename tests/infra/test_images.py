@@ -105,6 +105,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     podman("container", "rm", "--all", "--force")
     podman("volume", "rm", "--all", "--force")
     podman("image", "prune", "--force")
+    if (STORAGE / "overlay").is_mount():
+        podman.run("umount", STORAGE / "overlay")  # so that `make clean` can remove it
 
 
 def write_settings(folder: Path) -> dict[str, str]:
