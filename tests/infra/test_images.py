@@ -167,6 +167,7 @@ def mount_pip_settings(folder: Path) -> list[str]:
     with (folder / "pip.conf").open("w") as file:
         settings.write(file)
     words = [word.removeprefix("file://") for value in settings["global"].values() for word in value.split()]
+    words = [word.removesuffix("/simple") for word in words]  # an index, with its files beside it
     paths = [path for path in sorted(set(words)) if path.startswith("/") and Path(path).exists()]
     mounts = [f"{folder}/pip.conf:/etc/pip.conf:ro", *(f"{path}:{path}:ro" for path in paths)]
     return [part for mount in mounts for part in ("--volume", mount)]
