@@ -15,11 +15,8 @@ TOGETHER = {
     # Each is several servers and runs at once.
     "tests/infra/test_paths.py": "servers",
     "tests/infra/test_servers.py": "servers",
-    "tests/infra/test_images.py",
     "tests/pipelines/flows/test_outages.py": "servers",
-    "tests/infra/test_images.py",
     "tests/pipelines/flows/test_schedule.py": "servers",
-    "tests/infra/test_images.py",
 }
 """Modules that must not run side by side, and the name of their unit."""
 

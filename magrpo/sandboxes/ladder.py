@@ -5,7 +5,9 @@ import fcntl
 import logging
 import os
 import shutil
+import signal
 import socket
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -39,7 +41,7 @@ def attempt(action, argument):
             case "send_udp":
                 socket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b"canary", ("127.0.0.1", argument))
             case "kill":
-                os.kill(argument, signal.SIGURG)
+                os.kill(argument, signal.SIGCONT)
             case "fork":
                 for _ in range(argument):
                     if os.fork() == 0:
@@ -99,24 +101,25 @@ def examine_level(spec: JailSpec) -> None:
     Raises:
         LevelUnavailable, WorkerDied: an attempt succeeded, or the jail did not start or survive.
     """
-    with _lay_bait() as (folder, tcp, unix, udp):
+    with _lay_bait() as (folder, tcp, unix, udp), _stop_process() as stopped:
         attempts = {
             "read": str(folder / "secret"),
             "write": str(folder / "target"),
             "connect": tcp.getsockname()[1],
             "connect_unix": str(folder / "socket"),
             "send_udp": udp.getsockname()[1],
-            "kill": os.getpid(),
             "fork": 3 * spec.limits.processes + 40,
         }
         test = "\n".join(f"assert attempt({name!r}, {argument!r}) == 'refused'" for name, argument in attempts.items())
+        test += f"\nattempt('kill', {stopped})"  # a process inside may have this number
         worker = Worker(replace(spec, limits=replace(spec.limits, test_s=CANARY_S / 3, total_s=CANARY_S)))
         try:
             failed = _run_canary(worker, CANARY, "attempt", test)
             failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")
         finally:
             worker.close()
-        if wait_readable(0, tcp, unix, udp) or (folder / "target").read_text() != "untouched":
+        continued = os.waitid(os.P_PID, stopped, os.WCONTINUED | os.WNOHANG)
+        if continued or wait_readable(0, tcp, unix, udp) or (folder / "target").read_text() != "untouched":
             failed.append("the canary left a trace outside")
     if failed:
         raise LevelUnavailable("; ".join(failed))
@@ -146,6 +149,18 @@ def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.soc
         unix.listen()
         udp.bind(("127.0.0.1", 0))
         yield folder, tcp, unix, udp
+
+
+@contextlib.contextmanager
+def _stop_process() -> Iterator[int]:
+    """The number of a process that a signal would start again."""
+    with subprocess.Popen(["sleep", "infinity"]) as process:
+        try:
+            process.send_signal(signal.SIGSTOP)
+            os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+            yield process.pid
+        finally:
+            process.kill()
 
 
 @contextlib.contextmanager

@@ -84,6 +84,19 @@ def test_the_canary_is_refused(level: str) -> None:
     pool.close()
 
 
+def test_the_first_process_of_a_container_finds_the_same_level() -> None:
+    """Its number is that of the candidate in the candidate's own namespace, which may send itself signals."""
+    unshare = ["unshare", "--pid", "--fork", "--mount-proc"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode != 0:
+        pytest.skip("namespaces of processes cannot be made here")
+    probe = "import os; from magrpo.sandboxes.pool import PoolSandbox; print(os.getpid(), PoolSandbox().probe().level)"
+    found = []
+    for command in ([], unshare):
+        done = subprocess.run([*command, sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+        found.append(done.stdout.split())
+    assert found[1] == ["1", found[0][1]]
+
+
 def test_the_canary_gets_through_without_isolation() -> None:
     """The canary's own harm is real: without isolation it reads, writes and connects."""
     with pytest.raises(LevelUnavailable) as refusal:
