@@ -185,7 +185,8 @@ class Pool:
                     worker, result = self._run_job(given, job)
                 except WorkerDied as error:
                     message = str(error)
-                    log.warning("a sandbox worker failed: %s", message)
+                    if not self.closed:
+                        log.warning("a sandbox worker failed: %s", message)
                     if isinstance(error, FreshWorkerDied):
                         killed += 1
                     else:

@@ -59,6 +59,7 @@ class LocalServer:
         self.process: subprocess.Popen[bytes] | None = None
         """None if the user has chosen a server."""
         self._variables: set[str] = set()
+        self._is_ready = False
 
     def __enter__(self) -> LocalServer:
         if (chosen := prefect_target()) is not None:
@@ -96,12 +97,16 @@ class LocalServer:
                 last = f" ({words})" if (words := read_last_words(self._log)) else ""
                 raise ServerError(f"the Prefect server did not start{last}: see {self._log}, or run with --local")
             time.sleep(0.1)
+        self._is_ready = True
 
     def __exit__(self, *_: object) -> None:
         for name in self._variables:
             os.environ.pop(name, None)
         if self.process is not None:
-            self.process.send_signal(signal.SIGINT)
+            if self._is_ready:
+                self.process.send_signal(signal.SIGINT)
+            else:  # it heeds signals late
+                self.process.kill()
             with show_activity("stopping Prefect's server"):
                 try:
                     self.process.wait(10)
@@ -165,6 +170,7 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
 
     SIGTERM is ignored: systemd and Slurm send it to all processes of a run, which must still report its end.
     """
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what a script starts with &
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it died before the line above
         return

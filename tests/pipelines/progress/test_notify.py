@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import re
+import signal
 import socket
 from functools import partial
 from pathlib import Path
@@ -21,6 +22,7 @@ from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices
 from pipelines.progress.notify import Notices, describe_error, send_notice
 from pipelines.progress.state import Attempt, RunState, observe_attempt
+from pipelines.signals import EndedBySignal
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config
 from tests.pipelines.receiver import receiving
@@ -100,6 +102,18 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
     [notice] = receiver.posted
     assert (notice["event"], notice["subject"]) == ("promotion", "magrpo: run run made a champion")
     assert notice["reason"] == "version 2 of team is the champion now"
+
+
+@pytest.mark.parametrize(
+    ("error", "told"), [(EndedBySignal(signal.SIGTERM), ["EndedBySignal: SIGTERM"]), (KeyboardInterrupt(), [])]
+)
+def test_a_signal_is_told_and_ctrl_c_is_not(config: RunConfig, error: BaseException, told: list[str]) -> None:
+    with receiving() as receiver:
+        notify = NotifyConfig.model_validate({"webhook": receiver.url})
+        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction))
+        with pytest.raises(type(error)), observe_attempt(attempt, [Notices()]):
+            raise error
+    assert [notice["reason"] for notice in receiver.posted] == told
 
 
 def test_a_webhook_that_refuses_or_hangs_is_one_warning(
