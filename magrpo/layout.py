@@ -339,6 +339,8 @@ def describe_start(store: RunStore) -> str:
         given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
         return "; ".join(given) or "nothing: untrained weights"
     facts = read_json(path)
+    if not (isinstance(facts, dict) and {"version", "model"} <= facts.keys()):
+        raise ConfigError(f"{path} is damaged: restore it from a backup")
     if facts["version"] is None:
         return f"untrained weights: {facts['model']} had no champion"
     return f"version {facts['version']} of {facts['model']}, then the champion"

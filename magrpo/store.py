@@ -334,7 +334,7 @@ def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
     """What is in a JSON file of a run directory; ConfigError, with the remedy, if it is damaged."""
     try:
         return json.loads(path.read_bytes())
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError, IsADirectoryError) as error:
         raise ConfigError(f"{path} is damaged ({first_line(error)}): {remedy}") from None
 
 

@@ -13,11 +13,22 @@ import pytest
 
 from magrpo import layout
 from magrpo.config import load_config
+from magrpo.place import Place
 from magrpo.store import CONFIG, MANIFEST, RunStore
+from magrpo.tracking.spool import RECORDS, count_damaged, encode_record
+from magrpo.tracking.wall_time import read_wall_time
 from pipelines.commands.runs import summarize_folder
 from pipelines.training.repair import find_damage, find_lost, set_aside_damage
 from tests.fuzz.mutations import COUNT, count_outcomes, mutate_bytes, mutate_tree
 from tests.pipelines.micro import blank_pictures, run_locally, write_config
+
+RECORDED = [
+    {"kind": "status", "value": "RUNNING", "time_ms": 1_000, "loading": {"libraries": 0.5}},
+    {"kind": "tags", "values": {"magrpo.seed": "0"}},
+    {"kind": "metrics", "values": {"reward/joint": 1.5, "time/rollout_s": 0.25}, "step": 1, "time_ms": 2_000},
+    {"kind": "status", "value": "FINISHED", "time_ms": 3_000, "loading": {}},
+]
+"""Records of a run for MLflow."""
 
 
 @pytest.fixture(scope="module")
@@ -25,6 +36,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory of a finished run of one iteration."""
     with blank_pictures():
         store, _, _ = run_locally(load_config(write_config(tmp_path_factory.mktemp("fuzz"), iterations=1)))
+    lines = [json.dumps(record).encode() + b"\n" for record in RECORDED]  # as early versions wrote them
+    (store.path / RECORDS).write_bytes(b"".join([*map(encode_record, RECORDED), *lines]))
+    layout.keep_place(store, Place.model_validate({"update": {"ranks": 2}}))
+    (store.path / layout.START).write_text(json.dumps({"model": "team", "version": 3}))
     yield store.path
     shutil.rmtree(store.path)
 
@@ -62,6 +77,8 @@ def inspect_run(path: Path) -> None:
     """What commands read of a run without repairing it."""
     if (path / CONFIG).is_file():  # else it is not listed
         summarize_folder(path)
+    read_wall_time(path)
+    count_damaged(path)
     store = RunStore.open(path.parent, path.name)
     layout.is_finished(store)
     layout.describe_start(store)
@@ -92,6 +109,7 @@ def test_run_directories(finished: Path) -> None:
     path = finished.with_name("mutant")
     files = sorted(file.relative_to(original) for file in original.rglob("*") if file.is_file())
     files += [file for file in files if file.name in (MANIFEST, CONFIG)] * 3
+    files += [Path(name) for name in (RECORDS, layout.PLACE, layout.START)] * 5
 
     def use(rng: random.Random) -> None:
         shutil.copytree(original, path, copy_function=os.link)
