@@ -79,6 +79,7 @@ SECONDS = {
     "tests/pipelines/training/test_places.py": 16,
     "tests/pipelines/training/test_resume_lag.py": 16,
     "tests/pipelines/training/test_writing.py": 16,
+    "tests/fuzz/test_run_directories.py": 16,
     "tests/pipelines/commands/test_ask.py": 14,
     "tests/pipelines/commands/test_show.py": 14,
     "tests/asking/test_answers.py": 14,

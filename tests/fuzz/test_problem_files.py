@@ -97,7 +97,7 @@ class Judge(Plugin):
         return ScriptedSandbox(lambda _: "pass")
 
 
-def test_files_to_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_to_score(tmp_path: Path) -> None:
     def use(rng: random.Random) -> None:
         paths = [tmp_path / "problems.jsonl", tmp_path / "completions.jsonl"]
         contents: list[Any] = [PROBLEMS, COMPLETIONS]
@@ -111,5 +111,4 @@ def test_files_to_score(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
         options = ["sandbox.kind=tests.fuzz.test_problem_files:Judge"]
         assert score_files(*options, problems=paths[0], completions=paths[1], output=tmp_path / "out.jsonl") == 0
 
-    with capsys.disabled():
-        assert count_outcomes("files to score", use).total() == COUNT
+    assert count_outcomes("files to score", use).total() == COUNT
