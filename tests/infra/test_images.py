@@ -111,6 +111,8 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
 
 def write_settings(folder: Path) -> dict[str, str]:
     """The variables that keep podman apart from the machine's own, and the files that they name."""
+    for name in ("run", "tmp"):  # of an earlier boot
+        shutil.rmtree(STORAGE / name, ignore_errors=True)
     _, files = resource.getrlimit(resource.RLIMIT_NOFILE)
     settings = {
         "CONTAINERS_CONF": f"""
@@ -118,6 +120,7 @@ def write_settings(folder: Path) -> dict[str, str]:
 default_ulimits = ["nofile={files}:{files}", "nproc=1000:1000"]
 [engine]
 runtime = "runc"
+tmp_dir = "{STORAGE}/tmp"
 [network]
 network_config_dir = "{folder}/networks"
 """,
@@ -125,7 +128,7 @@ network_config_dir = "{folder}/networks"
 [storage]
 driver = "overlay"
 graphroot = "{STORAGE}"
-runroot = "{folder}/run"
+runroot = "{STORAGE}/run"
 """,
     }
     for name, text in settings.items():
