@@ -343,6 +343,17 @@ def make_job(flow_run: str) -> list[dict[str, Any]]:
 
 
 def play(podman: Podman, name: str, objects: list[dict[str, Any]], folder: Path) -> None:
-    """Start objects in the network, under the name of their Service."""
+    """Start objects in the network, under the name of their Service.
+
+    An emptyDir is a folder that everybody may write: podman would make it a volume of root's that all pods share.
+    """
+    for item in objects:
+        pod = item["spec"].get("template", item)["spec"] if item["kind"] in ("Deployment", "Pod") else {}
+        for volume in pod.get("volumes", []):
+            if volume.pop("emptyDir", None) is not None:
+                path = folder / f"{name}-{volume['name']}"
+                path.mkdir()
+                path.chmod(0o777)
+                volume["hostPath"] = {"path": str(path), "type": "Directory"}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
     podman("kube", "play", "--network", f"kube:alias={name}", folder / f"{name}.yaml")
