@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from magrpo.config import RunConfig
 from magrpo.layout import PROMOTE, REGISTER, Step, keeps_weights, pruned_tail, steps
-from magrpo.store import RunStore
+from magrpo.store import Pointer, RunStore
 from pipelines.environment import shorten_path
 
 log = logging.getLogger(__name__)
@@ -24,14 +24,16 @@ class CheckpointPruned(Exception):
         self.folder = folder
 
 
-def check_kept(store: RunStore, step: Step) -> None:
-    """Raise CheckpointPruned if ``step`` needs optimizer states or weights that were pruned."""
+def check_kept(store: RunStore, step: Step, inputs: Sequence[Pointer]) -> None:
+    """Raise CheckpointPruned if ``step`` needs optimizer states or weights that were pruned from its ``inputs``."""
     if step.stage == "update":
         checkpoint = Step("update", step.iteration - 1).folder
         if store.pruned_files(checkpoint):
             raise CheckpointPruned(checkpoint)
-    elif step.stage == "rollout" and not keeps_weights(store, step.inputs[1]):
-        raise CheckpointPruned(step.inputs[1])
+    elif step.stage == "rollout":
+        checkpoint = inputs[1]["dir"].removeprefix("stages/")
+        if not keeps_weights(store, checkpoint):
+            raise CheckpointPruned(checkpoint)
 
 
 def find_damage(store: RunStore, config: RunConfig) -> dict[str, str]:

@@ -104,7 +104,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
 
     def _compute(self, step: Step, inputs: Sequence[Pointer], key: str) -> Pointer:
         self._check_aborted()
-        check_kept(self._store, step)
+        check_kept(self._store, step, inputs)
         discarded_before = self._resources.num_discarded.copy()
         advance = self._progress.start_step(step)
 

@@ -46,7 +46,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("train embedded rollout.g", {"rollout.group_size=8"}),
         (
             "train embedded train.",
-            {"train.num_iterations=100", "train.seed=0", *(f"train.lag={lag}" for lag in range(3))},
+            {"train.num_iterations=100", "train.seed=0", *(f"train.lag={lag}" for lag in range(3))}
+            | {"train.keep_weights=all", "train.keep_weights=evaluated"},
         ),
         ("train embedded algo.normalize=", {"algo.normalize=none", "algo.normalize=std"}),
         ("train embedded agents.0.we", {f"agents.0.weights={kind}" for kind in ("lora", "shared", "full")}),
