@@ -282,7 +282,7 @@ class Proxy(Callee):
             raise self._replace_failed(*diagnose_failure(error, allowed), verb) from None
         self.spent_s += charge()
         if self.spent_s >= self.limits.total_s:
-            self.failure = "not_run", "out of time in all"
+            self.failure = "timeout", "out of time in all"
         return answer
 
     def _answer_question(self, *question: Any) -> None:
