@@ -9,7 +9,6 @@ same key finds the output and skips the work.
 from __future__ import annotations
 
 import difflib
-import fcntl
 import gzip
 import hashlib
 import json
@@ -29,6 +28,7 @@ import msgspec
 
 from magrpo import compress
 from magrpo.config import RunConfig
+from magrpo.locks import lock_folder
 from magrpo.plugins import ConfigError, check_name, first_line, validate_config
 from magrpo.surrogates import decode_json, encode_json
 
@@ -96,14 +96,10 @@ class RunStore:
         run_id = name or f"{datetime.now(UTC):%Y%m%d-%H%M%S}-{uuid.uuid4().hex[:6]}"
         store = cls(config.root, check_run_name(run_id))
         store.path.mkdir(parents=True, exist_ok=True)  # it exists if a kill came before the next lines
-        folder = os.open(store.path, os.O_RDONLY)
-        try:
-            fcntl.flock(folder, fcntl.LOCK_EX)  # of two that create the run at once, the second one is refused
+        with lock_folder(store.path):  # of two that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
             store.replace_config(config)
-        finally:
-            os.close(folder)
         return store
 
     @classmethod
@@ -259,7 +255,7 @@ class RunStore:
 
     def stored_metrics(self, name: str) -> dict[str, float]:
         """The metrics of a committed stage by its name, whatever its key and state."""
-        return dict(_read_manifest(self.stage_folder(name))["metrics"])
+        return dict(self.manifest_of(name)["metrics"])
 
     def file_digest(self, pointer: Pointer, file: str) -> str:
         """SHA-256 of a file of a committed stage."""
@@ -288,8 +284,7 @@ class RunStore:
 
     def prune(self, name: str, *names: str) -> None:
         """Delete large files, and those of folders, that a committed stage no longer needs; it stays committed."""
-        folder = self.stage_folder(name)
-        manifest = _read_manifest(folder)
+        folder, manifest = self.stage_folder(name), self.manifest_of(name)
         pruned = [file for file in manifest["files"] if any(Path(file).is_relative_to(name) for name in names)]
         if not all(manifest["files"][file].get("pruned") for file in pruned):
             for file in pruned:
@@ -302,7 +297,7 @@ class RunStore:
 
     def pruned_files(self, name: str) -> list[str]:
         """The files of a committed stage that :meth:`prune` deleted."""
-        return [file for file, facts in _read_manifest(self.stage_folder(name))["files"].items() if facts.get("pruned")]
+        return [file for file, facts in self.manifest_of(name)["files"].items() if facts.get("pruned")]
 
     def set_aside(self, names: Sequence[str]) -> Path:
         """Move the outputs of stages into a new folder of the run and return it; a kill leaves the earlier stages."""
@@ -325,7 +320,7 @@ class RunStore:
         return folder
 
     def _pointer(self, name: str) -> Pointer:
-        manifest = _read_manifest(self.stage_folder(name))
+        manifest = self.manifest_of(name)
         digests = {file: facts["sha256"] for file, facts in manifest["files"].items()}
         return {"dir": f"stages/{name}", "sha": digest(manifest["key"], digests)}
 

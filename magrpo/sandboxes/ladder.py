@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from magrpo.locks import lock_folder
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
@@ -168,20 +169,10 @@ def _make_folder() -> Iterator[Path]:
     """A temporary folder, locked while its process lives. Folders of killed processes are deleted first."""
     common = Path(tempfile.gettempdir())
     with contextlib.ExitStack() as held:
-        with _lock_folder(common, fcntl.LOCK_EX):
+        with lock_folder(common):
             for stale in common.glob(f"{PREFIX}*"):
-                with contextlib.suppress(OSError), _lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                with contextlib.suppress(OSError), lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
                     shutil.rmtree(stale)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
-            held.enter_context(_lock_folder(folder, fcntl.LOCK_EX))
+            held.enter_context(lock_folder(folder))
         yield folder
-
-
-@contextlib.contextmanager
-def _lock_folder(folder: Path, how: int) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, how)
-        yield
-    finally:
-        os.close(descriptor)

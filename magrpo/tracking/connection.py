@@ -1,6 +1,5 @@
 """MLflow tracking stores: their URI, their pages, connecting to them, and translating their errors."""
 
-import fcntl
 import logging
 import os
 import re
@@ -12,6 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
+from magrpo.locks import lock_folder
 from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable
@@ -93,17 +93,14 @@ def make_database(uri: str) -> None:
     from mlflow import MlflowClient  # takes seconds
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        if not path.exists():
-            for stale in path.parent.glob(f".{path.name}.draft*"):  # its journal, too
-                stale.unlink()
-            draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # MLflow keeps a URI that it knows open
-            MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
-            draft.rename(path)
-    finally:
-        os.close(folder)
+    with lock_folder(path.parent):
+        if path.exists():
+            return
+        for stale in path.parent.glob(f".{path.name}.draft*"):  # its journal, too
+            stale.unlink()
+        draft = path.with_name(f".{path.name}.draft-{uuid4().hex}")  # MLflow keeps a URI that it knows open
+        MlflowClient(f"sqlite:///{draft}").search_experiments(max_results=1)
+        draft.rename(path)
 
 
 def hide_password(uri: str) -> str:

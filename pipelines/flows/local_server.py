@@ -8,7 +8,6 @@ process is ``python -m pipelines.flows.local_server PORT PARENT_PID [schedules]`
 from __future__ import annotations
 
 import ctypes
-import fcntl
 import os
 import signal
 import socket
@@ -25,6 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 from magrpo.fleets.process import read_last_words
+from magrpo.locks import lock_folder
 from magrpo.plugins import ConfigError
 from magrpo.tracking.connection import hide_password
 from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly
@@ -182,12 +182,8 @@ def serve_api(port: int, parent: int, *, schedules: bool) -> None:
             """Start, one server of a home after the other: two that create the tables at once both fail."""
             home = Path(os.environ["PREFECT_HOME"])
             home.mkdir(parents=True, exist_ok=True)
-            folder = os.open(home, os.O_RDONLY)
-            try:
-                fcntl.flock(folder, fcntl.LOCK_EX)
+            with lock_folder(home):
                 await super().startup(sockets)
-            finally:
-                os.close(folder)
 
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             if sig == signal.SIGINT:
