@@ -219,7 +219,9 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
     Raises ConfigError if it cannot be loaded, or lacks weights: transformers would draw them at random, anew each time.
     """
     model, found = load_pretrained(
-        *(AutoModelForCausalLM, "model", config),
+        AutoModelForCausalLM,
+        "model",
+        config,
         dtype=dtype,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # reported below, with their names

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.plugins import ConfigError, quote_error, quote_value
+from magrpo.plugins import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.surrogates import replace_surrogates
 from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
@@ -38,7 +38,7 @@ class Row:
                     return str(self.values[name])
                 raise ConfigError(f"{self.where}: field {name!r} must be a text, not {self.values[name]!r:.60}")
         wanted = " or ".join(repr(name) for name in names)
-        fields = f"{', '.join(self.values) or 'none':.200}"
+        fields = f"{', '.join(self.values) or 'none':.{MAX_QUOTED}}"
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {fields}")
 
     def check_size(self, field: str, text: str) -> None:

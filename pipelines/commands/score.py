@@ -14,7 +14,7 @@ from rich.progress import Progress, TimeRemainingColumn
 
 from magrpo.interfaces import Progress as Advance
 from magrpo.interfaces import Sandbox, SandboxPlugin
-from magrpo.plugins import ConfigError, Section, plugin_field, quote_error, quote_value, validate_config
+from magrpo.plugins import MAX_QUOTED, ConfigError, Section, plugin_field, quote_error, quote_value, validate_config
 from magrpo.problems.rows import Row
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
@@ -176,7 +176,7 @@ def _read_completions(path: Path, problems: dict[str, Problem]) -> list[Completi
             raise ConfigError(f"{where}: task_id {quote_value(line.task_id)} is not among the problems")
         if sorted(line.completions) != sorted(ROLES):
             got = ", ".join(line.completions) or "none"
-            raise ConfigError(f"{where}: completions needs the keys {' and '.join(ROLES)}, got {got:.200}")
+            raise ConfigError(f"{where}: completions needs the keys {' and '.join(ROLES)}, got {got:.{MAX_QUOTED}}")
         lines.append(line)
     return lines
 

@@ -26,14 +26,12 @@ class CheckpointPruned(Exception):
 
 def check_kept(store: RunStore, step: Step, inputs: Sequence[Pointer]) -> None:
     """Raise CheckpointPruned if ``step`` needs optimizer states or weights that were pruned from its ``inputs``."""
-    if step.stage == "update":
-        checkpoint = Step("update", step.iteration - 1).folder
-        if store.pruned_files(checkpoint):
-            raise CheckpointPruned(checkpoint)
-    elif step.stage == "rollout":
-        checkpoint = inputs[1]["dir"].removeprefix("stages/")
-        if not keeps_weights(store, checkpoint):
-            raise CheckpointPruned(checkpoint)
+    if step.stage not in ("update", "rollout"):
+        return
+    checkpoint = inputs[1]["dir"].removeprefix("stages/")
+    is_kept = keeps_weights(store, checkpoint) if step.stage == "rollout" else not store.pruned_files(checkpoint)
+    if not is_kept:
+        raise CheckpointPruned(checkpoint)
 
 
 def find_damage(store: RunStore, config: RunConfig) -> dict[str, str]:
