@@ -1,15 +1,17 @@
-"""A lock on a folder, for processes that make something in it."""
+"""Locks on folders, for processes that make something in them. A lock ends with its process."""
 
 import fcntl
 import os
+import shutil
+import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 
 @contextmanager
 def lock_folder(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
-    """Hold the lock of a folder, which ends with the process; ``how`` as for :func:`fcntl.flock`.
+    """Hold the lock of a folder; ``how`` as for :func:`fcntl.flock`.
 
     Raises OSError if there is no such folder, or another process holds it and ``how`` says not to wait.
     """
@@ -19,3 +21,21 @@ def lock_folder(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def make_draft(parent: Path, prefix: str) -> Iterator[Path]:
+    """A new locked folder whose name begins with ``prefix``, deleted at the end unless it was renamed.
+
+    Folders with this prefix that killed processes left behind are deleted first.
+    """
+    with ExitStack() as held:
+        with lock_folder(parent):
+            for stale in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
+                with suppress(OSError), lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    shutil.rmtree(stale)
+            draft = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
+            draft.mkdir()
+            held.callback(shutil.rmtree, draft, ignore_errors=True)
+            held.enter_context(lock_folder(draft))
+        yield draft

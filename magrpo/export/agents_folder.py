@@ -14,7 +14,6 @@ import os
 import shutil
 from contextlib import suppress
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig
@@ -23,6 +22,7 @@ from magrpo.export.model_card import CARD, render_agent_card, render_model_card
 from magrpo.export.team import TrainedTeam, name_base
 from magrpo.layout import AGENTS
 from magrpo.lineup import open_prompt_tokenizer
+from magrpo.locks import make_draft
 from magrpo.plugins import ConfigError
 from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.store import CONFIG, Pointer, RunStore, share_files
@@ -51,9 +51,7 @@ def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
         raise ConfigError(f"{target} holds other files; choose a folder that does not exist")
     target.parent.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=target.parent, prefix=".agents-") as parent:
-        draft = Path(parent) / AGENTS
-        draft.mkdir()
+    with make_draft(target.parent, f".{target.name}-") as draft:
         for agent in team.config.agents:
             _write_agent(team, agent, draft / agent.name)
         for model in team.list_shipped_bases():

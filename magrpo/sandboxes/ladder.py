@@ -1,10 +1,8 @@
 """The isolation ladder: finds the strongest level that works here by running a canary that tries to break out."""
 
 import contextlib
-import fcntl
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -13,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from magrpo.locks import lock_folder
+from magrpo.locks import make_draft
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
@@ -136,7 +134,7 @@ def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> lis
 def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
     """Files and sockets that everybody on this machine may read, write and connect to."""
     with (
-        _make_folder() as folder,
+        make_draft(Path(tempfile.gettempdir()), PREFIX) as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
         socket.socket(socket.AF_UNIX) as unix,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp,
@@ -162,17 +160,3 @@ def _stop_process() -> Iterator[int]:
             yield process.pid
         finally:
             process.kill()
-
-
-@contextlib.contextmanager
-def _make_folder() -> Iterator[Path]:
-    """A temporary folder, locked while its process lives. Folders of killed processes are deleted first."""
-    common = Path(tempfile.gettempdir())
-    with contextlib.ExitStack() as held:
-        with lock_folder(common):
-            for stale in common.glob(f"{PREFIX}*"):
-                with contextlib.suppress(OSError), lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    shutil.rmtree(stale)
-            folder = Path(held.enter_context(tempfile.TemporaryDirectory(prefix=PREFIX)))
-            held.enter_context(lock_folder(folder))
-        yield folder

@@ -7,6 +7,7 @@ newest version.
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from magrpo.locks import lock_folder
 from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors
 
 if TYPE_CHECKING:
@@ -98,11 +100,18 @@ class ModelRegistry:
             return self._fetch(f"{version.source}/{file}", Path(folder)).read_text(encoding="utf-8")
 
     def download_version(self, version: TeamVersion, target: Path) -> None:
-        """Download the version's folder as ``target`` in one rename; an existing ``target`` is kept."""
-        if target.exists():
-            return
-        with TemporaryDirectory(dir=target.parent, prefix=".") as partial:
-            self._fetch(version.source, Path(partial)).rename(target)
+        """Download the version's folder as ``target`` in one rename; an existing ``target`` is kept.
+
+        Of several processes that want it one downloads it, and the others wait.
+        """
+        draft = target.with_name(f".{target.name}")
+        with lock_folder(target.parent):
+            shutil.rmtree(draft, ignore_errors=True)  # what a killed process left
+            try:
+                if not target.exists():
+                    self._fetch(version.source, draft).rename(target)
+            finally:
+                shutil.rmtree(draft, ignore_errors=True)
 
     def _fetch(self, source: str, folder: Path) -> Path:
         from mlflow.artifacts import download_artifacts  # takes seconds

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import chdir, redirect_stdout
+from multiprocessing import get_context
 from pathlib import Path
 
 import pytest
@@ -145,7 +147,32 @@ def test_a_finished_run_keeps_its_folder_until_its_weights_change(coders: RunSto
     (coders.path / "agents" / ORIGIN).write_text("{}")
     write_run_agents(coders)
     assert (coders.path / "agents" / ORIGIN).stat().st_ino != written.st_ino
-    assert not list(coders.path.glob(".agents-*"))
+
+
+@pytest.mark.parametrize("moment", ["copytree", "rmtree", "rename"])
+def test_a_kill_while_the_folder_is_written_leaves_nothing(coders: RunStore, moment: str) -> None:
+    (coders.path / "agents" / ORIGIN).write_text("{}")
+    killed = get_context("fork").Process(target=_write_until, args=(coders, moment))
+    killed.start()
+    killed.join()
+    assert killed.exitcode == -signal.SIGKILL
+    write_run_agents(coders)
+    assert (coders.path / "agents" / "README.md").is_file()
+    assert not list(coders.path.glob(".*"))
+
+
+def _write_until(store: RunStore, moment: str) -> None:
+    """Write the folder; be killed before one is copied or deleted, or after the draft was renamed."""
+    owner = Path if moment == "rename" else shutil
+    real = getattr(owner, moment)
+
+    def kill(path: Path, *arguments: object, **options: object) -> None:
+        if moment == "rename":
+            real(path, *arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    setattr(owner, moment, kill)
+    write_run_agents(store)
 
 
 def test_weights_are_read_once_to_write_the_folder_and_not_if_they_are_known(

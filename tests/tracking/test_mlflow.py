@@ -320,7 +320,9 @@ def _work_with_a_registry(uri: str, folder: Path) -> None:
     champion = registry.find_champion()
     assert champion is not None
     assert (champion.number, champion.tags) == (1, {"magrpo.run_id": "run-1"})
+    (folder / ".copy").mkdir()  # a download that was killed
     registry.download_version(champion, folder / "copy")
+    assert not (folder / ".copy").exists()
     assert (folder / "copy" / "main" / "adapter.bin").read_bytes() == b"\0\1"
     assert (folder / "copy" / "README.md").read_text() == "# team"
     registry.set_champion(None)
