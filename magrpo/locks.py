@@ -4,7 +4,7 @@ import fcntl
 import os
 import shutil
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -24,18 +24,24 @@ def lock_folder(folder: Path, how: int = fcntl.LOCK_EX) -> Iterator[None]:
 
 
 @contextmanager
-def make_draft(parent: Path, prefix: str) -> Iterator[Path]:
-    """A new locked folder whose name begins with ``prefix``, deleted at the end unless it was renamed.
+def make_draft(parent: Path, prefix: str, remove: Callable[[Path], None] = shutil.rmtree) -> Iterator[Path]:
+    """A new locked folder whose name begins with ``prefix``, deleted by ``remove`` at the end unless it was renamed.
 
-    Folders with this prefix that killed processes left behind are deleted first.
+    Folders with this prefix that killed processes left behind are deleted first. Raises OSError if ``parent`` cannot be
+    read or written.
     """
+
+    def delete(folder: Path) -> None:
+        with suppress(OSError):  # another process was faster, or something still uses it
+            remove(folder)
+
     with ExitStack() as held:
         with lock_folder(parent):
             for stale in [path for path in parent.iterdir() if path.name.startswith(prefix)]:
                 with suppress(OSError), lock_folder(stale, fcntl.LOCK_EX | fcntl.LOCK_NB):
-                    shutil.rmtree(stale)
+                    delete(stale)
             draft = parent / f"{prefix}{uuid.uuid4().hex[:8]}"
             draft.mkdir()
-            held.callback(shutil.rmtree, draft, ignore_errors=True)
+            held.callback(delete, draft)
             held.enter_context(lock_folder(draft))
         yield draft

@@ -13,6 +13,7 @@ import tempfile
 import time
 from typing import Any
 
+from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command
@@ -21,6 +22,8 @@ from magrpo.types import Execution
 log = logging.getLogger(__name__)
 START_S = 20.0
 MAX_REPORT = 64 << 20
+TESTER_BYTES = 64 << 20
+"""What a tester may hold beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
 
 
 class WorkerDied(Exception):
@@ -53,9 +56,12 @@ class Worker:
         self.jobs = 0
         self.tester_memory = 0  # the most that one has held, in bytes
         self.inside: int | None = None  # descriptor of the first process in the jail's pid namespace
+        self._held = contextlib.ExitStack()
         try:
+            self.cgroup = self._held.enter_context(make_cgroup())
             self._start_jail(spec)
         except OSError as error:  # the user may have no process or descriptor left
+            self._held.close()
             raise WorkerDied(f"the jail could not be started: {error}") from error
 
     def _start_jail(self, spec: JailSpec) -> None:
@@ -66,8 +72,9 @@ class Worker:
                 info_read, info_write = os.pipe()
                 with os.fdopen(info_read, "rb") as info:
                     with os.fdopen(info_write, "wb"):
+                        command = build_command(spec, info_write)
                         self.process = subprocess.Popen(
-                            build_command(spec, info_write),
+                            self.cgroup.build_command(command) if self.cgroup else command,
                             stdin=far.fileno(),
                             stdout=null,
                             stderr=errors,
@@ -85,6 +92,8 @@ class Worker:
                         raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
                     if spec.uses_bubblewrap:
                         self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
+                    if self.cgroup:
+                        self.cgroup.limit_growth(spec.limits.memory_bytes + TESTER_BYTES)
             started.pop_all()
 
     def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
@@ -130,6 +139,7 @@ class Worker:
             self.inside = None
         self.process.wait()
         self.control.close()
+        self._held.close()
 
     def kill(self) -> None:
         """Kill the jail; a job that is running in another thread ends with :class:`WorkerDied`."""

@@ -1,0 +1,115 @@
+"""A memory cgroup for each jail, where this process may make one: the kernel's limit between two looks of the tester.
+
+Under cgroup v1 it is made below this process's own. Version 2 admits no processes in a cgroup that limits others, so it
+is made beside this process's own, in a cgroup that systemd delegates (``Delegate=yes`` and ``DelegateSubgroup=``), or
+below the root.
+"""
+
+import errno
+import functools
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from magrpo.locks import make_draft
+
+_PREFIX = "magrpo-jail-"
+_DYING_S = 1.0
+_ENTER = 'echo $$ > "$0" && exec "$@"'
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCgroup:
+    """A cgroup, and the names of its files; ``swap_limit`` counts memory as well under version 1."""
+
+    folder: Path
+    limit: str
+    swap_limit: str
+    usage: str
+
+    def build_command(self, command: Sequence[str]) -> list[str]:
+        """The command, which starts by entering the cgroup."""
+        return ["/bin/sh", "-c", _ENTER, str(self.folder / "cgroup.procs"), *command]
+
+    def limit_growth(self, growth: int) -> None:
+        """Let the processes hold ``growth`` bytes more than now. OSError if the cgroup is gone."""
+        limit = int((self.folder / self.usage).read_text()) + growth
+        (self.folder / self.limit).write_text(str(limit))
+        if (self.folder / self.swap_limit).exists():  # missing where the kernel has no swap
+            (self.folder / self.swap_limit).write_text("0" if self.swap_limit == "memory.swap.max" else str(limit))
+
+
+_V1 = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"
+_V2 = "memory.max", "memory.swap.max", "memory.current"
+
+
+@contextmanager
+def make_cgroup() -> Iterator[MemoryCgroup | None]:
+    """A new cgroup, removed at the end, or None where none can be had. Those of killed processes are removed first."""
+    parent = _find_parent()
+    if parent is None:
+        yield None
+        return
+    with make_draft(parent, _PREFIX, _remove) as folder:
+        yield _describe(folder)
+
+
+@functools.cache
+def _find_parent() -> Path | None:
+    """The cgroup below which this process can make others that limit memory."""
+    for parent in _list_parents():
+        try:
+            with make_draft(parent, _PREFIX, _remove) as folder:
+                subprocess.run(_describe(folder).build_command(["true"]), check=True, stderr=subprocess.DEVNULL)
+                _describe(folder).limit_growth(1 << 30)
+        except (OSError, subprocess.CalledProcessError):  # read-only, not this user's, or without the controller
+            continue
+        return parent
+    return None
+
+
+def _describe(folder: Path) -> MemoryCgroup:
+    return MemoryCgroup(folder, *(_V2 if (folder / "cgroup.controllers").exists() else _V1))
+
+
+def _list_parents() -> Iterator[Path]:
+    listed = Path("/proc/self/cgroup")  # missing where the kernel has no cgroups
+    own = dict(line.split(":", 2)[1:] for line in listed.read_text().splitlines()) if listed.exists() else {}
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        root, mounted = left.split()[3:5]
+        kind, _, options = right.split(maxsplit=2)
+        name = "" if kind == "cgroup2" else "memory" if kind == "cgroup" and "memory" in options.split(",") else None
+        if name not in own or not Path(own[name]).is_relative_to(root) or ".." in Path(own[name]).parts:
+            continue  # not this process's, or mounted elsewhere
+        folder = Path(mounted) / Path(own[name]).relative_to(root)
+        yield folder
+        if kind == "cgroup2" and _is_delegated(folder.parent):
+            yield folder.parent
+
+
+def _is_delegated(folder: Path) -> bool:
+    """Whether systemd lets this process make cgroups here; if so, memory can be limited in them from now on."""
+    try:
+        delegated = os.getxattr(folder, "user.delegate") == b"1"
+        if delegated:
+            (folder / "cgroup.subtree_control").write_text("+memory")
+    except OSError:
+        return False
+    return delegated
+
+
+def _remove(folder: Path) -> None:
+    """Remove a cgroup; its last processes may still be dying."""
+    deadline = time.monotonic() + _DYING_S
+    while True:
+        try:
+            return folder.rmdir()
+        except OSError as error:
+            if error.errno != errno.EBUSY or time.monotonic() > deadline:
+                raise
+        time.sleep(0.005)

@@ -1,0 +1,95 @@
+"""A jail's memory cgroup, where this machine gives one: the kernel's limit holds where the tester looks too seldom."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from magrpo.sandboxes import cgroup, worker
+from magrpo.sandboxes.cgroup import MemoryCgroup, make_cgroup
+from magrpo.sandboxes.pool import Pool, PoolSandbox
+from magrpo.types import Execution
+
+MIB = 1 << 20
+LEVELS = ("namespaces", "namespaces-flat", "landlock")
+
+
+@pytest.fixture
+def found() -> Iterator[MemoryCgroup]:
+    with make_cgroup() as made:
+        if made is None:
+            pytest.skip("this process may make no cgroup that limits memory")
+        yield made
+
+
+def hold(mebibytes: int) -> list[str]:
+    return [sys.executable, "-S", "-c", f"x = b'x' * ({mebibytes} << 20)"]
+
+
+def test_what_exceeds_the_limit_is_killed(found: MemoryCgroup) -> None:
+    found.limit_growth(64 * MIB)
+    assert subprocess.run(found.build_command(hold(16)), check=False).returncode == 0
+    assert subprocess.run(found.build_command(hold(200)), check=False).returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_program_killed_by_the_kernel_has_used_too_much_memory(
+    found: MemoryCgroup, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a limit of the cgroup below that of the tester, as if all had been taken between two looks."""
+    monkeypatch.setattr(worker, "TESTER_BYTES", -300 * MIB)
+    pool = PoolSandbox(level=level, workers=1).open()
+    try:
+        greedy = Execution("def f(): return len(b'x' * (400 << 20))", "f", "assert f() == 1")
+        honest = Execution("def f(): return 1", "f", "assert f() == 1")
+        first = only_worker(pool)
+        assert [report.status for report in pool.run([greedy, honest])] == ["memory", "pass"]
+        assert only_worker(pool) is first
+        folder = first.cgroup.folder if first.cgroup else Path()
+        assert folder.name.startswith("magrpo-jail-")
+    finally:
+        pool.close()
+    assert not folder.exists()
+
+
+def only_worker(pool: Pool) -> worker.Worker:
+    (found,) = pool.alive
+    return found
+
+
+def test_jails_start_where_none_can_be_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cgroup, "_find_parent", lambda: None)
+    pool = PoolSandbox(level="landlock", workers=1).open()
+    try:
+        assert only_worker(pool).cgroup is None
+        assert pool.run([Execution("def f(): return 1", "f", "assert f() == 1")])[0].status == "pass"
+    finally:
+        pool.close()
+
+
+V1 = "4:memory:/docker/abc\n0::/\n", "30 25 0:26 /docker/abc /cg/memory rw - cgroup cgroup rw,memory\n"
+V2 = "0::/user.slice/run.service/trainer\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n"
+ELSEWHERE = "0::/../../elsewhere\n", "30 25 0:26 / /cg rw - cgroup2 cgroup2 rw\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "delegated", "parents"),
+    [
+        (V1, False, ["/cg/memory"]),
+        (V2, False, ["/cg/user.slice/run.service/trainer"]),
+        (V2, True, ["/cg/user.slice/run.service/trainer", "/cg/user.slice/run.service"]),
+        (ELSEWHERE, False, []),
+    ],
+)
+def test_places_for_cgroups(
+    files: tuple[str, str], delegated: bool, parents: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = dict(zip(("/proc/self/cgroup", "/proc/self/mountinfo"), files, strict=True))
+    monkeypatch.setattr(Path, "read_text", lambda path: texts[str(path)])
+    monkeypatch.setattr(cgroup, "_is_delegated", lambda folder: delegated and folder.name == "run.service")
+    assert list(map(str, cgroup._list_parents())) == parents
