@@ -27,9 +27,10 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from magrpo.config import RunConfig
+from magrpo.files.writing import atomic_write
 from magrpo.place import Place
 from magrpo.plugins import ConfigError, list_choices, validate_config
-from magrpo.store import Pointer, RunStore, atomic_write, read_json, read_records, write_records
+from magrpo.store import Pointer, RunStore, read_json, read_records, write_records
 from magrpo.surrogates import decode_json
 from magrpo.types import EvalReport, NodeScores, Problem, RolloutGroup, ScoredTurn, Split, Turn
 

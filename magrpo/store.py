@@ -26,16 +26,15 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
-from magrpo import compress
 from magrpo.config import RunConfig
-from magrpo.locks import lock_folder
-from magrpo.plugins import ConfigError, check_name, first_line, validate_config
+from magrpo.config_file import CONFIG, ConfigFile
+from magrpo.files import compress
+from magrpo.files.locks import lock_folder
+from magrpo.files.writing import atomic_write, hash_file, share_files, sync_path
+from magrpo.plugins import ConfigError, check_name, first_line
 from magrpo.surrogates import decode_json, encode_json
 
 MANIFEST = "_SUCCESS"
-CONFIG = "config.json"
-CONFIG_COPY = "config.copy.json"
-"""A copy of the configuration with its digest, by which damage to either is found and mended."""
 RESERVED = (
     "prefect",
     "sweeps",
@@ -87,6 +86,7 @@ class RunStore:
     def __init__(self, root: Path, run_id: str) -> None:
         self.run_id = run_id
         self.path = (root / run_id).resolve()
+        self.config_file = ConfigFile(self.path)
         self._intact: set[str] = set()
         """The stages that :meth:`verify` found undamaged; their files are not read again."""
 
@@ -99,7 +99,7 @@ class RunStore:
         with lock_folder(store.path):  # of two that create the run at once, the second one is refused
             if store.exists():
                 raise ConfigError(f"run {run_id} exists in {config.root}: choose another name, or --resume {run_id}")
-            store.replace_config(config)
+            store.config_file.replace(config)
         return store
 
     @classmethod
@@ -120,71 +120,15 @@ class RunStore:
 
     def exists(self) -> bool:
         """Whether there is such a run, with its configuration."""
-        return (self.path / CONFIG).is_file() or (self.path / CONFIG_COPY).is_file()
+        return self.config_file.exists()
 
     def config(self) -> RunConfig:
         """The configuration the run was created with; ConfigError if it is damaged, or of another version."""
-        return validate_config(RunConfig, self.config_tree(), (), f"{self.path / CONFIG} (of another version?)")
-
-    def config_tree(self) -> dict[str, Any]:
-        """The configuration without validation, from its copy if it is damaged; ConfigError if both are."""
-        path, copied = self.path / CONFIG, self._read_config_copy()
-        try:
-            data = path.read_bytes()
-            if copied is not None and copied != data:
-                data = copied
-            tree = json.loads(data)
-        except (FileNotFoundError, ValueError, RecursionError) as error:
-            if copied is None:
-                raise ConfigError(f"{path} cannot be read ({first_line(error)}); restore it from a backup") from None
-            tree = json.loads(copied)
-        if not isinstance(tree, dict) or not {"agents", "train"} <= tree.keys():
-            raise ConfigError(f"{path} is not the configuration of a run")
-        return tree
-
-    def _read_config_copy(self) -> bytes | None:
-        """The configuration in the copy; None if there is no copy, or a damaged one."""
-        try:
-            copy = json.loads((self.path / CONFIG_COPY).read_bytes())
-            data = str(copy["config"]).encode()
-            return data if hashlib.sha256(data).hexdigest() == copy["sha256"] else None
-        except (FileNotFoundError, ValueError, KeyError, TypeError, RecursionError):
-            return None
+        return self.config_file.read()
 
     def mend_config(self) -> str:
-        """Restore the configuration or its copy from the other; a sentence that says so, empty if both are whole.
-
-        Raises ConfigError if neither can be read.
-        """
-        path, copied = self.path / CONFIG, self._read_config_copy()
-        if not (damage := self.find_config_damage()) and copied is not None:
-            return ""
-        if copied is None:
-            self.config()
-            self._copy_config(path.read_bytes())  # early versions kept none
-            return damage and f"{damage}: written again"
-        aside = self._new_folder_aside()
-        if path.exists():
-            path.rename(aside / CONFIG)
-        atomic_write(path, copied)
-        return f"{damage}: restored from {CONFIG_COPY}, the damaged one is in {aside}"
-
-    def find_config_damage(self) -> str:
-        """Which of the configuration and its copy is damaged, in words; empty if none is."""
-        path, copied = self.path / CONFIG, self._read_config_copy()
-        if copied is None:
-            return f"{CONFIG_COPY} is damaged" if (self.path / CONFIG_COPY).exists() else ""
-        return "" if path.is_file() and path.read_bytes() == copied else f"{CONFIG} is damaged or was changed"
-
-    def replace_config(self, config: RunConfig) -> None:
-        """Replace the configuration: for values only known once the run begins."""
-        data = config.resolved(secrets=True).encode()
-        self._copy_config(data)
-        atomic_write(self.path / CONFIG, data)
-
-    def _copy_config(self, data: bytes) -> None:
-        copy = {"sha256": hashlib.sha256(data).hexdigest(), "config": data.decode()}
-        atomic_write(self.path / CONFIG_COPY, json.dumps(copy).encode())
+        """See :meth:`magrpo.config_file.ConfigFile.mend`."""
+        return self.config_file.mend(self._new_folder_aside)
 
     def is_committed(self, name: str) -> bool:
         """Whether a stage has an output with a readable manifest, whatever its key and the state of its files."""
@@ -231,18 +175,18 @@ class RunStore:
         partial.mkdir(parents=True)
         metrics = {key: float(value) for key, value in write(partial).items()}
         files: dict[str, FileFacts] = {
-            str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": _sha256(path)}
+            str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": hash_file(path)}
             for path in sorted(partial.rglob("*"))
             if path.is_file()
         }
         _write_manifest(partial, {"stage": name, "key": key, "files": files, "metrics": metrics})
         share_files(partial)
         for path in (partial, *partial.rglob("*")):
-            _fsync(path)
+            sync_path(path)
         if target.is_dir():
             shutil.rmtree(target)
         partial.rename(target)
-        _fsync(target.parent)
+        sync_path(target.parent)
         return self._pointer(name)
 
     def metrics(self, pointer: Pointer) -> dict[str, float]:
@@ -306,8 +250,8 @@ class RunStore:
             source, target = self.stage_folder(name), folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             source.rename(target)
-            _fsync(source.parent)
-            _fsync(target.parent)
+            sync_path(source.parent)
+            sync_path(target.parent)
         return folder
 
     def _new_folder_aside(self) -> Path:
@@ -336,14 +280,6 @@ def read_json(path: Path, remedy: str = "restore it from a backup") -> Any:
 def check_run_name(name: str, longest: int = 200) -> str:
     """Return ``name`` if a run can have it; else ConfigError. Names of runs derived from it may be longer by half."""
     return check_name(name, "run name", RESERVED, longest, signs="-_.")
-
-
-def share_files(folder: Path) -> None:
-    """Let whoever may read ``folder`` read the files below it: safetensors writes files that only their owner reads."""
-    mode = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
-        if path.is_file():
-            path.chmod(mode)
 
 
 def digest(*parts: Any) -> str:
@@ -433,29 +369,7 @@ def _digest_manifest(manifest: Manifest) -> str:
     return digest({key: value for key, value in manifest.items() if key != "digest"})
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
 def _is_intact(path: Path, facts: Mapping[str, Any]) -> bool:
     return bool(facts.get("pruned")) or (
-        path.is_file() and path.stat().st_size == facts["bytes"] and _sha256(path) == facts["sha256"]
+        path.is_file() and path.stat().st_size == facts["bytes"] and hash_file(path) == facts["sha256"]
     )
-
-
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write or replace a file; readers and crashes see the old bytes or the new ones. On disk when this returns."""
-    draft = path.with_name(f".{path.name}")
-    draft.write_bytes(data)
-    _fsync(draft)
-    draft.replace(path)
-    _fsync(path.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -17,15 +17,17 @@ from pathlib import Path
 
 from magrpo.assets import locate_model
 from magrpo.config import AgentConfig
+from magrpo.config_file import CONFIG
 from magrpo.export.merging import merge_adapter
 from magrpo.export.model_card import CARD, render_agent_card, render_model_card
 from magrpo.export.team import TrainedTeam, name_base
+from magrpo.files.locks import make_draft
+from magrpo.files.writing import share_files
 from magrpo.layout import AGENTS
 from magrpo.lineup import open_prompt_tokenizer
-from magrpo.locks import make_draft
 from magrpo.plugins import ConfigError
 from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
-from magrpo.store import CONFIG, Pointer, RunStore, share_files
+from magrpo.store import Pointer, RunStore
 
 ORIGIN = "origin.json"
 

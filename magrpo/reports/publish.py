@@ -5,10 +5,11 @@ from html import escape, unescape
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from magrpo.files.writing import atomic_write
 from magrpo.layout import find_evaluations, is_finished, makes_tables, read_evaluation, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
-from magrpo.store import RunStore, atomic_write
+from magrpo.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 
 REPORT = "report.html"

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from magrpo.locks import make_draft
+from magrpo.files.locks import make_draft
 
 _PREFIX = "magrpo-jail-"
 _DYING_S = 1.0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from magrpo.locks import make_draft
+from magrpo.files.locks import make_draft
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable

@@ -9,8 +9,8 @@ import msgspec
 import torch
 
 from magrpo.engines.probes import NUM_TOKENS, PROBES, Probe
+from magrpo.files.writing import atomic_write
 from magrpo.policy import Policy
-from magrpo.store import atomic_write
 from magrpo.types import Message, Observation
 
 _QUESTION = "Write a function that adds two numbers, and call it."

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 from uuid import uuid4
 
-from magrpo.locks import lock_folder
+from magrpo.files.locks import lock_folder
 from magrpo.plugins import ConfigError, list_choices, quote_value
 from magrpo.services import TrackingConfig
 from magrpo.tracking.spool import Refused, Unavailable

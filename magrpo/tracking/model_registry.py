@@ -15,7 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from magrpo.locks import lock_folder
+from magrpo.files.locks import lock_folder
 from magrpo.tracking.connection import make_database, quieten_mlflow, translate_errors
 
 if TYPE_CHECKING:

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config import RunConfig, load_config
+from magrpo.files.writing import atomic_write
 from magrpo.layout import TRAINING_STAGES, keep_place, steps
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
@@ -27,7 +28,7 @@ from magrpo.planning.throughput import (
     rollout_s,
     update_s,
 )
-from magrpo.store import RunStore, atomic_write
+from magrpo.store import RunStore
 from magrpo.tracking.provenance import collect_provenance
 from pipelines.arguments import ConfigFile, GivenPlace, Overrides, Positive
 from pipelines.flows.launch import run_stages

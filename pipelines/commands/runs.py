@@ -14,12 +14,13 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
+from magrpo.config_file import CONFIG
 from magrpo.layout import hold_run, is_held
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_duration
 from magrpo.services import TrackingConfig
-from magrpo.store import CONFIG, RunStore
+from magrpo.store import RunStore
 from magrpo.tracking.connection import hide_password, tracking_uri
 from magrpo.tracking.mlflow_runs import MlflowTracker, RecordedRun, recorded_runs
 from magrpo.tracking.spool import Unavailable

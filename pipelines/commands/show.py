@@ -10,6 +10,7 @@ from rich import box
 from rich.table import Table
 
 from magrpo.config import RunConfig
+from magrpo.config_file import CONFIG
 from magrpo.layout import find_evaluations, read_evaluation, read_place
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
@@ -22,7 +23,7 @@ from magrpo.reports.figures import (
 )
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
-from magrpo.store import CONFIG, RunStore
+from magrpo.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 from magrpo.types import HEADLINE, EvalReport
 from pipelines.arguments import Json, Root, RunId

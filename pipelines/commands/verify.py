@@ -40,7 +40,7 @@ def _check_run(store: RunStore) -> tuple[list[str], int]:
         config = store.config()
     except ConfigError as error:
         return [str(error)], 0
-    lines = [damage] if (damage := store.find_config_damage()) else []
+    lines = [damage] if (damage := store.config_file.find_damage()) else []
     lines += [f"{name}: {words}" for name, words in find_damage(store, config).items()]
     lines += [f"{step.folder}: is missing, though later stages were made from it" for step in find_lost(store, config)]
     if damaged := count_damaged(store.path):

@@ -15,11 +15,12 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import load_config, load_resolved
+from magrpo.files.writing import atomic_write
 from magrpo.layout import is_finished, keep_place
 from magrpo.place import Place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError, list_choices
-from magrpo.store import RunStore, atomic_write, check_run_name, read_json
+from magrpo.store import RunStore, check_run_name, read_json
 
 SWEEP_FILE = "sweep.json"
 _SLUG = 60

@@ -23,8 +23,8 @@ from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
+from magrpo.files.locks import lock_folder
 from magrpo.fleets.process import read_last_words
-from magrpo.locks import lock_folder
 from magrpo.plugins import ConfigError
 from magrpo.tracking.connection import hide_password
 from pipelines.environment import LOOPBACK, prefect_target, reach_loopback_directly

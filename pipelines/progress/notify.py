@@ -15,10 +15,10 @@ from functools import partial
 from typing import Literal
 from urllib.parse import urlsplit
 
+from magrpo.files.writing import atomic_write
 from magrpo.layout import Step, read_place
 from magrpo.reports.verdict import read_verdict
 from magrpo.services import NotifyConfig, check_webhook
-from magrpo.store import atomic_write
 from pipelines.environment import prefect_target
 from pipelines.progress.state import Attempt, RunState
 

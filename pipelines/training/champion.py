@@ -5,9 +5,11 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.config import RunConfig
+from magrpo.config_file import CONFIG
+from magrpo.files.writing import atomic_write
 from magrpo.layout import START, describe_start, keep_place, read_place
 from magrpo.plugins import ConfigError
-from magrpo.store import CONFIG, RunStore, atomic_write
+from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable
@@ -55,7 +57,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
             f"{', '.join(there)}, this run {', '.join(wanted)}; use another registry.model"
         )
     agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
-    store.replace_config(config.model_copy(update={"agents": agents}))
+    store.config_file.replace(config.model_copy(update={"agents": agents}))
     _note_start(store, registry.model, champion.number)
 
 

@@ -10,6 +10,7 @@ from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.config_file import CONFIG
 from magrpo.layout import (
     AGENTS,
     checkpoint_weights,
@@ -23,7 +24,7 @@ from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
-from magrpo.store import CONFIG, RunStore
+from magrpo.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result, Timing

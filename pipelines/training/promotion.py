@@ -14,11 +14,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from magrpo.config import RunConfig
+from magrpo.config_file import CONFIG
 from magrpo.layout import AGENTS, PROMOTE, REGISTER, WEIGHTS, describe_start, read_evaluation, split_file
 from magrpo.plugins import ConfigError
 from magrpo.reports.evaluations import mean_returns
 from magrpo.seeds import derive_seed
-from magrpo.store import CONFIG, Pointer, RunStore, digest
+from magrpo.store import Pointer, RunStore, digest
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable

@@ -179,8 +179,8 @@ def test_weights_are_read_once_to_write_the_folder_and_not_if_they_are_known(
     coders: RunStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hashed = list[Path]()
-    digest = magrpo.store._sha256
-    monkeypatch.setattr(magrpo.store, "_sha256", lambda path: hashed.append(path) or digest(path))
+    digest = magrpo.store.hash_file
+    monkeypatch.setattr(magrpo.store, "hash_file", lambda path: hashed.append(path) or digest(path))
     (coders.path / "agents" / ORIGIN).write_text("{}")
     write_run_agents(coders)
     weights = [path for path in hashed if path.suffix == ".safetensors"]

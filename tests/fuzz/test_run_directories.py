@@ -13,8 +13,9 @@ import pytest
 
 from magrpo import layout
 from magrpo.config import load_config
+from magrpo.config_file import CONFIG
 from magrpo.place import Place
-from magrpo.store import CONFIG, MANIFEST, RunStore
+from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking.spool import RECORDS, count_damaged, encode_record
 from magrpo.tracking.wall_time import read_wall_time
 from pipelines.commands.runs import summarize_folder

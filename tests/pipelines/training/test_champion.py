@@ -48,7 +48,7 @@ class World:
         """The end of a run again, all of its stages reused, with another section ``registry``."""
         store = RunStore.open(self.root, run)
         section = RegistryConfig.model_validate(registry)
-        store.replace_config(store.config().model_copy(update={"registry": section}))
+        store.config_file.replace(store.config().model_copy(update={"registry": section}))
         return execute(self.root, run, lambda stages: stages, {}, undo, [Notices()])
 
     def promotion(self, run: str, model: str, undo: Undo = undo_on_error) -> Promotion:
@@ -280,10 +280,10 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     store = RunStore.open(world.root, "one")
     config = store.config()
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
-    store.replace_config(config.model_copy(update={"tracking": away}))
+    store.config_file.replace(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
     assert "to continue: magrpo train --resume one" in caplog.text
-    store.replace_config(config)
+    store.config_file.replace(config)
     assert world.finish("one", model="away").promotion is not None
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from magrpo.config import load_config
+from magrpo.config_file import CONFIG, CONFIG_COPY
 from magrpo.layout import OPTIMIZER
 from magrpo.plugins import ConfigError
-from magrpo.store import CONFIG, CONFIG_COPY, MANIFEST, RunStore
+from magrpo.store import MANIFEST, RunStore
 from magrpo.tracking.spool import RECORDS
 from pipelines.cli import main
 from pipelines.training.loop import run_steps
@@ -211,6 +212,29 @@ def test_a_damaged_configuration_is_restored_from_its_copy(
     assert copy.mend_config() == ""
     path.unlink()
     assert RunStore.open(runs.root, "copy").config() == config
+
+
+@pytest.mark.parametrize("file", [CONFIG, CONFIG_COPY])
+def test_a_folder_in_the_place_of_the_configuration_is_set_aside(runs: Runs, copy: RunStore, file: str) -> None:
+    whole = (copy.path / CONFIG).read_bytes()
+    (copy.path / file).unlink()
+    (copy.path / file / "kept").mkdir(parents=True)
+    store = RunStore.open(runs.root, "copy")
+    store.config()
+    assert store.mend_config()
+    assert (copy.path / "set-aside" / "1" / file / "kept").is_dir()
+    assert (copy.path / CONFIG).read_bytes() == whole
+    assert store.mend_config() == ""
+
+
+def test_folders_in_the_place_of_both_are_told_in_a_line(runs: Runs, copy: RunStore) -> None:
+    for file in (CONFIG, CONFIG_COPY):
+        (copy.path / file).unlink()
+        (copy.path / file).mkdir()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        copy.config()
+    with pytest.raises(ConfigError, match="no run 'copy' in"):
+        RunStore.open(runs.root, "copy")
 
 
 @pytest.mark.parametrize("damage", DAMAGED_CONFIGS.values(), ids=DAMAGED_CONFIGS)

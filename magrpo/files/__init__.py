@@ -1,0 +1,1 @@
+"""Files and folders that outlive kills and that several processes share."""
