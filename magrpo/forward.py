@@ -1,14 +1,20 @@
 """Forward passes of a policy's model over a batch: hidden states, the head's weights, logits; probes of the model."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from typing import Any
 
 import torch
 from jaxtyping import Float
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from magrpo.collate import Batch, collate
+from magrpo.plugins import ConfigError
 from magrpo.types import Sample
 
 
@@ -37,6 +43,29 @@ def token_logits(model: PreTrainedModel, batch: Batch) -> Float[Tensor, "N V"]:
     )
     logits: Tensor = output.logits  # (R, L, V)
     return logits.flatten(0, 1).index_select(0, batch.predictors)
+
+
+def checkpoint_layers(model: PreTrainedModel) -> None:
+    """Let layers keep only their inputs for backward, which computes each layer again. May be called twice.
+
+    transformers' own switch works in training mode alone, in which dropout would be on. Raises ConfigError if the
+    model has no layers that can.
+    """
+    layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"optim.gradient_checkpointing: {type(model).__name__} of {model.name_or_path!r} has no layers that can be "
+            "computed again; set it to false"
+        )
+    for layer in layers:
+        if not isinstance(layer.forward, partial):
+            layer.forward = partial(_run_checkpointed, layer.forward)
+
+
+def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    if not torch.is_grad_enabled():
+        return forward(*args, **kwargs)
+    return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
 def has_linear_head(model: PreTrainedModel) -> bool:

@@ -37,14 +37,14 @@ def shards() -> Iterator[Shards]:
     dist.destroy_process_group()
 
 
-def open_updater(base: Path, dump: Path, weights: str, shards: Shards | None = None) -> Updater:
+def open_updater(base: Path, dump: Path, weights: str, shards: Shards | None = None, *, again: bool = False) -> Updater:
     """One agent with a KL term and two epochs, so that every kind of forward pass happens."""
     agent = AgentConfig.model_validate({"name": "main", "role": "main", "model": str(base), "weights": weights})
     lineup = Lineup.open([agent], ModelConfig(device="cpu"), LoraConfig(rank=4))
     return Updater(
         Policy.of(lineup, 0, shards),
         AlgoConfig(beta=0.1, update_epochs=2),
-        OptimConfig(lr=1e-3, micro_batch_tokens=40),
+        OptimConfig(lr=1e-3, micro_batch_tokens=40, gradient_checkpointing=again),
         RolloutConfig(max_new_tokens=16),
         10,
         dump,
@@ -81,6 +81,13 @@ def test_spread_models_are_trained_and_kept_like_whole_ones(
     with spread.policy.active("main") as model:
         layers = [p for name, p in model.named_parameters() if ".layers." in name and ".lora_" not in name]
     assert all(isinstance(parameter, DTensor) for parameter in layers)
+
+
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_layers_of_spread_models_are_computed_again(base: Path, tmp_path: Path, shards: Shards, weights: str) -> None:
+    whole, spread = (open_updater(base, tmp_path, weights, over, again=over is not None) for over in (None, shards))
+    samples = make_samples(1)
+    assert_close(spread.gradient("main", samples), whole.gradient("main", samples))
 
 
 def test_an_untrained_checkpoint_has_no_optimizer_state(base: Path, tmp_path: Path, shards: Shards) -> None:

@@ -13,7 +13,14 @@ from transformers import PreTrainedModel
 
 from magrpo.algo.loss import LossOf
 from magrpo.collate import Batch
-from magrpo.forward import can_share_prompts, has_linear_head, head_weights, hidden_states, token_logits
+from magrpo.forward import (
+    can_share_prompts,
+    checkpoint_layers,
+    has_linear_head,
+    head_weights,
+    hidden_states,
+    token_logits,
+)
 from magrpo.policy import Policy
 from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
 
@@ -26,8 +33,8 @@ log = logging.getLogger(__name__)
 class ModelRuns:
     """Runs the models of a policy as they allow: from their hidden states, with completions that share a row."""
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, policy: Policy, *, gradient_checkpointing: bool = False) -> None:
+        self._policy, self._gradient_checkpointing = policy, gradient_checkpointing
         self._has_linear_head: dict[str, bool] = {}
         self.shares_prompts: dict[str, bool] = {}
         """Whether completions of one prompt may share a row, by agent that :meth:`probe_model` was called for."""
@@ -35,6 +42,8 @@ class ModelRuns:
     def probe_model(self, agent: str) -> None:
         """Find out what the model of an agent allows; before the first run."""
         with self._policy.active(agent) as model:
+            if self._gradient_checkpointing:
+                checkpoint_layers(model)
             self._has_linear_head[agent] = self._policy.run(model, has_linear_head)
             self.shares_prompts[agent] = self._policy.run(model, can_share_prompts)
         rows = "share a row" if self.shares_prompts[agent] else "have a row each"

@@ -85,7 +85,7 @@ class Updater:
             self._loss_options = replace(self._loss_options, clip_low=clip_low, clip_high=clip_high)
         self._optimizers: dict[str, torch.optim.AdamW] = {}
         self._optims: dict[str, OptimConfig] = {}
-        self._models = ModelRuns(self.policy)
+        self._models = ModelRuns(self.policy, gradient_checkpointing=self.optim.gradient_checkpointing)
         for agent in self.policy.agents:
             config = self.policy.lineup.config(agent)
             if not config.trained or self.policy.lineup.holder(agent) != agent:

@@ -15,12 +15,14 @@ from torch import Tensor
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
+from magrpo.engines.transformers import LocalEngine
 from magrpo.lineup import Lineup
+from magrpo.plugins import ConfigError
 from magrpo.stages import model_runs
 from magrpo.stages.optimizers import learning_rate
 from magrpo.stages.update import Updater
 from magrpo.stages.work import NonFiniteLoss, SamplingGapTooLarge, is_out_of_memory
-from magrpo.types import Sample
+from magrpo.types import Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS
 from tests.stages.updating import (
@@ -32,6 +34,7 @@ from tests.stages.updating import (
     naive_gradient,
     naive_logps,
     on_policy,
+    saved_sizes,
     summed_kl,
     weights_of,
 )
@@ -136,6 +139,40 @@ def test_the_update_forms_the_advantages_that_credit_stored(
     monkeypatch.setattr(model_runs, "group_policy_loss", spy)
     assert_equal(updater.gradient("main", samples), expected)
     assert set(estimators) == {ESTIMATORS.index(algo.estimator)}, "none is given"
+
+
+@pytest.mark.parametrize(("weights", "dtype"), [("lora", "float32"), ("lora", "bfloat16"), ("full", "bfloat16")])
+def test_layers_computed_again_give_the_same_gradient_for_less_memory(
+    base: Path, dump: Path, weights: str, dtype: str
+) -> None:
+    algo, samples = {"beta": 0.1, "update_epochs": 2}, make_samples()
+    whole, again = (
+        make(base, dump, weights, dtype, algo, ("helper", "main"), gradient_checkpointing=on) for on in (False, True)
+    )
+    gradients, sizes = [], []
+    for updater in (whole, again):
+        with saved_sizes(updater, "main") as kept:
+            gradients.append(updater.gradient("main", samples))
+        sizes.append(sum(kept.values()))
+    assert_equal(*gradients)
+    assert sizes[1] < sizes[0] / 2, sizes
+    by_agent = {"helper": samples, "main": make_samples(1)}
+    assert whole.update(by_agent) == again.update(by_agent)
+    assert_equal(weights_of(whole), weights_of(again))
+    for updater in (whole, again):  # it samples from a copy of the same layers
+        served = LocalEngine(updater.policy, 8).serve(1, {})
+        updater.policy.sources = {}
+        request = Request("main", (3, 4, 5), SamplingParams(max_new_tokens=8, temperature=1.0), seed=0)
+        gradients.append({"logps": torch.tensor(served.generate([request])[0].sampling_logps)})
+    assert_equal(*gradients[2:])
+
+
+def test_a_model_whose_layers_cannot_be_computed_again_is_refused(
+    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("magrpo.forward.GradientCheckpointingLayer", torch.nn.Conv1d)
+    with pytest.raises(ConfigError, match=r"optim.gradient_checkpointing: LlamaForCausalLM of .*set it to false"):
+        make(base, dump, gradient_checkpointing=True)
 
 
 @pytest.mark.parametrize(

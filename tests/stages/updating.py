@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -139,3 +140,20 @@ def assert_close(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
 
 def assert_equal(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> None:
     assert all(torch.equal(value, theirs[name]) for name, value in ours.items())
+
+
+@contextmanager
+def saved_sizes(updater: Updater, agent: str) -> Iterator[dict[int, int]]:
+    """Bytes of the tensors that backward passes of the block keep, by address of their memory; not those of weights."""
+    sizes: dict[int, int] = {}
+    with updater.policy.active(agent) as model:
+        weights = {parameter.untyped_storage().data_ptr() for parameter in model.parameters()}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            sizes[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        yield sizes
