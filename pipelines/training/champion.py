@@ -15,6 +15,9 @@ from magrpo.tracking.model_registry import ModelRegistry, TeamVersion
 from magrpo.tracking.spool import Unavailable
 from pipelines.experiments.derive import derive_config, start_from
 
+FETCHED = "champions"
+"""The folder of a run with the versions that it fetched, by number."""
+
 
 class RegistryError(RuntimeError):
     """The registry cannot give what a run needs before it can start."""
@@ -37,9 +40,15 @@ def start_from_champion(store: RunStore) -> str:
 
 def _load_champion(store: RunStore, config: RunConfig) -> None:
     assert config.registry.model is not None
-    given = [agent.name for agent in config.agents if agent.start_from is not None]
+    given = {agent.name: agent.start_from for agent in config.agents if agent.start_from is not None}
+    fetched = {path.parent for path in given.values() if path.parent.parent == store.path / FETCHED}
+    if fetched:  # a kill came between the two files below
+        _note_start(store, config.registry.model, int(fetched.pop().name))
+        return
     if given:
-        raise ConfigError(f"agent {given[0]!r}: start_from and registry.continue_from_champion exclude each other")
+        raise ConfigError(
+            f"agent {next(iter(given))!r}: start_from and registry.continue_from_champion exclude each other"
+        )
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     try:
         champion = registry.find_champion()
@@ -67,7 +76,7 @@ def _note_start(store: RunStore, model: str, version: int | None) -> None:
 
 def fetch_version(store: RunStore, registry: ModelRegistry, version: TeamVersion) -> Path:
     """The folder of a version in the run directory, downloaded unless it is there."""
-    folder = store.path / "champions" / str(version.number)
+    folder = store.path / FETCHED / str(version.number)
     folder.parent.mkdir(exist_ok=True)
     registry.download_version(version, folder)
     return folder

@@ -26,6 +26,7 @@ from magrpo.types import EvalReport
 from pipelines.cli import main
 from pipelines.flows.train import undo_in_transaction
 from pipelines.progress.notify import Notices
+from pipelines.training import champion
 from pipelines.training.champion import RegistryError
 from pipelines.training.execute import Result, execute
 from pipelines.training.gate import FRESH_SAMPLES
@@ -317,6 +318,21 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(
     assert json.loads((result.store.path / "start.json").read_text()) == {"model": "start", "version": 1}
     start_from = [agent.start_from for agent in result.store.config().agents]
     assert start_from == [result.store.path / "champions" / "1" / name for name in ("helper", "main")]
+
+
+def test_a_kill_while_a_run_takes_the_champion_loses_nothing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    world.promotion("one", "killed-start")
+    overrides = ["registry.continue_from_champion=true", "registry.model=killed-start"]
+    store = RunStore.create(load_config(world.config, overrides), "killed-start")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(champion, "_note_start", killed)
+        with pytest.raises(KeyboardInterrupt):
+            champion.start_from_champion(store)
+    assert "version 1 of killed-start" in champion.start_from_champion(store)
 
 
 def test_without_a_champion_a_run_starts_untrained_and_says_so(
