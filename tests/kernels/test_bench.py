@@ -26,20 +26,58 @@ def test_it_measures_ours_against_the_floor_and_eager(
     assert bench.main([*shape, "--sequences", "8", "--rounds", "3", "--json", str(file)]) == 0
     report = json.loads(file.read_text())
     for title in ("trained head", "frozen head", "trained head, half the groups degenerate"):
-        rows = {row["name"]: row for row in report[title]}
-        for name in (bench.FLOOR, f"{bench.OURS} torch", "eager torch"):
+        rows = {row["name"]: row for row in report[title]["rows"]}
+        for name in (bench.FLOOR, f"{bench.OURS} torch", "eager torch", bench.LOOP):
             assert len(rows[name]["both_s"]) == 3, rows[name]
         assert "wrong gradient" in rows["wrong"]["skipped"]
         assert len(rows["torch linear_cross_entropy"]["both_s"]) == 3
         assert rows["Liger fused linear GRPO"]["skipped"] or rows["Liger fused linear GRPO"]["both_s"]
-    assert len(report["logits in"][0]["both_s"]) == 3
+    assert len(report["logits in"]["rows"][0]["both_s"]) == 3
+    assert report["ratios"].keys() == {*bench.TITLES, bench.LOOP}
+    assert report["ratios"]["trained head"][1] == 1.1
     printed = capsys.readouterr().out
     for title in ("trained head", "frozen head", "trained head, half the groups degenerate", "logits in"):
         assert f"\n{title} takes" in printed
     assert "GB by calculation" in printed
 
 
-def test_shapes_that_do_not_fit_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_implementation_that_takes_long_is_timed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
+    args = bench.make_parser().parse_args([*shape, "--sequences", "8"])
+    case = bench.make_case("trained head", args)
+    clock = iter(range(0, 10_000, 100))
+    losses = {bench.FLOOR: bench.matrix_products, "slow": bench.loop_loss}
+    monkeypatch.setattr(bench, "list_implementations", lambda case: losses)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)))
+    assert [len(row.both_s) for row in bench.measure_case(case, rounds=4)] == [1, 1]
+
+
+def test_the_expected_gradient_is_that_of_all_tokens_at_once() -> None:
+    shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "2048", "--hidden", "4", "--vocabulary", "9"]
+    case = bench.make_case("frozen head", bench.make_parser().parse_args(shape), frozen=True)
+    assert bench.measure_gradient(case) == pytest.approx(bench.time_once(bench.eager_loss, case)[2], rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--tokens", "10", "--sequences", "4"], "--tokens 10 must be a multiple of --sequences 4"),
+        (["--rounds", "0"], "'0' is not a number of 1 or more"),
+        (["--device", "cpu", "--json", "no/such/folder.json"], "--json no/such/folder.json: no such folder"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit):
-        bench.main(["--tokens", "10", "--sequences", "4"])
-    assert "--tokens 10 must be a multiple of --sequences 4" in capsys.readouterr().err
+        bench.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+def test_a_gpu_that_is_not_there_is_refused(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.torch.cuda, "is_available", lambda: False)
+    with pytest.raises(SystemExit):
+        bench.main(["--device", "cuda"])
+    assert "--device cuda: PyTorch sees no CUDA device; use --device cpu" in capsys.readouterr().err

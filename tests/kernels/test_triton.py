@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,8 @@ from magrpo_kernels.row import row_loss
 
 if torch.cuda.is_available():
     from tests.kernels.triton_cases import *  # noqa: F403
+
+    pytestmark = pytest.mark.gpu  # what `pytest -m gpu` selects
 else:
 
     def test_all_cases_in_the_interpreter() -> None:
@@ -26,6 +29,13 @@ else:
         assert done.returncode == 0, done.stdout[-4000:]
         assert " passed" in done.stdout
         assert " skipped" not in done.stdout
+
+
+def test_where_there_is_a_gpu_the_cases_are_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    there = runpy.run_path(__file__)
+    assert there["pytestmark"].name == "gpu"
+    assert sum(name.startswith("test_") for name in there) > 10
 
 
 @pytest.mark.gpu
