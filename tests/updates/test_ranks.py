@@ -283,7 +283,7 @@ def test_ranks_without_memory_begin_anew_with_smaller_micro_batches(
 def test_a_rank_that_dies_or_hangs_in_an_update_is_named(
     folder: Path, fleet: LocalFleet, tmp_path: Path, number: signal.Signals, shard: str, words: str
 ) -> None:
-    """The update is then taken again by new ranks, with the same result. The signal may come where it waits for rank 0."""
+    """The update is then taken again by new ranks, with the same result. It may have waited for rank 0 just then."""
     config, sent = make_config(folder, lanes=1), list[int]()
     update_inline(config, folder, tmp_path / "one")
     updates = open_ranks(config, make_place(2, deadline_s=600, shard=shard), fleet, tmp_path)
