@@ -197,8 +197,9 @@ class OptimConfig(Section):
     """Decoupled weight decay of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
     """Limit of the gradient norm of each agent; larger gradients are scaled down."""
-    micro_batch_tokens: int = Field(16384, ge=1)
-    """Number of padded tokens in a forward and backward pass; affects speed and memory only."""
+    micro_batch_tokens: int | Literal["auto"] = "auto"
+    """Number of padded tokens in a forward and backward pass; affects speed, memory and rounding only. ``auto``: 16384
+    on a GPU; 2048 on a CPU, whose caches hold the activations of so many (prompts of 1000 tokens or more want 4096)."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass, which computes the layers again: the same gradients, in
     about a third more time and a fraction of the memory."""
@@ -208,6 +209,19 @@ class OptimConfig(Section):
     lanes: int = Field(1, ge=1, le=4096)
     """Number of partial sums of each agent's gradient, a power of two, which ranks share (docs/orchestration.md). They
     change rounding; the number of ranks does not."""
+
+    @field_validator("micro_batch_tokens", mode="before")
+    @classmethod
+    def _is_auto_or_positive(cls, value: object) -> object:
+        if value != "auto" and (type(value) is not int or value < 1):
+            raise ValueError('must be a number of tokens, at least 1, or "auto"')
+        return value
+
+    def count_micro_batch_tokens(self, device: str) -> int:
+        """The tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
+        if self.micro_batch_tokens == "auto":
+            return 2048 if device == "cpu" else 16384
+        return self.micro_batch_tokens
 
     @field_validator("lanes")
     @classmethod

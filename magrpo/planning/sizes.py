@@ -12,7 +12,7 @@ from magrpo.assets import locate_model
 from magrpo.config import AgentConfig, RunConfig, count_levels, weight_holders
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.layout import evaluates_after
-from magrpo.lineup import UNLOADABLE, load_pretrained
+from magrpo.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.plugins import ConfigError, quote_error
 
 ACTIVATIONS = 32
@@ -144,7 +144,9 @@ def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> i
     """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
     share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
-    return max(min(config.optim.micro_batch_tokens, share), 1)
+    # A run for a GPU can be planned on a machine without one.
+    device = "cuda" if config.model.device == "cuda" else device_of(config.model).type
+    return max(min(config.optim.count_micro_batch_tokens(device), share), 1)
 
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:

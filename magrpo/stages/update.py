@@ -71,7 +71,8 @@ class Updater:
     """``train.lag``: above 0 the metrics tell of importance weights."""
 
     def __post_init__(self) -> None:
-        self.micro_batch_tokens = self.optim.micro_batch_tokens  # lowered when memory runs out
+        # Lowered when memory runs out.
+        self.micro_batch_tokens = self.optim.count_micro_batch_tokens(self.policy.device.type)
         # Samples without advantage are dropped here, and the ids are the policy's own.
         self._logps_options = LossOptions(self.rollout.temperature, checked=True, impl=self.algo.kernel)
         self._loss_options = replace(

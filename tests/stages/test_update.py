@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from magrpo.collate import plan_batches
-from magrpo.config import LoraConfig
+from magrpo.config import LoraConfig, OptimConfig
 from magrpo.engines.decoding import decoding_model
 from magrpo.types import Sample
 from tests.stages.updating import (
@@ -106,6 +106,13 @@ def test_micro_batches_and_order_change_nothing_but_rounding(base: Path, dump: P
     (whole,) = gradients_used(make(base, dump), samples)
     (split,) = gradients_used(make(base, dump, micro_batch_tokens=budget), shuffled)
     assert_close(split, whole)
+
+
+def test_the_size_of_micro_batches_follows_the_device_unless_it_is_given(base: Path, dump: Path) -> None:
+    assert make(base, dump).micro_batch_tokens == 2048
+    assert make(base, dump, micro_batch_tokens=30).micro_batch_tokens == 30
+    assert OptimConfig().count_micro_batch_tokens("cuda") == 16384
+    assert OptimConfig(micro_batch_tokens=30).count_micro_batch_tokens("cuda") == 30
 
 
 @pytest.mark.parametrize("algo", [{}, {"update_epochs": 2, "beta": 0.1, "importance_cap": 2.0}])
