@@ -168,12 +168,13 @@ def print_banners(banners: Sequence[Banner], console: Console) -> None:
 def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
     """Print tables with their titles and notes."""
     for shown in tables:
-        table = Table(box=box.SIMPLE_HEAD, title=shown.title, title_justify="left", title_style="bold")
+        title = Text(shown.title, style="bold")
+        table = Table(box=box.SIMPLE_HEAD, title=title, title_justify="left")
         for index, column in enumerate(shown.columns):
-            table.add_column(column, justify="left" if shown.text or index == 0 else "right", overflow="fold")
+            table.add_column(Text(column), justify="left" if shown.text or index == 0 else "right", overflow="fold")
         for row in shown.rows:
-            table.add_row(*map(Text, row))  # Text: brackets in cells are not markup
-        console.print(table if shown.rows else f"[bold]{shown.title}[/bold]")
+            table.add_row(*map(Text, row))  # Text: brackets are not markup
+        console.print(table if shown.rows else title)
         if shown.note:
             console.print(shown.note, style="dim", markup=False)
         console.print()

@@ -12,6 +12,7 @@ from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
@@ -44,9 +45,9 @@ def check_machine(*, root: Root = Path("runs")) -> int:
     with console.status("checking this machine"):
         findings = [*check_libraries(), *check_sandbox(), *check_servers(root), *check_disk(root)]
     for finding in findings:
-        table.add_row(finding.name, f"[{STYLES[finding.verdict]}]{finding.verdict}", finding.text)
+        table.add_row(finding.name, f"[{STYLES[finding.verdict]}]{finding.verdict}", Text(finding.text))
         if finding.remedy:
-            table.add_row("", "", f"-> {finding.remedy}")
+            table.add_row("", "", Text(f"-> {finding.remedy}"))
     console.print(table)
     missing = ", ".join(finding.name for finding in findings if finding.verdict == "missing")
     ready = "ready; next: magrpo train pipelines/configs/embedded.toml"

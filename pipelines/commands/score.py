@@ -106,7 +106,9 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
             bar.advance(task)
     masked = f", {tally['masked']} not scored: the sandbox failed on them" if tally["masked"] else ""
     forgeable = f", {tally['forgeable']} could forge their verdicts" if tally["forgeable"] else ""
-    console.print(f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}")
+    console.print(
+        f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}", markup=False
+    )
     return 1 if tally["masked"] else 0
 
 

@@ -33,6 +33,7 @@ from magrpo.reports.figures import (
     format_tested_difference,
     write_csv,
 )
+from magrpo.reports.page import ReportTable, print_tables
 from magrpo.types import EvalReport, EvalRow, Interval, Split
 
 MAXIMA = {"structure": 1.0, "tests": 3.0}
@@ -175,3 +176,10 @@ def test_a_change_is_called_one_only_where_its_interval_is_without_0() -> None:
     up, none = Interval(0.02, 0.001, 0.04), Interval(0.02, -0.001, 0.04)
     assert [format_tested_difference(gain) for gain in (up, none)] == ["+2.0 [+0.1, +4.0]", "~ +2.0 [-0.1, +4.0]"]
     assert format_tested_difference(Interval(-28000.0, -30000.0, -26000.0), 1.0) == "-28,000.0 [-30,000.0, -26,000.0]"
+
+
+def test_brackets_of_tables_are_printed() -> None:
+    out = io.StringIO()
+    tables = [ReportTable("[/t]", ["", "[/c]"], [["[/r]", "[/v]"]]), ReportTable("[/empty]", [""], [])]
+    print_tables(tables, Console(file=out))
+    assert all(text in out.getvalue() for text in ("[/t]", "[/c]", "[/r]", "[/v]", "[/empty]"))
