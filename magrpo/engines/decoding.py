@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any, cast
@@ -53,6 +54,12 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
         yield deepcopy(model, memo)
 
 
+def can_decode_apart(policy: Policy) -> bool:
+    """Whether each agent's :func:`decoding_model` is its own, on cores that several may share."""
+    has_copies = policy.dtype == torch.float32 or all(policy.lineup.weights(name) == "full" for name in policy.agents)
+    return policy.device.type == "cpu" and has_copies
+
+
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
     """Keys and values (B, heads, capacity, size) of one layer, with ``rows`` live rows and ``length`` live slots."""
 
@@ -87,11 +94,20 @@ class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
 
 
 def decode_batch(
-    model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], progress: Progress | None
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    stop_token_ids: Sequence[int],
+    progress: Progress | None,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[Completion]:
-    """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite."""
+    """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite.
+
+    Raises CancelledError once ``stop()`` is true.
+    """
     steps = decode_steps(model, requests, stop_token_ids, progress)
     while True:
+        if stop():
+            raise CancelledError
         try:
             next(steps)
         except StopIteration as end:

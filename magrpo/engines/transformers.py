@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from threading import Lock
 from typing import TYPE_CHECKING
 
 from pydantic import Field
 
-from magrpo.engines import check_prompts, make_action
+from magrpo.engines import Completion, check_prompts, make_action
 from magrpo.interfaces import Listener, Progress
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.types import Action, Request
@@ -37,12 +39,20 @@ class TransformersEngine(Plugin):
         return LocalEngine(host.open_policy(), self.max_batch)
 
 
+def _count_threads() -> int:
+    import torch  # half a second
+
+    return torch.get_num_threads()
+
+
 @dataclass(frozen=True)
 class LocalEngine:
     """An :class:`magrpo.interfaces.Engine` on a policy in this process, usually the trainer's."""
 
     policy: Policy
     max_batch: int
+    num_threads: int = field(default_factory=_count_threads)
+    """The threads that torch computes with; agents that are decoded side by side share them."""
     lock: Lock = field(default_factory=Lock)
     """Held while the policy's weights are used."""
 
@@ -82,21 +92,35 @@ class LocalWeights:
             yield policy
 
     def _decode(self, policy: Policy, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-        from magrpo.engines.decoding import decode_batch, decoding_model  # defers torch and transformers
+        from magrpo.engines.decoding import can_decode_apart, decode_batch, decoding_model  # defers torch, transformers
+        from magrpo.engines.side_by_side import Stop, run_side_by_side  # defers torch
 
-        actions: dict[int, Action] = {}
         # Siblings together, prompts of similar length together.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
-        for agent in dict.fromkeys(request.agent for request in requests):
+        agents = list(dict.fromkeys(request.agent for request in requests))
+        preparing, counting = Lock(), Lock()
+
+        def advance(finished: int) -> None:
+            if progress:
+                with counting:
+                    progress(finished)
+
+        def decode_agent(agent: str, stop: Stop) -> dict[int, Completion]:
             stops = policy.lineup.stop_token_ids(agent)
             of_agent = [(i, request) for i, request in by_prompt if request.agent == agent]
-            with decoding_model(policy, agent) as model:
+            completions: dict[int, Completion] = {}
+            with ExitStack() as models:
+                with preparing:
+                    model = models.enter_context(decoding_model(policy, agent))
                 for start in range(0, len(of_agent), self._engine.max_batch):
-                    batch = of_agent[start : start + self._engine.max_batch]
-                    completions = decode_batch(model, [request for _, request in batch], stops, progress)
-                    for (i, request), completion in zip(batch, completions, strict=True):
-                        actions[i] = make_action(policy.lineup, request, completion, self._version)
-        return [actions[i] for i in range(len(requests))]
+                    numbers, batch = zip(*of_agent[start : start + self._engine.max_batch], strict=True)
+                    completions |= zip(numbers, decode_batch(model, batch, stops, advance, stop), strict=True)
+            return completions
+
+        tasks = [partial(decode_agent, agent) for agent in agents]
+        parts = run_side_by_side(tasks, self._engine.num_threads, share_nothing=can_decode_apart(policy))
+        completions = dict(chain.from_iterable(part.items() for part in parts))
+        return [make_action(policy.lineup, r, completions[i], self._version) for i, r in enumerate(requests)]
 
     def with_listener(self, listen: Listener) -> StreamingWeights:
         """See :class:`magrpo.interfaces.StreamsTokens`."""

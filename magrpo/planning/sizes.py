@@ -104,7 +104,8 @@ def estimate_memory(
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
         token_bytes = max(model.token_cache for model in models.values()) * dtype_bytes
-        sizes[KV_CACHE] = at_once * config.rollout.max_new_tokens * token_bytes
+        side_by_side = len(config.agents) if _find_device(config) == "cpu" else 1
+        sizes[KV_CACHE] = side_by_side * at_once * config.rollout.max_new_tokens * token_bytes
         if config.train.lag:
             sizes[SECOND_POLICY] = sum(sizes[purpose] for purpose in POLICY)
     return {purpose: float(size) for purpose, size in sizes.items() if size}
@@ -144,9 +145,12 @@ def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> i
     """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
     share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
-    # A run for a GPU can be planned on a machine without one.
-    device = "cuda" if config.model.device == "cuda" else device_of(config.model).type
-    return max(min(config.optim.count_micro_batch_tokens(device), share), 1)
+    return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), 1)
+
+
+def _find_device(config: RunConfig) -> str:
+    """The type of the run's device. A run for a GPU can be planned on a machine without one."""
+    return "cuda" if config.model.device == "cuda" else device_of(config.model).type
 
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, current_thread, main_thread
+from time import sleep
 from typing import Literal
 
 import pytest
@@ -13,7 +17,9 @@ from transformers import MistralConfig, PreTrainedConfig
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
+from magrpo.engines.decoding import can_decode_apart
 from magrpo.engines.host import EngineHost
+from magrpo.engines.side_by_side import Stop, run_side_by_side
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
 from magrpo.place import EnginePlace
 from magrpo.policy import Policy
@@ -39,11 +45,7 @@ def ask(count: int = 12, sampling: SamplingParams = SAMPLED) -> list[Request]:
 
 
 def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> None:
-    base = str(tiny_base(tmp_path / "base"))
-    agents = [AgentConfig(name=name, role=name, model=base, weights=weights) for name, weights in WEIGHTS.items()]
-    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
-    perturb(policy, seed=1, scale=0.05)
-    engine = LocalEngine(policy, 256).serve(0, {})
+    engine = LocalEngine(open_team(tmp_path), 256).serve(0, {})
     asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
     heard: list[tuple[str, str]] = []
     actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)
@@ -51,6 +53,89 @@ def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> Non
     assert dict(heard) == {action.agent: action.text for action in actions}
     assert [agent for agent, _ in heard[:6]] == [*WEIGHTS] * 2, "a token of each in turn"
     assert len(heard) == sum(len(action.token_ids) for action in actions)
+
+
+def open_team(folder: Path) -> Policy:
+    base = str(tiny_base(folder / "base"))
+    agents = [AgentConfig(name=name, role=name, model=base, weights=weights) for name, weights in WEIGHTS.items()]
+    policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
+    perturb(policy, seed=1, scale=0.05)
+    return policy
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("num_threads", [2, 3, 8])
+@pytest.mark.usefixtures("threads")
+def test_agents_side_by_side_say_what_they_say_alone(tmp_path: Path, num_threads: int) -> None:
+    policy = open_team(tmp_path)
+    asked = [replace(request, agent=[*WEIGHTS][i % 3]) for i, request in enumerate(ask(24))]
+    finished: list[int] = []
+    together = LocalEngine(policy, 5, num_threads).serve(0, {}).generate(asked, finished.append)
+    assert torch.get_num_threads() == num_threads
+    assert sum(finished) == len(asked)
+    alone = {
+        name: iter(LocalEngine(policy, 5, 1).serve(0, {}).generate([r for r in asked if r.agent == name]))
+        for name in WEIGHTS
+    }
+    for action in together:
+        expected = next(alone[action.agent])
+        assert action.token_ids == expected.token_ids
+        assert action.sampling_logps == pytest.approx(expected.sampling_logps, abs=1e-5)
+
+
+@pytest.mark.usefixtures("threads")
+def test_the_end_of_a_run_ends_agents_that_decode_side_by_side(tmp_path: Path) -> None:
+    class RunEnds(BaseException): ...
+
+    def abort(finished: int) -> None:
+        raise RunEnds
+
+    asked = [replace(request, agent=[*WEIGHTS][i % 3]) for i, request in enumerate(ask(24))]
+    engine = LocalEngine(open_team(tmp_path), 5, 2).serve(0, {})
+    with pytest.raises(RunEnds):
+        engine.generate(asked, abort)
+    assert torch.get_num_threads() == 2
+    assert len(engine.generate(asked)) == len(asked), "no lock is held"
+
+
+def test_a_task_that_fails_ends_the_others() -> None:
+    failed = Event()
+
+    def fail(stop: Stop) -> None:
+        failed.set()
+        raise ValueError("first")
+
+    def wait(stop: Stop) -> None:
+        assert failed.wait(60)
+        while not stop():
+            sleep(0.001)
+        raise CancelledError
+
+    before = torch.get_num_threads()
+    with pytest.raises(ValueError, match="first"):
+        run_side_by_side([wait, fail], 2, share_nothing=True)
+    torch.set_num_threads(before)
+
+
+def test_models_that_agents_share_are_used_by_one_at_a_time(tmp_path: Path) -> None:
+    assert can_decode_apart(open_policy(tmp_path / "float32"))
+    assert not can_decode_apart(open_policy(tmp_path / "bfloat16", dtype="bfloat16"))
+    active: list[int] = []
+
+    def enter(stop: Stop) -> int:
+        active.append(1)
+        assert sum(active) == 1
+        sleep(0.001)
+        active.append(-1)
+        return current_thread().name == main_thread().name
+
+    assert run_side_by_side([enter] * 3, torch.get_num_threads(), share_nothing=False) == [True] * 3
 
 
 def largest_gap(policy: Policy, asked: list[Request], actions: list[Action]) -> float:
