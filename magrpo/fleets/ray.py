@@ -32,7 +32,9 @@ _CPUS = 0.01
 _PLACEMENT_S = 900.0
 """Seconds within which an actor must get its place; a cluster that grows on demand has to start nodes in it."""
 _KNOCK_S = 30.0
-"""Seconds within which a cluster must take a connection."""
+"""Seconds within which a cluster must take a connection, and greet."""
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0\0\0\4\0\0\0\0\0"
+"""What an HTTP/2 client sends first, RFC 9113 section 3.4; Ray's servers speak gRPC and answer it at once."""
 _CALL_S = 60.0
 """Seconds within which an actor that has its place must answer."""
 _MAX_LOST_PLACES = 3
@@ -85,10 +87,15 @@ def connect_cluster(address: str) -> Any:
 
 
 def _knock_at(address: str) -> None:
-    """Raise OSError if nothing listens at ``HOST:PORT``, for which Ray would wait many minutes; no-op for ``auto``."""
+    """Raise OSError if nothing answers at ``HOST:PORT``, for which Ray would wait many minutes; no-op for ``auto``."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
-    if host and port.isdigit():
-        socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S).close()
+    if not host or not port.isdigit():
+        return
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_S) as connection:
+        if os.environ.get("RAY_USE_TLS", "0") in ("0", "false"):
+            connection.sendall(_GREETING)
+            if not connection.recv(1):
+                raise ConnectionError("what listens there is no Ray cluster")
 
 
 def disconnect_cluster() -> None:
