@@ -12,7 +12,6 @@ from cyclopts.completion import CompletionContext
 
 from magrpo.place import Place, load_place
 from magrpo.plugins import ConfigError
-from magrpo.store import check_run_name
 
 CONFIGS = Path(__file__).parent / "configs"
 """Folder of the configurations that ship."""
@@ -149,6 +148,8 @@ def _convert_place(_: type, tokens: Sequence[Token]) -> Place:
 
 
 def _convert_name(_: type, tokens: Sequence[Token]) -> str:
+    from magrpo.store import check_run_name  # the configuration: --help need not load it
+
     return check_run_name(tokens[0].value, longest=100)
 
 

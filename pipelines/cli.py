@@ -11,9 +11,7 @@ from typing import Annotated
 
 from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
 
-from magrpo.config import RunConfig
 from magrpo.plugins import ConfigError, cut_lines, find_keys
-from magrpo.store import check_run_name
 from pipelines.arguments import (
     ConfigFile,
     GivenPlace,
@@ -222,6 +220,8 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     if isinstance(error.__cause__, ConfigError):
         return str(error.__cause__)
     if isinstance(error, UnknownOptionError) and tokens[0] in ("train", "sweep", "evaluate", "schedule"):
+        from magrpo.config import RunConfig  # a twentieth of a second, which --help need not spend
+
         flag, _, value = (error.token.keyword or error.token.value).partition("=")
         name = flag.lstrip("-").replace("-", "_")
         keys = [key for key in find_keys(name.rpartition(".")[2], RunConfig, {}) if key.endswith(name)]
@@ -450,6 +450,7 @@ def schedule(
     from pipelines.flows.timetable import Timetable
 
     timetable = Timetable(cron, interval, rrule, timezone)
+    from magrpo.store import check_run_name  # the configuration: --help need not load it
     from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
 
     return serve_schedule(config, overrides, timetable, name or check_run_name(config.stem), limit, place)

@@ -23,6 +23,12 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     assert HEAVY & set(result.stdout.split()) == set()
 
 
+def test_the_command_line_loads_the_configuration_when_a_command_needs_it() -> None:
+    code = "import sys, pipelines.cli; print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert not {"magrpo.config", "magrpo.store", "msgspec"} & set(result.stdout.split())
+
+
 @pytest.mark.parametrize(
     ("table", "kind"), [(table, kind) for table in TABLES.values() for kind in table], ids=lambda value: str(value)[:20]
 )
