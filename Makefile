@@ -8,7 +8,7 @@ WORKERS ?= auto
 unexport PYTHONDONTWRITEBYTECODE
 PYTEST := $(PYTHON_BIN) -m pytest $(if $(filter 0,$(WORKERS))$(findstring no:xdist,$(ARGS)),-p no:xdist,-n $(WORKERS) --dist loadscope)
 
-.PHONY: help setup run test test-slow check format docs docs-pictures images bench clean distclean
+.PHONY: help setup run test test-slow check format docs docs-pictures images bench gpu clean distclean
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 14
@@ -55,6 +55,9 @@ images: setup ## build the container images, train by Compose and in Kubernetes'
 bench: setup ## time the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the latter)
 	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
+
+gpu: setup ## measure the GPU in seven steps, about ten minutes; ARGS="humaneval" tries the agents of a configuration
+	@.venv/bin/magrpo doctor --gpu $(ARGS)
 
 clean: ## remove caches and build leftovers; keeps .venv and runs
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -47,6 +47,7 @@ TITLES = ("trained head", "frozen head", HALF, "logits in")
 AIMS = {"trained head": 1.25, "frozen head": 1.2, "logits in": 1 / 0.85, HALF: 0.6}
 """At most this many times the floor; of the last, the time without degenerate groups."""
 CPU_AIMS = AIMS | {"trained head": 1.1}
+COMPILED = "torch.compile"
 LOOP = "CoMLRL's loop over tokens"
 LOOP_AIM = 100
 """Times as fast as the loop over tokens."""
@@ -254,7 +255,7 @@ def list_implementations(case: Case) -> dict[str, Loss]:
         ours[f"{OURS} triton"] = functools.partial(our_loss, impl="triton")
     plain: dict[str, Loss] = {
         "eager torch": eager_loss,
-        "torch.compile": lambda case: compile_eager_loss()(case),
+        COMPILED: lambda case: compile_eager_loss()(case),
         LOOP: loop_loss,
     }
     if case.logits is not None:
@@ -273,9 +274,9 @@ def list_implementations(case: Case) -> dict[str, Loss]:
 
 
 # ------------------------------------------------------------------------------------------------------ measurement
-def measure_case(case: Case, rounds: int) -> list[Row]:
+def measure_case(case: Case, rounds: int, *, compiles: bool = True) -> list[Row]:
     """Every implementation on one case: a warm-up, which also checks its gradient and its memory, then the rounds."""
-    losses = list_implementations(case)
+    losses = {name: loss for name, loss in list_implementations(case).items() if compiles or name != COMPILED}
     rows = [Row(name) for name in losses]
     expected = measure_gradient(case)
     for row, (name, loss) in zip(rows, losses.items(), strict=True):
@@ -401,6 +402,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--vocabulary", type=_positive, default=151936 if cuda else 32768, help="V")
     parser.add_argument("--sequences", type=_positive, default=32, help="the tokens are of this many equal sequences")
     parser.add_argument("--rounds", type=_positive, default=7)
+    parser.add_argument("--no-compile", action="store_true", help="leave out torch.compile, which takes a minute")
     parser.add_argument("--json", type=Path, help="also write everything to this file")
     return parser
 
@@ -416,7 +418,7 @@ def measure_variant(title: str, args: argparse.Namespace) -> dict[str, Any]:
     case = make_case(title, args, frozen=title in ("frozen head", "logits in"), degenerate=0.5 * (title == HALF))
     if title == "logits in":
         case = replace(case, logits=(case.hidden @ case.weight.t()).detach().requires_grad_())
-    rows = measure_case(case, args.rounds)
+    rows = measure_case(case, args.rounds, compiles=not args.no_compile)
     print(format_table(case, rows), flush=True)
     medians = {row.name: statistics.median(row.both_s) for row in rows if row.both_s}
     ours = min((name for name in medians if name.startswith(OURS)), key=lambda name: medians[name])

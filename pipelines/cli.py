@@ -95,7 +95,8 @@ LAZY_COMMANDS = {
     ),
     "doctor": (
         "commands.doctor:check_machine",
-        "Check this machine for everything that training needs, with a remedy for each thing missing.",
+        "Check this machine for everything that training needs, with a remedy for each thing missing.\n\n"
+        "Example: magrpo doctor --gpu humaneval",
     ),
     "verify": ("commands.verify:verify_run", "Check every file of a run by its digest."),
     "sync": (

@@ -8,18 +8,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata, util
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
+from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
-from pipelines.arguments import Root
+from pipelines.arguments import ConfigFile, Overrides, Root, locate_config
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import find_fault
 
@@ -38,8 +40,27 @@ class Finding:
     remedy: str = ""
 
 
-def check_machine(*, root: Root = Path("runs")) -> int:
-    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing."""
+def check_machine(
+    config: ConfigFile | None = None,
+    /,
+    *overrides: Overrides,
+    gpu: Annotated[bool, Parameter(negative=())] = False,
+    only: Annotated[tuple[str, ...], Parameter(negative=())] = (),
+    root: Root = Path("runs"),
+) -> int:
+    """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing.
+
+    Args:
+        config: With --gpu: TOML file, or the name of one that ships, whose agents are tried; embedded by default.
+        gpu: Measure the GPU in seven steps, about ten minutes; write gpu-report.json and gpu-report.md.
+        only: With --gpu: name of a step; repeatable.
+    """
+    if gpu:
+        from pipelines.gpu_check.command import check_gpu  # torch
+
+        return check_gpu(config or locate_config("embedded"), overrides, only, root)
+    if config or overrides or only:
+        raise ConfigError("CONFIG, overrides and --only go with --gpu")
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
     with console.status("checking this machine"):

@@ -1,0 +1,110 @@
+"""Step 6: the memory of an update of the configuration, and the micro-batch that it leaves room for."""
+
+from collections.abc import Iterator
+
+import torch
+
+from magrpo.config import RunConfig
+from magrpo.forward import can_share_prompts, has_linear_head
+from magrpo.planning.sizes import estimate_memory
+from magrpo.policy import Policy
+from magrpo.stages.update import Updater
+from magrpo.stages.work import is_out_of_memory
+from magrpo.types import Sample
+from magrpo_kernels import bench
+from pipelines.gpu_check.results import Result, Verdict, judge
+from pipelines.gpu_check.setting import GIB, Setting
+
+PROBES = {True: (512, 1024), False: (1024, 2048)}
+"""Tokens of the two micro-batches, by whether sizes are small."""
+LENGTH = 256
+"""Tokens of a sequence, half of them sampled."""
+SPARE = 0.9
+"""Share of the card that an update should take: ragged micro-batches fragment memory."""
+ASLEEP_BYTES = 2 * GIB
+"""What an engine that sleeps may keep."""
+
+
+def probe_memory(setting: Setting) -> Iterator[Result]:
+    """Measure the bytes per token of an update and say which ``optim.micro_batch_tokens`` fits."""
+    first, second = PROBES[setting.is_small]
+    config = with_micro_batch(setting.config, second)
+    policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
+    updater = Updater.of(policy, config, setting.folder / "failed-batch")
+    agent = next(agent for agent in policy.agents if policy.lineup.config(agent).trained)
+    with policy.active(agent) as model:
+        for name, holds in (
+            ("logits are linear in the hidden states", has_linear_head(model)),
+            ("completions share the row of their prompt", can_share_prompts(model)),
+        ):
+            yield Result(name, "yes" if holds else "no: updates take longer", verdict="note")
+    length = min(LENGTH, policy.lineup.max_length(agent))
+    try:
+        updater.gradient(agent, make_samples(first, length))  # makes the workspaces of libraries
+        peaks = [_measure_peak(setting, updater, agent, make_samples(tokens, length)) for tokens in (first, second)]
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        remedy = "take a smaller base model, weights = 'lora', or a larger card"
+        yield Result("update", "out of memory", f"fits at {second} tokens", "failed", remedy)
+        return
+    per_token = max(peaks[1] - peaks[0], 1) / (second - first)
+    yield _compare_estimate(setting, per_token)
+    if not setting.is_small:
+        yield _advise_tokens(setting, policy, per_token)
+
+
+def with_micro_batch(config: RunConfig, tokens: int) -> RunConfig:
+    """The configuration with other micro-batches."""
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"micro_batch_tokens": tokens})})
+
+
+def make_samples(num_tokens: int, length: int) -> list[Sample]:
+    """Samples of ``num_tokens`` padded tokens in all, in pairs with different returns and prompts of their own."""
+    half = length // 2
+    return [
+        Sample((3 + i % 5,) * half, (4,) * half, (0.0,) * half, float(i % 2), i % 2 - 0.5, i // 2, 0)
+        for i in range(max(2, num_tokens // (2 * half - 1)))
+    ]
+
+
+def _measure_peak(setting: Setting, updater: Updater, agent: str, samples: list[Sample]) -> int:
+    row = bench.Row("update")
+    with bench.peak_memory(row, setting.device):
+        updater.gradient(agent, samples)
+    return row.peak_bytes
+
+
+def _compare_estimate(setting: Setting, per_token: float) -> Result:
+    first, second = (
+        sum(estimate_memory(with_micro_batch(setting.config, tokens), setting.dtype.itemsize, None).values())
+        for tokens in (64, 128)
+    )
+    estimated = (second - first) / 64
+    found, expected = f"{per_token / 1e6:.3g} MB", f"{estimated / 1e6:.3g} MB as --dry-run estimates"
+    near = 0.5 * estimated <= per_token <= 1.5 * estimated
+    # On a CPU the resident set says little about small tensors.
+    verdict: Verdict = "note" if setting.is_small else "ok" if near else "missed"
+    return Result("a token of an update", found, expected, verdict, value=per_token / 1e6)
+
+
+def _advise_tokens(setting: Setting, policy: Policy, per_token: float) -> Result:
+    policy.lineup.release_cached_memory()
+    free, total = torch.cuda.mem_get_info(setting.device)
+    config = setting.config
+    trained = [
+        sum(parameter.numel() for parameter in policy.parameters(agent).values())
+        for agent in policy.agents
+        if policy.lineup.config(agent).trained and policy.lineup.holder(agent) == agent
+    ]
+    states = 8 * sum(trained) + 4 * max(trained)
+    room = free - (1 - SPARE) * total - states - ASLEEP_BYTES
+    most = int(room / per_token) // 256 * 256
+    configured = config.optim.count_micro_batch_tokens("cuda")
+    expected = f"at most {most:,} on {total / GIB:.0f} GiB"
+    if most < LENGTH:
+        remedy = "take a smaller base model, weights = 'lora', or a larger card"
+        return judge("optim.micro_batch_tokens", f"{configured:,}", expected, good=False, remedy=remedy)
+    expected += "" if configured <= most else f": set optim.micro_batch_tokens={most}"
+    verdict: Verdict = "ok" if configured <= most else "missed"
+    return Result("optim.micro_batch_tokens", f"{configured:,}", expected, verdict, value=float(most))

@@ -1,0 +1,31 @@
+"""Waiting for the end of processes that were killed."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+
+_POLL_S = 0.05
+
+
+def list_family(pid: int) -> list[psutil.Process]:
+    """All that a process has started and that runs; nothing if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
+
+
+def wait_for_end(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+    """The processes that still run after ``timeout_s``; one that only waits for its parent's attention does not."""
+    end = time.monotonic() + timeout_s
+    while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < end:
+        time.sleep(_POLL_S)
+    return alive
+
+
+def _runs(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

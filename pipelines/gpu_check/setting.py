@@ -1,0 +1,84 @@
+"""What every step is given: the device, the configuration and a folder; how it measures time."""
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from magrpo.config import RunConfig
+
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Ceilings:
+    """The most that this device gives."""
+
+    copy_bytes_per_s: float
+    """Read and written by a copy."""
+    flops: float
+    """Floating-point operations per second of the head's matrix products."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every step is given."""
+
+    config: RunConfig
+    """Its models live on ``device``."""
+    device: torch.device
+    folder: Path
+    """For the files of all steps."""
+
+    @property
+    def is_small(self) -> bool:
+        """Whether steps run with small sizes: without a GPU they show that they work, and nothing else."""
+        return self.device.type == "cpu"
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of matrix products."""
+        return torch.float32 if self.is_small else torch.bfloat16
+
+    def count_free_bytes(self) -> int:
+        """Free memory of the GPU."""
+        return torch.cuda.mem_get_info(self.device)[0]
+
+    def wait_for_device(self) -> None:
+        """Wait until the GPU has done everything."""
+        if not self.is_small:
+            torch.cuda.synchronize(self.device)
+
+    def measure_seconds(self, run: Callable[[], object], repeats: int = 20) -> float:
+        """The median time of ``run``, after two warm-ups; on a GPU between events."""
+        for _ in range(2):
+            run()
+        self.wait_for_device()
+        seconds = []
+        for _ in range(repeats):
+            began = time.perf_counter()
+            if self.is_small:
+                run()
+                seconds.append(time.perf_counter() - began)
+            else:
+                events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]  # type: ignore[no-untyped-call]
+                events[0].record()
+                run()
+                events[1].record()
+                self.wait_for_device()
+                seconds.append(events[0].elapsed_time(events[1]) / 1e3)
+        return statistics.median(seconds)
+
+    def save_ceilings(self, ceilings: Ceilings) -> None:
+        """For later steps, which may run in other processes."""
+        content = {"copy_bytes_per_s": ceilings.copy_bytes_per_s, "flops": ceilings.flops}
+        (self.folder / "ceilings.json").write_text(json.dumps(content), encoding="utf-8")
+
+    def load_ceilings(self) -> Ceilings | None:
+        """The ceilings, if they were measured."""
+        path = self.folder / "ceilings.json"
+        return Ceilings(**json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
