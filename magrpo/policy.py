@@ -86,7 +86,7 @@ class Policy:
                     bases[config.model] = policy._load_model(config, lineup.dtype)
                 causal = bases[config.model]
                 if lineup.holder(agent) == agent:
-                    adapted[config.model] = _add_adapter(causal, adapted.get(config.model), config, lineup.lora, seed)
+                    adapted[config.model] = add_adapter(causal, adapted.get(config.model), config, lineup.lora, seed)
             peft = None if config.weights == "full" else adapted[config.model]
             policy._agents[agent] = _Agent(causal, peft)
         if shards:
@@ -242,9 +242,13 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
     return model
 
 
-def _add_adapter(
+def add_adapter(
     base: PreTrainedModel, adapters: PeftModel | None, config: AgentConfig, lora: LoraConfig, seed: int
 ) -> PeftModel:
+    """Put the agent's seeded adapter into ``base``, beside those that ``adapters`` has put there.
+
+    Raises ConfigError if a target module cannot take one.
+    """
     _check_targets(base, config, lora)
     peft_config = PeftLoraConfig(
         r=lora.rank,

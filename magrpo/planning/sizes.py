@@ -1,32 +1,39 @@
 """Sizes of a run known before it begins: upper bounds of an iteration's work, and memory by purpose."""
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
-from peft import LoraConfig, get_peft_model
-from transformers import AutoConfig, AutoModelForCausalLM
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from magrpo.assets import locate_model
-from magrpo.config import AgentConfig, RunConfig, count_levels, weight_holders
+from magrpo.collate import collate
+from magrpo.config import AgentConfig, LoraConfig, RunConfig, count_levels, weight_holders
+from magrpo.forward import hidden_states
 from magrpo.interfaces import HasHiddenTests, HasMaxExecutions
 from magrpo.layout import evaluates_after
 from magrpo.lineup import UNLOADABLE, device_of, load_pretrained
 from magrpo.plugins import ConfigError, quote_error
+from magrpo.policy import add_adapter
+from magrpo.types import Sample
+from magrpo_kernels.hidden import slice_chunks
 
 ACTIVATIONS = 32
-"""Numbers that an update holds per token, layer and hidden unit: the slope of its peak memory over the tokens.
+"""Numbers that an update holds per token, layer and hidden unit, of models that do not run on meta tensors.
 
-Measured: 31 for Llama models in float32 on a CPU, adapters and full copies alike. Section 4.1 of arXiv 2205.05198
-counts 17 for a GPT layer, without attention scores: a gated feed-forward and rotary positions keep more.
+Measured: 31 for Llama models in float32 on a CPU. Section 4.1 of arXiv 2205.05198 counts 17 for a GPT layer, without
+attention scores: a gated feed-forward and rotary positions keep more.
 """
-
 
 RECORD_BYTES = 50
 """Bytes of a sampled token in the files of rollout, score and credit; measured: 28 in large batches, 110 in tiny."""
 POLICY = ("frozen parameters", "adapters", "full copies")
 """Purposes of memory of every policy; the others are those of updates and sampling."""
+ACTIVATIONS_OF = "activations of a micro-batch"
+"""Purpose of the memory of an update that ``optim.micro_batch_tokens`` decides about."""
 KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, which samples"
 """Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
 
@@ -62,8 +69,11 @@ class BaseSize:
     outer_parameters: int
     """Those of embeddings and head."""
     adapter_parameters: int
-    token_units: int
-    """Hidden units of all layers."""
+    num_layers: int
+    hidden_size: int
+    vocab_size: int
+    window: int
+    """Tokens of the context window."""
     token_cache: int
     """Numbers that the key-value cache holds for a token."""
 
@@ -90,7 +100,7 @@ def estimate_memory(
         for agent in apart
         if agent.trained
     ]
-    per_token = max(model.token_units for model in models.values()) * ACTIVATIONS * dtype_bytes
+    num_tokens = count_micro_batch_tokens(config)
     frozen = [models[name] for name in [*set(adapted), *references]]
     layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
     sizes = {
@@ -99,7 +109,8 @@ def estimate_memory(
         "full copies": sum(models[name].num_parameters for name in full) / num_shards * 4,
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
-        "activations": _count_micro_batch_tokens(config, holder) * per_token,
+        ACTIVATIONS_OF: num_tokens * count_token_activations(config, dtype_bytes),
+        "logits": max(_count_logits(agent, models[agent.model], num_tokens, dtype_bytes) for agent in apart),
     }
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
@@ -141,8 +152,9 @@ def estimate_disk(config: RunConfig, *, copies: bool) -> dict[str, float]:
     return {purpose: float(size) for purpose, size in found.items() if size}
 
 
-def _count_micro_batch_tokens(config: RunConfig, holder: Mapping[str, str]) -> int:
+def count_micro_batch_tokens(config: RunConfig) -> int:
     """Tokens of the largest micro-batch: a lane has a share of an agent's; prompts as long as completions at most."""
+    holder = weight_holders(config.agents)
     completions = estimate_work(config).completions // len(config.agents) * max(Counter(holder.values()).values())
     share = 2 * completions * config.rollout.max_new_tokens // config.optim.lanes
     return max(min(config.optim.count_micro_batch_tokens(_find_device(config)), share), 1)
@@ -153,24 +165,99 @@ def _find_device(config: RunConfig) -> str:
     return "cuda" if config.model.device == "cuda" else device_of(config.model).type
 
 
+def count_token_activations(config: RunConfig, dtype_bytes: int) -> float:
+    """Bytes that a token of a micro-batch holds until backward: the most of all trained agents.
+
+    Counted in forward passes on meta tensors, without attention scores, which no fast kernel keeps. Full copies run in
+    float32 there, which on a GPU only a part of them does.
+    """
+    found = []
+    for agent in filter(lambda agent: agent.trained, config.agents):
+        dtype = torch.bfloat16 if dtype_bytes == 2 and agent.weights != "full" else torch.float32
+        each, size = _measure_pass(_find_first(agent, config), config.lora, dtype), read_base_model(agent, config)
+        input_bytes = size.num_layers * size.hidden_size * dtype.itemsize
+        found.append(input_bytes + each / size.num_layers if config.optim.gradient_checkpointing else each)
+    return max(found)
+
+
+@lru_cache(maxsize=16)
+def _measure_pass(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> float:
+    """Bytes that a token holds until backward if nothing is computed again."""
+    model = _build_model(agent, lora, dtype)
+    try:
+        short, long = (_count_kept(model, length) / length for length in (64, 128))
+    except RuntimeError:  # its forward pass depends on values
+        text = model.config.get_text_config()
+        return float(ACTIVATIONS * text.num_hidden_layers * text.hidden_size * dtype.itemsize)
+    return 2 * short - long  # at length 0: without what grows by the square of it
+
+
+def _count_kept(model: PreTrainedModel, length: int) -> int:
+    """Bytes that a forward pass over ``length`` tokens keeps for backward, beside weights."""
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        return kept.setdefault(tensor.untyped_storage()._cdata, tensor)
+
+    prompt, lengths = (0,) * 8, (length // 2, length - length // 2 - 6)
+    samples = [Sample(prompt, (0,) * tokens, (0.0,) * tokens, 0.0, 0.0, 0, 0) for tokens in lengths]
+    batch = collate(samples, [(0, 1)], torch.device("meta"))
+    assert batch.input_ids.shape == (1, length)
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        hidden_states(model, batch)
+    sizes: list[int] = [tensor.untyped_storage().nbytes() for key, tensor in kept.items() if key not in weights]
+    return sum(sizes)
+
+
+def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, dtype_bytes: int) -> int:
+    """Bytes of one chunk of logits and, if the head trains, of its gradient beside that of the whole model."""
+    trains_head = agent.weights == "full"
+    rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device("cuda"), trains_head=trains_head)[0].stop
+    return rows * size.vocab_size * dtype_bytes + trains_head * size.vocab_size * size.hidden_size * 4
+
+
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:
     """The sizes of an agent's base model. Raises ConfigError if its configuration cannot be read."""
+    return _measure_model(_find_first(agent, config), config.lora)
+
+
+def _find_first(agent: AgentConfig, config: RunConfig) -> AgentConfig:
+    """The first agent with the same model, so that each is made once."""
+    wanted = agent.model, agent.weights == "full"
+    return next(other for other in config.agents if (other.model, other.weights == "full") == wanted)
+
+
+@lru_cache(maxsize=16)
+def _measure_model(agent: AgentConfig, lora: LoraConfig) -> BaseSize:
+    model = _build_model(agent, lora, torch.float32)
+    adapters = sum(parameter.numel() for name, parameter in model.named_parameters() if ".lora_" in name)
+    embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()  # type: ignore[no-untyped-call]
+    text = model.config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return BaseSize(
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()) - adapters,
+        outer_parameters=sum(parameter.numel() for parameter in {*embeddings.parameters(), *head.parameters()}),
+        adapter_parameters=adapters,
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        vocab_size=text.vocab_size,
+        window=text.max_position_embeddings,
+        token_cache=2 * text.num_hidden_layers * heads * width,
+    )
+
+
+def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """The agent's model on meta tensors, its adapter included. Raises ConfigError if it cannot be made."""
     located = agent.model_copy(update={"model": locate_model(agent.model)})
     described = load_pretrained(AutoConfig, "the configuration of", located)
     with torch.device("meta"):
         try:
-            model = AutoModelForCausalLM.from_config(described)  # type: ignore[no-untyped-call]
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(described, dtype=dtype)  # type: ignore[no-untyped-call]
         except UNLOADABLE as error:
             raise ConfigError(f"agent {agent.name!r}: {agent.model!r} cannot be made: {quote_error(error)}") from error
-        num_parameters, adapter_parameters = model.num_parameters(), 0
-        outer = {*model.get_input_embeddings().parameters(), *model.get_output_embeddings().parameters()}
         if agent.weights != "full":
-            wanted = LoraConfig(r=config.lora.rank, target_modules=list(config.lora.target_modules))
-            adapter_parameters, _ = get_peft_model(model, wanted).get_nb_trainable_parameters()
-    text = described.get_text_config()
-    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
-    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    layers = text.num_hidden_layers
-    outer_parameters = sum(parameter.numel() for parameter in outer)
-    cache = 2 * layers * heads * width
-    return BaseSize(num_parameters, outer_parameters, adapter_parameters, layers * text.hidden_size, cache)
+            model.requires_grad_(False)
+            add_adapter(model, None, located, lora, 0)
+    return nn.Module.train(model, False)

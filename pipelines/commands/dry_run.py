@@ -15,10 +15,11 @@ from magrpo.config import RunConfig, start_weights
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
-from magrpo.interfaces import ChecksSource, HasMaxBatch, ProbesIsolation
+from magrpo.interfaces import ChecksSource, EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.layout import Step, read_place, steps, steps_to_repeat
 from magrpo.lineup import device_of, dtype_of
 from magrpo.place import Place
+from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
@@ -131,8 +132,27 @@ def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
         yield f"             vLLM uses in addition: {of_gpu if device.type == 'cuda' else of_cpu}"
     if place.update.ranks and sampling:
         yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy that samples, and its KV cache"
-    yield "             from the configurations of the base models; AdamW in float32; activations as measured on"
-    yield "             Llama models, for a full micro-batch; cache: without prompts"
+    yield "             from the configurations of the base models; AdamW in float32; activations counted on meta"
+    yield "             tensors, for a full micro-batch; cache: without prompts"
+    if device.type == "cuda" and not place.engine.is_remote and not place.update.ranks:
+        yield from _describe_card(config, dtype.itemsize, engine)
+
+
+def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> Iterator[str]:
+    """Whether the run fits the GPU of this machine, or which it needs. Raises ConfigError if it cannot use this one."""
+    use = estimate_card(config, dtype_bytes, engine)
+    smallest = use.find_card()
+    fitting = "more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
+    update, sampling = _format_bytes(use.update), _format_bytes(use.resting)
+    yield f"GPU      {fitting}: at most {update} in an update, {sampling} beside an engine that samples"
+    if torch.cuda.is_available():
+        _, card = torch.cuda.mem_get_info()
+        setting = check_card(config, dtype_bytes, engine, card)
+        yield f"         this one has {_format_bytes(card)}" + ": micro-batches will be halved until they fit" * bool(
+            setting
+        )
+        if setting:
+            yield f"         to start with ones that do: {setting}"
 
 
 def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:

@@ -10,7 +10,7 @@ import torch
 
 from magrpo.config import RunConfig, load_config
 from magrpo.place import Place
-from magrpo.planning.sizes import SECOND_POLICY, estimate_memory, estimate_work
+from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.problems.rows import check_source
@@ -155,7 +155,9 @@ def test_seconds_are_of_runs_that_did_the_same(runs: Runs) -> None:
 def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
     lagged = config(runs, "train.lag=1", "algo.importance_cap=2", "optim.lanes=2")
     one, two = estimate_memory(config(runs, "optim.lanes=2"), 4, 256), estimate_memory(lagged, 4, 256)
-    assert one["activations"] < estimate_memory(config(runs), 4, 256)["activations"], "a lane has a share of the tokens"
+    assert one[ACTIVATIONS_OF] < estimate_memory(config(runs), 4, 256)[ACTIVATIONS_OF], (
+        "a lane has a share of the tokens"
+    )
     assert two.pop(SECOND_POLICY) == one["frozen parameters"] + one["adapters"]
     assert one == two
     assert SECOND_POLICY not in estimate_memory(lagged, 4, None), "servers have their own"

@@ -1,0 +1,153 @@
+"""Whether a run fits one GPU that trainer and engine use by turns, and which setting would make it fit."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import ceil, floor
+
+from magrpo.config import RunConfig
+from magrpo.engines.transformers import TransformersEngine
+from magrpo.engines.vllm import VllmEngine
+from magrpo.interfaces import EnginePlugin, HasMaxBatch
+from magrpo.planning.sizes import (
+    ACTIVATIONS_OF,
+    KV_CACHE,
+    count_micro_batch_tokens,
+    count_token_activations,
+    estimate_memory,
+    read_base_model,
+)
+from magrpo.planning.starts import count_bases
+from magrpo.plugins import ConfigError
+
+GIB = 2**30
+CARDS = (16, 24, 32, 40, 48, 64, 80, 96, 141, 180)
+"""Memory of the GPUs that there are, in GiB."""
+CONTEXT = 1.0 * GIB
+"""An estimate, not measured: the driver's context and workspaces of a process on a GPU."""
+SERVER_WORK = 2.0 * GIB
+"""An estimate, not measured: what a vLLM server holds beside weights and cache, CUDA graphs included."""
+UPDATING = ("gradients of one agent", ACTIVATIONS_OF, "logits")
+"""Purposes of the memory that only an update holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CardUse:
+    """Bytes on one GPU."""
+
+    resting: float
+    """Of the trainer while the engine samples: weights and optimizer."""
+    update: float
+    """Of the trainer in an update with full micro-batches."""
+    least: float
+    """Of the trainer in an update whose micro-batches are single completions."""
+    cache: float
+    """Of an engine in the trainer's process."""
+    servers: int
+    """vLLM servers beside the trainer; 0: the engine runs in its process."""
+    memory_frac: float
+    """Of the GPU, for all servers."""
+    server: float
+    """Of one server at least: weights, and the cache of one completion that fills the context window."""
+    by_turns: bool
+    """Whether servers release their memory for the update."""
+
+    def fits_server(self, card: float) -> bool:
+        """Whether each server's share of a GPU of ``card`` bytes holds what it needs."""
+        return self.servers == 0 or self.memory_frac * card / self.servers >= self.server
+
+    def find_room(self, card: float) -> float:
+        """What a GPU of ``card`` bytes leaves for an update."""
+        return card * (1.0 if self.by_turns or not self.servers else 1.0 - self.memory_frac)
+
+    def fits(self, card: float) -> bool:
+        """Whether trainer and engine can use a GPU of ``card`` bytes; micro-batches may have to be smaller."""
+        beside = self.memory_frac * card if self.servers else self.cache
+        return self.least <= self.find_room(card) and self.resting + beside <= card and self.fits_server(card)
+
+    def find_card(self) -> int | None:
+        """The smallest GPU that the run fits with full micro-batches, in GiB; None if there is none."""
+        fitting = (gib for gib in CARDS if self.fits(gib * GIB) and self.update <= self.find_room(gib * GIB))
+        return next(fitting, None)
+
+
+def estimate_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) -> CardUse:
+    """What a run in one process holds on its GPU, with servers of ``engine`` if that is vLLM.
+
+    Raises ConfigError if the configuration of a base model cannot be read.
+    """
+    is_server = isinstance(engine, VllmEngine)
+    max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not is_server else None
+    sizes = estimate_memory(config, dtype_bytes, max_batch)
+    cache = sizes.pop(KV_CACHE, 0.0)
+    update = sum(sizes.values()) + CONTEXT
+    resting = update - sum(sizes[purpose] for purpose in UPDATING)
+    completion = min(2 * config.rollout.max_new_tokens, count_micro_batch_tokens(config))
+    least = update - sizes[ACTIVATIONS_OF] + completion * count_token_activations(config, dtype_bytes)
+    if not isinstance(engine, VllmEngine):
+        return CardUse(resting, update, least, cache, 0, 0.0, 0.0, by_turns=True)
+    models = [read_base_model(agent, config) for agent in config.agents]
+    adapters = sum(model.adapter_parameters for model in models) * (config.train.lag + 1)
+    parameters = max(model.num_parameters for model in models) + adapters
+    window = max(model.token_cache * model.window for model in models)
+    server = (parameters + window) * dtype_bytes + SERVER_WORK
+    by_turns = not config.train.lag
+    return CardUse(resting, update, least, 0.0, count_bases(config), engine.memory_frac, server, by_turns)
+
+
+def check_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin, card: float) -> str:
+    """The setting for which micro-batches fit a GPU of ``card`` bytes without being halved; empty if they do.
+
+    Raises ConfigError, which says what dominates and which setting would fit, if the run cannot use the GPU.
+    """
+    use = estimate_card(config, dtype_bytes, engine)
+    room = use.find_room(card)
+    if use.fits(card):
+        if use.update <= room:
+            return ""
+        spare = (room - use.update) / count_token_activations(config, dtype_bytes) + count_micro_batch_tokens(config)
+        again = estimate_card(_compute_again(config), dtype_bytes, engine)
+        other = ", or optim.gradient_checkpointing = true" if again.update <= room else ""
+        return f"optim.micro_batch_tokens = {1 << max(int(spare).bit_length() - 1, 0)}{other}"
+    if use.least > room:
+        sizes = estimate_memory(config, dtype_bytes, None)
+        sizes[ACTIVATIONS_OF] -= use.update - use.least
+        largest = max(sizes, key=lambda purpose: sizes[purpose])
+        need = f"an update of one completion at a time takes {use.least / GIB:.1f} GiB, most of it for {largest}"
+        need += f", and has {room / GIB:.1f}" if room < card else ""
+    elif not use.fits_server(card):
+        share = use.memory_frac * card / use.servers / GIB
+        need = f"a vLLM server takes {use.server / GIB:.1f} GiB at least, and engine.memory_frac gives it {share:.1f}"
+    else:
+        beside = f"engine.memory_frac = {use.memory_frac:g}" if use.servers else f"a cache of {use.cache / GIB:.1f} GiB"
+        need = f"the trainer's {use.resting / GIB:.1f} GiB do not fit beside {beside}"
+    changes = _list_changes(config, use, card, engine)
+    fitting = (name for name, changed, over in changes if estimate_card(changed, dtype_bytes, over).fits(card))
+    remedy = next((f"set {name}" for name in fitting), "take a smaller base model, or a larger GPU")
+    raise ConfigError(f"the run does not fit this GPU of {card / GIB:.1f} GiB: {need} (estimates); {remedy}")
+
+
+def _compute_again(config: RunConfig) -> RunConfig:
+    return config.model_copy(update={"optim": config.optim.model_copy(update={"gradient_checkpointing": True})})
+
+
+def _list_changes(
+    config: RunConfig, use: CardUse, card: float, engine: EnginePlugin
+) -> Iterator[tuple[str, RunConfig, EnginePlugin]]:
+    """Settings that take less memory, with their configuration and engine, the least intrusive first."""
+    again, full = _compute_again(config), any(agent.weights == "full" for agent in config.agents)
+    adapters = {"agents": tuple(agent.model_copy(update={"weights": "lora"}) for agent in config.agents)}
+    engines = {"": engine}
+    if isinstance(engine, VllmEngine):
+        least, most = use.servers * use.server / card, 1 - use.resting / card
+        for share in sorted({ceil(least * 20) / 20, floor(most * 20) / 20}):
+            if 0 < share < 1:
+                engines[f"engine.memory_frac = {share:g}"] = engine.model_copy(update={"memory_frac": share})
+    if isinstance(engine, TransformersEngine):
+        engines["engine.max_batch = 16"] = engine.model_copy(update={"max_batch": min(16, engine.max_batch)})
+    changes = {"": config, "optim.gradient_checkpointing = true": again}
+    if full:
+        changes['weights = "lora"'] = config.model_copy(update=adapters)
+        changes['weights = "lora" and optim.gradient_checkpointing = true'] = again.model_copy(update=adapters)
+    for setting, changed in changes.items():
+        for of_engine, over in engines.items():
+            yield " and ".join(filter(None, [setting, of_engine])), changed, over
