@@ -49,6 +49,8 @@ log = logging.getLogger(__name__)
 _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
+_MEMORY_MARGIN = 1.1
+"""An update may take more than the largest before it by this factor."""
 _REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -105,6 +107,8 @@ class VllmClient:
         self._lineup, self._config, self._num_served = lineup, config, num_served
         self._folder = Path(tempfile.mkdtemp(prefix="magrpo-vllm-"))
         self._asleep = self._closed = False
+        self._update_bytes = 0
+        """The most GPU memory that an update has taken in this process; 0: none was computed here yet."""
         groups: dict[tuple[str, str], list[str]] = defaultdict(list)
         for agent in lineup.agents:
             has_adapter = lineup.weights(agent) == "lora"
@@ -162,15 +166,23 @@ class VllmClient:
             self._call(dict.fromkeys(self._adapters.pop(served.number, {}), UnloadAdapters(served.number)))
 
     def sleep(self) -> None:
-        """Release GPU memory for the update. No-op on CPU."""
+        """Release GPU memory for the update. No-op on CPU.
+
+        The weights stay if what updates have taken so far fits beside them: moving them out and in takes seconds.
+        """
         if self._lineup.device.type == "cuda" and not self._asleep:
-            self._call(dict.fromkeys(self._servers, Sleep()))
             self._asleep = True
+            if self._update_bytes:
+                self._call(dict.fromkeys(self._servers, Sleep(keeps_weights=True)))
+                if self._update_bytes * _MEMORY_MARGIN <= torch.cuda.mem_get_info()[0]:
+                    return
+            self._call(dict.fromkeys(self._servers, Sleep(keeps_weights=False)))
 
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
             self._lineup.release_cached_memory()
+            self._update_bytes = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
             self._call(dict.fromkeys(self._servers, Wake()))
             self._asleep = False
 

@@ -63,7 +63,9 @@ class LoadModel(msgspec.Struct, tag=True):
 
 
 class Sleep(msgspec.Struct, tag=True):
-    """Release GPU memory."""
+    """Release the key-value cache's GPU memory, and unless ``keeps_weights``, now or in a later call, all other."""
+
+    keeps_weights: bool
 
 
 class Wake(msgspec.Struct, tag=True):
@@ -107,6 +109,9 @@ class Server:
             case LoadModel(folder):
                 self._llm.collective_rpc("reload_from", args=(folder,))
                 assert self._llm.reset_prefix_cache()
+            case Sleep(keeps_weights=True):
+                self._llm.sleep(level=0)  # pauses, as the next line demands
+                self._llm.llm_engine.release_kv_cache_memory()
             case Sleep():
                 self._llm.sleep(level=1)
             case Wake():

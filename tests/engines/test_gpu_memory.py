@@ -8,6 +8,9 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
+from unittest import mock
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ import torch
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_server import Server, Sleep, Wake
 from magrpo.fleets.process import Child
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
@@ -35,7 +39,7 @@ def tell(event):
 channel, decoder = Connection(int(sys.argv[2])), msgspec.msgpack.Decoder(Call)
 while True:
     call = decoder.decode(channel.recv_bytes())
-    tell(type(call).__name__)
+    tell(type(call).__name__ + "Lightly" * getattr(call, "keeps_weights", False))
     if isinstance(call, Start):
         while events.read_text().split().count("Start") < int(sys.argv[1]):
             time.sleep(0.01)
@@ -58,6 +62,8 @@ class Machine:
         monkeypatch.setattr("magrpo.engines.vllm.Child", self.child)
         monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether or not vLLM is installed
         monkeypatch.setattr("torch.cuda.empty_cache", lambda: self.tell("empty_cache"))
+        for name in ("max_memory_reserved", "memory_reserved"):
+            monkeypatch.setattr(f"torch.cuda.{name}", lambda: 0)
         monkeypatch.setenv("SCRIPT", str(self.log))
 
     def child(self, command: Sequence[str], log: Path, environment: Mapping[str, str]) -> Child:
@@ -93,6 +99,49 @@ def test_on_a_gpu_servers_start_one_after_another_and_wake_to_free_memory(machin
         assert machine.events() == ["empty_cache", "Wake", "Wake"]
     finally:
         engine.close()
+
+
+def test_weights_stay_where_the_updates_so_far_fit_beside_them(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpu = SimpleNamespace(peak=0, free=100)
+    monkeypatch.setattr("torch.cuda.max_memory_reserved", lambda: 20 + gpu.peak)
+    monkeypatch.setattr("torch.cuda.memory_reserved", lambda: 20)
+    monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (gpu.free, 1000))
+    machine.policy.lineup.device = torch.device("cuda")
+    engine = VllmEngine().open(EngineHost.of(machine.policy))
+    try:
+        told = []
+        for peak in (50, 90, 95, 95):
+            machine.events()
+            engine.sleep()
+            engine.sleep()
+            told.append(machine.events())
+            gpu.peak = peak  # of the update
+            engine.wake()
+    finally:
+        engine.close()
+    whole, light = ["Sleep"] * 2, ["SleepLightly"] * 2
+    assert told == [
+        whole,  # nothing is known of updates yet
+        light,  # 50 fit into 100
+        light,  # 90, and a tenth more
+        light + whole,  # 95 do not
+    ]
+
+
+def test_a_server_releases_the_cache_alone_or_everything() -> None:
+    """In the order that vLLM 0.32 demands: its cache goes only while it is paused."""
+    server, llm = Server.__new__(Server), MagicMock()
+    server._llm = llm
+    for call in (Sleep(keeps_weights=True), Sleep(keeps_weights=False), Wake()):
+        server.handle_call(call, MagicMock())
+    assert llm.mock_calls == [
+        mock.call.sleep(level=0),
+        mock.call.llm_engine.release_kv_cache_memory(),
+        mock.call.sleep(level=1),
+        mock.call.wake_up(),
+    ]
 
 
 def test_on_a_cpu_servers_start_side_by_side(machine: Machine) -> None:
