@@ -92,8 +92,12 @@ class LocalWeights:
             yield policy
 
     def _decode(self, policy: Policy, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-        from magrpo.engines.decoding import can_decode_apart, decode_batch, decoding_model  # defers torch, transformers
-        from magrpo.engines.side_by_side import Stop, run_side_by_side  # defers torch
+        from magrpo.engines.local.decoding import (  # defers torch, transformers
+            can_decode_apart,
+            decode_batch,
+            decoding_model,
+        )
+        from magrpo.engines.local.side_by_side import Stop, run_side_by_side  # defers torch
 
         # Siblings together, prompts of similar length together.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
@@ -137,7 +141,7 @@ class StreamingWeights(LocalWeights):
     _listen: Listener
 
     def _decode(self, policy: Policy, requests: Sequence[Request], progress: Progress | None) -> list[Action]:
-        from magrpo.engines.decoding import decode_steps, decoding_model  # defers torch and transformers
+        from magrpo.engines.local.decoding import decode_steps, decoding_model  # defers torch and transformers
 
         actions: dict[int, Action] = {}
         token_ids: list[list[int]] = [[] for _ in requests]

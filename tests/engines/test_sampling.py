@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from magrpo.engines.sampling import Sampler, kept_tokens
+from magrpo.engines.local.sampling import Sampler, kept_tokens
 from magrpo.types import Request, SamplingParams
 
 

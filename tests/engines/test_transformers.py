@@ -17,9 +17,9 @@ from transformers import MistralConfig, PreTrainedConfig
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
-from magrpo.engines.decoding import can_decode_apart
 from magrpo.engines.host import EngineHost
-from magrpo.engines.side_by_side import Stop, run_side_by_side
+from magrpo.engines.local.decoding import can_decode_apart
+from magrpo.engines.local.side_by_side import Stop, run_side_by_side
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
 from magrpo.place import EnginePlace
 from magrpo.policy import Policy

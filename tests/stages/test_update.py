@@ -13,7 +13,7 @@ from torch import Tensor
 
 from magrpo.collate import plan_batches
 from magrpo.config import LoraConfig, OptimConfig
-from magrpo.engines.decoding import decoding_model
+from magrpo.engines.local.decoding import decoding_model
 from magrpo.types import Sample
 from tests.stages.updating import (
     assert_close,

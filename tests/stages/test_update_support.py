@@ -14,7 +14,7 @@ from torch import Tensor
 
 from magrpo.algo.loss import SampledTokens, policy_loss
 from magrpo.config import LoraConfig
-from magrpo.engines.sampling import kept_tokens
+from magrpo.engines.local.sampling import kept_tokens
 from magrpo.engines.transformers import LocalEngine
 from magrpo.stages.update import Updater
 from magrpo.types import Request, Sample, SamplingParams

@@ -15,7 +15,8 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from magrpo.engines import Completion
-from magrpo.engines.sampling import Sampler
+from magrpo.engines.local.llama_steps import make_step
+from magrpo.engines.local.sampling import Sampler
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
 from magrpo.types import Request
@@ -132,6 +133,7 @@ def decode_steps(
     padded = not bool(mask.all())
     positions = mask.sum(-1) - room  # (B,) the position of the first new token
     live = torch.arange(len(requests), device=device)
+    run_step = make_step(model)
     for step in range(room):
         token, logp, kept = sampler(logits, live, step)
         tokens[live, step], logps[live, step] = token, logp
@@ -147,13 +149,8 @@ def decode_steps(
             if not len(rows):
                 break
             live, token = live[rows], token[rows]
-        logits = model(
-            input_ids=token[:, None],
-            attention_mask=mask[:, : mask.shape[1] - room + step + 1][live] if padded else None,
-            position_ids=(positions[live] + step)[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        ).logits[:, -1]
+        seen = mask[:, : mask.shape[1] - room + step + 1][live] if padded else None
+        logits = run_step(token, positions[live] + step, seen, cache)
     ends = lengths.tolist()
     sampled = zip(tokens.tolist(), logps.tolist(), support, ends, strict=True)
     return [Completion(t[:end], p[:end], s) for t, p, s, end in sampled]
@@ -187,10 +184,18 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
     layers: list[Any] = []
     for chunks in zip(*states, strict=True):  # of prompts, (P, heads, width, size)
         prompt_states = map(torch.cat, zip(*chunks, strict=True))
-        keys, values = (nn.functional.pad(of_prompts[parents], (0, 0, 0, room)) for of_prompts in prompt_states)
+        keys, values = (_make_room(of_prompts, parents, room) for of_prompts in prompt_states)
         layers.append(_Layer(keys, values, width))
     free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
     return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
+
+
+def _make_room(states: Tensor, parents: Tensor, room: int) -> Tensor:
+    """The states (P, heads, width, size) of each row's prompt, and ``room`` slots that hold anything."""
+    _, heads, width, size = states.shape
+    roomy = states.new_empty(len(parents), heads, width + room, size)
+    roomy[:, :, :width] = states[parents]
+    return roomy
 
 
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,98 @@
+"""Decoding steps without modules, against the model's own forward pass: the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
+
+from magrpo.config import AgentConfig, LoraConfig, ModelConfig
+from magrpo.engines.local import decoding, llama_steps
+from magrpo.engines.local.decoding import decode_batch, decoding_model
+from magrpo.engines.local.llama_steps import make_step
+from magrpo.policy import Policy
+from magrpo.types import Request, SamplingParams
+from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
+
+LENGTHS = {"padded": (3, 9, 17, 30), "as long": (9, 9, 9, 9)}
+
+
+def open_policy(folder: Path, config: PreTrainedConfig | None = None, **options: Any) -> Policy:
+    base, weights = str(tiny_base(folder / "base", config)), options.pop("weights", "lora")
+    agents = [AgentConfig(name="main", role="main", model=base, weights=weights)]
+    policy = Policy.open(agents, ModelConfig.model_validate({"device": "cpu", **options}), LoraConfig(rank=4), seed=0)
+    perturb(policy, seed=1, scale=0.05)
+    return policy
+
+
+def with_biases(config: PreTrainedConfig) -> PreTrainedConfig:
+    config.attention_bias = config.mlp_bias = True
+    return config
+
+
+def with_window(config: PreTrainedConfig) -> PreTrainedConfig:
+    config.use_sliding_window, config.sliding_window = True, 8
+    config.layer_types = ["full_attention", "sliding_attention"]
+    return config
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+@pytest.mark.parametrize("weights", ["lora", "full"])
+@pytest.mark.parametrize(
+    "config",
+    [
+        tiny_config("llama"),
+        tiny_config("llama", hidden_size=128, num_kv_heads=2, tie=False),
+        with_biases(tiny_config("llama", hidden_size=128, num_kv_heads=1, num_layers=3)),
+        tiny_config("qwen2", tie=False),
+        tiny_config("qwen2", hidden_size=128, num_kv_heads=2),
+    ],
+    ids=["llama", "llama-grouped", "llama-biases", "qwen2", "qwen2-grouped"],
+)
+def test_the_bits_are_those_of_the_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, config: PreTrainedConfig, weights: str, lengths: str
+) -> None:
+    policy = open_policy(tmp_path, config, weights=weights)
+    generator = torch.Generator().manual_seed(0)
+    prompts = [tuple(torch.randint(3, VOCAB_SIZE, (n,), generator=generator).tolist()) for n in LENGTHS[lengths]]
+    asked = [Request("main", prompts[i % 4], SamplingParams(max_new_tokens=20 + i), seed=i) for i in range(12)]
+    with decoding_model(policy, "main") as model:
+        assert isinstance(make_step(model), llama_steps._LlamaStep)
+        lean = decode_batch(model, asked, [2, 7, 8], None)
+        monkeypatch.setattr(decoding, "make_step", llama_steps._ModuleStep)
+        assert lean == decode_batch(model, asked, [2, 7, 8], None)
+    assert len({len(completion.token_ids) for completion in lean}) > 1, "rows were dropped"
+
+
+def other_activation(model: PreTrainedModel) -> None:
+    model.model.layers[0].mlp.act_fn = torch.nn.Tanh()
+
+
+def eager_attention(model: PreTrainedModel) -> None:
+    model.set_attn_implementation("eager")
+
+
+@pytest.mark.parametrize("change", [other_activation, eager_attention])
+def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callable[[PreTrainedModel], None]) -> None:
+    with decoding_model(open_policy(tmp_path), "main") as model:
+        change(model)
+        assert isinstance(make_step(model), llama_steps._ModuleStep)
+
+
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        (tiny_config(), {"dtype": "bfloat16"}),
+        (tiny_config(), {"dtype": "bfloat16", "weights": "full"}),
+        (MistralConfig(**tiny_config().to_diff_dict() | {"head_dim": 32}), {}),
+        (with_window(tiny_config("qwen2")), {}),
+    ],
+    ids=["adapters-in-bfloat16", "autocast", "mistral", "sliding-window"],
+)
+def test_other_models_run_their_modules(tmp_path: Path, config: PreTrainedConfig, options: dict[str, Any]) -> None:
+    with decoding_model(open_policy(tmp_path, config, **options), "main") as model:
+        assert isinstance(make_step(model), llama_steps._ModuleStep)
