@@ -10,16 +10,17 @@ import json
 import logging
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import make_database, mlflow_page, quieten_mlflow, tracking_uri, translate_errors
 from magrpo.tracking.experiment_view import missing_tags
-from magrpo.tracking.spool import FINAL, Record, Spool, SpooledTracker
+from magrpo.tracking.spool import FINAL, FOLDER_TAG, Record, Spool, SpooledTracker, find_folder_id
 from magrpo.tracking.system import PREFIX, sample_system
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
@@ -56,6 +57,8 @@ class MlflowSink:
     tag: str
     began_s: float | None = None
     """When a run created here began, in seconds since 1970; None: when it is created."""
+    folder_id: str = ""
+    """The :data:`FOLDER_TAG` of the run; empty: the run of that name counts, whatever its folder."""
     mlflow_run_id: str = ""
     experiment_id: str = ""
 
@@ -67,7 +70,7 @@ class MlflowSink:
             make_database(self.uri)
             self._client = MlflowClient(self.uri)
             self.experiment_id = self._find_experiment()
-            self.mlflow_run_id = self._find_run(self.tag, self.run_id)
+            self.mlflow_run_id = self._find_run(self.tag, self.run_id, self.folder_id)
             return str(self._client.get_run(self.mlflow_run_id).data.tags.get(POSITION_TAG, ""))
 
     def note_position(self, position: str) -> None:
@@ -98,13 +101,15 @@ class MlflowSink:
             self._client.set_experiment_tag(experiment_id, key, value)
         return experiment_id
 
-    def _find_run(self, tag: str, value: str) -> str:
-        """The id of the run with this tag, created if there is none."""
-        found = self._client.search_runs([self.experiment_id], f"tags.`{tag}` = '{value}'", max_results=1)
+    def _find_run(self, tag: str, value: str, folder_id: str = "") -> str:
+        """The id of the run with this tag, and this :data:`FOLDER_TAG` if one is given; created if there is none."""
+        tags = {tag: value} | ({FOLDER_TAG: folder_id} if folder_id else {})
+        query = " and ".join(f"tags.`{key}` = '{wanted}'" for key, wanted in tags.items())
+        found = self._client.search_runs([self.experiment_id], query, max_results=1)
         if found:
             return str(found[0].info.run_id)
         began_ms = int((time.time() if self.began_s is None else self.began_s) * 1000)
-        run = self._client.create_run(self.experiment_id, began_ms, tags={tag: value}, run_name=value)
+        run = self._client.create_run(self.experiment_id, began_ms, tags=tags, run_name=value)
         return str(run.info.run_id)
 
     def _deliver_metrics(self, records: Sequence[Record]) -> None:
@@ -186,8 +191,10 @@ class MlflowTracker(SpooledTracker):
         self.uri = tracking_uri(config, root)
         local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
         artifacts = root / "mlartifacts" if local else None
-        self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s)
-        super().__init__(Spool(folder), self._mlflow)
+        spool = Spool(folder)
+        folder_id = _identify(spool)
+        self._mlflow = MlflowSink(self.uri, config.experiment, run_id, artifacts, tag, began_s, folder_id)
+        super().__init__(spool, self._mlflow)
 
     def trace(self, trajectory: Trajectory, step: int, times: Sequence[TurnTimes]) -> None:
         """Record a trajectory for delivery as an MLflow trace (:mod:`magrpo.tracking.traces`)."""
@@ -205,6 +212,17 @@ class MlflowTracker(SpooledTracker):
     def mlflow_run_id(self) -> str:
         """The id of the MLflow run; empty until MLflow was reached."""
         return self._mlflow.mlflow_run_id
+
+
+def _identify(spool: Spool) -> str:
+    """The id of a run directory, which its first record holds. Empty if it was lost: MLflow has a run of it already."""
+    known, is_new = find_folder_id(spool.folder), spool.num_records == 0
+    if known:
+        return known
+    made = uuid4().hex
+    with suppress(OSError):  # the disk is full
+        spool.append({"kind": "tags", "values": {FOLDER_TAG: made}})
+    return made if is_new else ""
 
 
 # -------------------------------------------------------------------------------------------------------- reading back
@@ -258,8 +276,8 @@ def recorded_runs(uri: str, *, only: str | None = None, leave_out: Container[str
     return found
 
 
-def delete_empty_run(uri: str, run_id: str) -> None:
-    """Delete the record of a training run that has measured nothing, but keep any other. Raises Unavailable."""
+def delete_empty_run(uri: str, folder_id: str) -> None:
+    """Delete the record of the run of this :data:`FOLDER_TAG`, if it has measured nothing. Raises Unavailable."""
     if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
         return  # MLflow would create the file
     quieten_mlflow()
@@ -268,7 +286,7 @@ def delete_empty_run(uri: str, run_id: str) -> None:
     with translate_errors(uri):
         client = MlflowClient(uri)
         experiments = [experiment.experiment_id for experiment in _read_pages(client.search_experiments)]
-        for run in client.search_runs(experiments, f"tags.`{RUN_TAG}` = '{run_id}'"):
+        for run in client.search_runs(experiments, f"tags.`{FOLDER_TAG}` = '{folder_id}'"):
             if all(key.startswith(PREFIX) for key in run.data.metrics):
                 client.delete_run(run.info.run_id)
 

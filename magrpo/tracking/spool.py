@@ -32,6 +32,8 @@ RECORDS = "tracking.jsonl"
 """The file of a run directory that holds its records, one a line."""
 DAMAGED = "tracking.damaged.jsonl"
 """What :data:`RECORDS` was before lines that cannot be read were left out of it."""
+FOLDER_TAG = "magrpo.folder"
+"""The tag with the id of a run directory, by which runs of one name in several roots are told apart."""
 Record = dict[str, Any]
 
 _KEY = re.compile(r"[A-Za-z0-9_\-.:/ ]{1,250}")
@@ -107,6 +109,12 @@ def count_damaged(folder: Path) -> int:
         return int(path.exists())
     with path.open("rb") as file:
         return sum(line.endswith(b"\n") and decode_record(line) is None for line in file)
+
+
+def find_folder_id(folder: Path) -> str:
+    """The :data:`FOLDER_TAG` of a run directory; empty if its records have none."""
+    tags = (record["values"].get(FOLDER_TAG) for record in read_records(folder) if record["kind"] == "tags")
+    return next(filter(None, tags), "")
 
 
 class Spool:
@@ -193,7 +201,11 @@ class Spool:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             self._lines = [line for line in islice(file, _BATCH) if line.endswith(b"\n")]
-        return [decode_record(line) or {"kind": "tags", "values": {}} for line in self._lines]
+        return [self._locate(decode_record(line) or {"kind": "tags", "values": {}}) for line in self._lines]
+
+    def _locate(self, record: Record) -> Record:
+        """The record, with the path of an artifact where the run directory is now."""
+        return record | {"path": str(self.folder / record["path"])} if record["kind"] == "artifact" else record
 
     def mark_sent(self, count: int) -> None:
         """Note that the next ``count`` of the records read last are delivered."""
@@ -262,7 +274,10 @@ class SpooledTracker:
         if not path.exists():
             raise FileNotFoundError(f"artifact {path} does not exist")
         stamp = max(file.stat().st_mtime_ns for file in (path, *path.rglob("*")))
-        self.append_record({"kind": "artifact", "path": str(path.absolute()), "folder": folder, "stamp": stamp})
+        path = path.absolute()
+        if path.is_relative_to(self._spool.folder):  # which may move
+            path = path.relative_to(self._spool.folder)
+        self.append_record({"kind": "artifact", "path": str(path), "folder": folder, "stamp": stamp})
 
     def record_start(self, began_s: float | None = None) -> None:
         """Record that the run is under way, again if it had ended, since ``began_s`` (seconds since 1970) or now."""

@@ -19,7 +19,7 @@ from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
-from magrpo.tracking.spool import Unavailable
+from magrpo.tracking.spool import Unavailable, find_folder_id
 from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.experiments.sweep_run import run_sweep
@@ -74,11 +74,11 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_ne
 
 def _remove_run(store: RunStore) -> None:
     """Remove a run that has sampled nothing, also from its tracking store if that answers."""
-    uri = tracking_uri(store.config().tracking, store.path.parent)
+    uri, folder_id = tracking_uri(store.config().tracking, store.path.parent), find_folder_id(store.path)
     with hold_run(store):
         shutil.rmtree(store.path)
     with suppress(Unavailable):
-        delete_empty_run(uri, store.run_id)
+        delete_empty_run(uri, folder_id)
     print(f"run {store.run_id} was refused before its first sample, and is removed", file=sys.stderr)
 
 

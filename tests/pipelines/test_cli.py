@@ -15,6 +15,7 @@ from magrpo.config import load_config
 from magrpo.layout import has_samples
 from magrpo.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker, delete_empty_run, recorded_runs
+from magrpo.tracking.spool import find_folder_id
 from pipelines import cli
 from pipelines.arguments import CONFIGS, list_shipped, locate_config
 from tests.pipelines.micro import STAGES, run_locally, write_config
@@ -122,12 +123,11 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
 
 
 def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
-    """Another root may share the tracking store, and have a run of this name."""
     write_config(tmp_path)
     root = tmp_path / "runs"
     uri = f"sqlite:///{root}/mlflow.db"
     tracker = MlflowTracker(TrackingConfig(uri=uri), root, "again", tmp_path / "spool")
     tracker.metrics({"eval/return": 0.5}, 0)
     tracker.close("FINISHED")
-    delete_empty_run(uri, "again")
+    delete_empty_run(uri, find_folder_id(tmp_path / "spool"))
     assert [run.run_id for run in recorded_runs(uri)] == ["again"]

@@ -26,6 +26,46 @@ def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
     return MlflowTracker(TrackingConfig(), root, run_id, root / run_id)
 
 
+def test_runs_of_one_name_in_two_roots_are_two_runs_of_one_store(tmp_path: Path) -> None:
+    config = TrackingConfig(uri=f"sqlite:///{tmp_path}/mlflow.db")
+    for attempt in range(2):
+        for number, root in enumerate((tmp_path / "one", tmp_path / "two")):
+            tracker = MlflowTracker(config, root, "nightly", root / "nightly")
+            tracker.metrics({"reward/joint": float(number)}, attempt)
+            tracker.close("FINISHED")
+    found = recorded_metrics(config.uri, "reward/joint")
+    assert sorted(found) == [[0.0, 0.0], [1.0, 1.0]]
+
+
+def recorded_metrics(uri: str, key: str) -> list[list[float]]:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(uri)
+    runs = client.search_runs(["1"])
+    return [[point.value for point in client.get_metric_history(run.info.run_id, key)] for run in runs]
+
+
+def test_artifacts_of_a_folder_that_moved_are_delivered(tmp_path: Path) -> None:
+    from mlflow import MlflowClient
+
+    def deliver(folder: Path, database: str) -> MlflowTracker:
+        config = TrackingConfig(uri=f"sqlite:///{tmp_path}/{database}.db")
+        tracker = MlflowTracker(config, tmp_path, "run-1", folder)
+        tracker.artifact(folder / "report.html", "report")
+        tracker.record_start()
+        tracker.close("FINISHED")
+        (delivered,) = MlflowClient(config.uri).list_artifacts(tracker.mlflow_run_id, "report")
+        assert delivered.path == "report/report.html"
+        return tracker
+
+    folder = tmp_path / "runs" / "run-1"
+    folder.mkdir(parents=True)
+    (folder / "report.html").write_text("<p>")
+    deliver(folder, "first")
+    moved = folder.rename(tmp_path / "run-1")
+    deliver(moved, "second")
+
+
 def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     data = tmp_path / "problems.jsonl"
@@ -239,7 +279,7 @@ def test_an_unreachable_server_is_reported_once_and_everything_kept(
         tracker = MlflowTracker(config, tmp_path, "run-1", tmp_path / "run-1")
         tracker.metrics({"reward/joint": 1.0}, 1)
         tracker.close("FINISHED")
-    assert tracker.num_undelivered == 2
+    assert tracker.num_undelivered == 3  # with the id of the folder
     assert caplog.text.count("cannot be used") == 1
     assert "secret" not in caplog.text
 
