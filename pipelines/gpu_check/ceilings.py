@@ -36,6 +36,8 @@ def measure_ceilings(setting: Setting) -> Iterator[Result]:
     del source, target
     sheet = next((figures for name, figures in DATA_SHEETS.items() if name in _name_device(setting)), None)
     yield _compare(f"copy of {size >> 20} MiB", bandwidth / 1e12, sheet and COPY_SHARE * sheet[0], "TB/s")
+    link = measure_link(setting)
+    yield Result("copy to pinned memory of the host", f"{link / 1e9:.3g} GB/s", verdict="note", value=link / 1e9)
     tokens, width, vocabulary = (256, 128, 4096) if setting.is_small else (8192, 4096, 151_936)
     hidden, head, slopes = (
         torch.randn(shape, device=device, dtype=dtype) / 8
@@ -55,7 +57,15 @@ def measure_ceilings(setting: Setting) -> Iterator[Result]:
         if not setting.is_small:  # a product in another dtype than its factors is CUDA's
             wide = setting.measure_seconds(partial(torch.mm, left, right, out_dtype=torch.float32), 10)
             yield Result(f"{name}, in float32", f"{flops / wide / 1e12:.3g} TFLOP/s", verdict="note")
-    setting.save_ceilings(Ceilings(bandwidth, 3 * flops / sum(seconds)))
+    setting.save_ceilings(Ceilings(bandwidth, 3 * flops / sum(seconds), link))
+
+
+def measure_link(setting: Setting) -> float:
+    """Bytes per second from the device into pinned memory of the host."""
+    size = 1 << (22 if setting.is_small else 28)
+    source = torch.zeros(size, dtype=torch.uint8, device=setting.device)
+    target = torch.empty(size, dtype=torch.uint8, pin_memory=setting.device.type == "cuda")
+    return size / setting.measure_seconds(partial(target.copy_, source))
 
 
 def find_ceilings(setting: Setting) -> Ceilings:

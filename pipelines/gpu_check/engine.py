@@ -1,7 +1,6 @@
 """Step 5: the engine beside the trainer: log-probabilities, seeds, versions of adapters, sleep and wake, a kill."""
 
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -13,13 +12,16 @@ import torch
 
 from magrpo.collate import collate, plan_batches
 from magrpo.engines.host import EngineHost
-from magrpo.interfaces import Engine, Served
+from magrpo.engines.vllm import VllmEngine
+from magrpo.interfaces import Engine
+from magrpo.planning.sizes import POLICY, estimate_memory
 from magrpo.policy import Policy
 from magrpo.seeds import derive_seed
 from magrpo.stages.model_runs import ModelRuns
 from magrpo.types import Action, Message, Observation, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions
-from pipelines.gpu_check.processes import list_family, wait_for_end
+from pipelines.gpu_check.ceilings import find_ceilings
+from pipelines.gpu_check.processes import find_command, list_family, wait_for_end
 from pipelines.gpu_check.results import Result, Verdict, judge
 from pipelines.gpu_check.setting import GIB, Setting
 
@@ -30,6 +32,8 @@ GAPS = {torch.float32: 1e-3, torch.bfloat16: 0.1}
 """Largest mean difference of log-probabilities between engine and trainer, by dtype of matrix products."""
 TAKEN = 0.8
 """Share of the free memory that the trainer takes while the engine sleeps."""
+SMALL_UPDATE = 64 << 20
+"""Bytes that the trainer takes where the engine's weights may stay."""
 _END_S = 30.0
 """Seconds that killed processes may take to end."""
 ResultT = TypeVar("ResultT")
@@ -45,16 +49,20 @@ class World:
     folders: dict[int, dict[str, Path]]
     """Of versions 1 and 2, by agent."""
 
-    def sample(self, version: int, sampling: SamplingParams) -> tuple[list[Request], list[Action]]:
-        """Requests of all agents, and the completions of a version."""
-        asked = [
+    def ask(self, sampling: SamplingParams) -> list[Request]:
+        """Requests of all agents."""
+        return [
             Request(agent, prompt_ids, sampling, seed)
             for agent in self.policy.agents
             for text in QUESTIONS
             for prompt_ids in [self.policy.lineup.render(agent, Observation((Message("user", text),)))]
             for seed in range(2)
         ]
-        served: Served = self.engine.serve(version, self.folders[version])
+
+    def sample(self, version: int, sampling: SamplingParams) -> tuple[list[Request], list[Action]]:
+        """Requests of all agents, and the completions of a version."""
+        asked = self.ask(sampling)
+        served = self.engine.serve(version, self.folders[version])
         actions = served.generate(asked)
         served.close()
         return asked, actions
@@ -95,7 +103,7 @@ def check_engine(setting: Setting) -> Iterator[Result]:
         world = World(policy, runs, engine, folders)
         yield from _check_samples(world)
         yield from _check_sleep(setting, world)
-        yield from _check_kill([child for child in list_family(os.getpid()) if child not in before])
+        yield _check_kill([child for child in list_family(os.getpid()) if child not in before])
     finally:
         engine.close()
 
@@ -136,11 +144,12 @@ def _check_samples(world: World) -> Iterator[Result]:
 
 
 def _check_sleep(setting: Setting, world: World) -> Iterator[Result]:
-    greedy = SamplingParams(temperature=0.0, max_new_tokens=16)
-    _, before = world.sample(1, greedy)
-    lineup = world.policy.lineup
-    lineup.release_cached_memory()
-    free = [0.0 if setting.is_small else setting.count_free_bytes()]
+    """Sleep and wake beside served weights, as in training."""
+    asked = world.ask(SamplingParams(max_new_tokens=16))
+    served = world.engine.serve(1, world.folders[1])
+    served.generate(asked)
+    world.policy.lineup.release_cached_memory()
+    free = [0 if setting.is_small else setting.count_free_bytes()]
     _, sleep_s = _measure_call(world.engine.sleep)
     if not setting.is_small:
         free.append(setting.count_free_bytes())
@@ -148,27 +157,57 @@ def _check_sleep(setting: Setting, world: World) -> Iterator[Result]:
         taken.fill_(1)
         del taken
     _, wake_s = _measure_call(world.engine.wake)
-    _, after = world.sample(1, greedy)
-    same = sum(one.token_ids == other.token_ids for one, other in zip(before, after, strict=True))
-    remedy = "lower engine.memory_frac"
-    found, expected = f"{same} of {len(before)} completions are the same", "nearly all"
-    name = f"sleep, the trainer takes {TAKEN:.0%} of the free memory, wake"
-    yield judge(name, found, expected, same >= 0.8 * len(before), remedy)
-    yield Result("sleep and wake", f"{sleep_s:.1f} s and {wake_s:.1f} s", verdict="note", value=sleep_s + wake_s)
-    if not setting.is_small:
-        found = f"{(free[1] - free[0]) / GIB:.1f} GiB"
-        yield Result("memory released by sleep", found, verdict="note", value=(free[1] - free[0]) / GIB)
+    gap = world.measure_gap(1, asked, served.generate(asked))
+    served.close()
+    name = f"after sleep, the trainer taking {TAKEN:.0%} of the free memory, and wake"
+    yield _judge_gap(name, gap, GAPS[world.policy.dtype], "lower engine.memory_frac")
+    if setting.is_small:
+        return
+    sizes = estimate_memory(setting.config, setting.dtype.itemsize, None)
+    link_s = 2 * sum(sizes.get(purpose, 0.0) for purpose in POLICY) / find_ceilings(setting).link_bytes_per_s
+    found, expected = f"{sleep_s:.1f} s and {wake_s:.1f} s", f"{link_s:.1f} s in all for the weights, by the link"
+    yield Result("sleep and wake", found, expected, "note", value=sleep_s + wake_s)
+    released = (free[1] - free[0]) / GIB
+    share = setting.engine.memory_frac if isinstance(setting.engine, VllmEngine) else 0.0
+    least = 0.8 * share * torch.cuda.mem_get_info(setting.device)[1] / GIB
+    expected = f"{least:.1f} GiB or more: most of engine.memory_frac"
+    verdict: Verdict = "ok" if released >= least else "missed"
+    yield Result("memory released by sleep", f"{released:.1f} GiB", expected, verdict, value=released)
+    yield from _check_short_sleep(setting, world, sleep_s + wake_s)
 
 
-def _check_kill(processes: Sequence[psutil.Process]) -> Iterator[Result]:
+def _check_short_sleep(setting: Setting, world: World, long_s: float) -> Iterator[Result]:
+    """Sleep after an update that left room for the engine's weights, which then stay on the card."""
+    asked = world.ask(SamplingParams(max_new_tokens=16))
+    served = world.engine.serve(1, world.folders[1])
+    served.generate(asked)
+    seconds = 0.0
+    for _ in range(2):  # the first tells the engine how little updates take
+        world.policy.lineup.release_cached_memory()
+        torch.cuda.reset_peak_memory_stats()
+        _, sleep_s = _measure_call(world.engine.sleep)
+        torch.empty(SMALL_UPDATE, dtype=torch.uint8, device=setting.device)
+        _, wake_s = _measure_call(world.engine.wake)
+        seconds = sleep_s + wake_s
+    gap = world.measure_gap(1, asked, served.generate(asked))
+    served.close()
+    yield _judge_gap(
+        "after a sleep beside the weights", gap, GAPS[world.policy.dtype], "report it with gpu-report.json"
+    )
+    verdict: Verdict = "ok" if seconds <= long_s else "missed"
+    expected = f"at most {long_s:.1f} s, as with them"
+    yield Result("sleep and wake without the weights", f"{seconds:.1f} s", expected, verdict, value=seconds)
+
+
+def _check_kill(processes: Sequence[psutil.Process]) -> Result:
     """Kill the engine's server, if it has one, and see that nothing of it survives."""
-    servers = [process for process in processes if "magrpo.engines.vllm_server" in process.cmdline()[1:4]]
+    servers = find_command(processes, "magrpo.engines.vllm_server")
     for server in servers:
-        os.kill(server.pid, signal.SIGKILL)
+        server.kill()
     alive = wait_for_end(processes if servers else [], _END_S)
-    found = f"{len(alive)} of {len(processes)} processes survive" if servers else "the engine has no process"
+    found = f"{len(alive)} of {len(processes)} survive" if servers else "the engine has none"
     remedy = f"kill {' '.join(str(process.pid) for process in alive)}"
-    yield judge("processes of the killed engine", found, "none survives", not alive, remedy)
+    return judge("processes of the killed engine", found, "none survives", not alive, remedy)
 
 
 def _judge_gap(name: str, gap: float, limit: float, remedy: str) -> Result:

@@ -76,9 +76,9 @@ def _count_error(error: Tensor) -> float:
     return float(torch.where(error.isfinite(), error, torch.inf))
 
 
-def draw_inputs(setting: Setting, case: Case, dtype: torch.dtype) -> tuple[Tensor, TokenInputs]:
-    """Random logits and inputs of a few tokens. Old and reference policies are near the current one."""
-    count = 2 if setting.is_small else 64
+def draw_inputs(setting: Setting, case: Case, dtype: torch.dtype, count: int = 64) -> tuple[Tensor, TokenInputs]:
+    """Random logits and inputs of ``count`` tokens, or of 2. Old and reference policies are near the current one."""
+    count = 2 if setting.is_small else count
     generator = torch.Generator().manual_seed(case.vocabulary)
 
     def draw(*shape: int) -> Tensor:
@@ -102,7 +102,7 @@ def draw_inputs(setting: Setting, case: Case, dtype: torch.dtype) -> tuple[Tenso
 def _check_race(setting: Setting, vocabulary: int) -> Result:
     """In place against out of place, beside copies that delay some warps."""
     repeats = 2 if setting.is_small else 200
-    logits, inputs = draw_inputs(setting, Case(vocabulary, "ratio"), torch.bfloat16)
+    logits, inputs = draw_inputs(setting, Case(vocabulary, "ratio"), torch.bfloat16, count=1024)
     # Low ids are written last, high ids first.
     ids = torch.arange(len(logits), device=setting.device) * 63 % min(4096, vocabulary)
     ids = torch.where(ids % 2 == 0, ids, vocabulary - 1 - ids)

@@ -10,7 +10,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from magrpo.planning.card import check_card
 from magrpo.planning.sizes import POLICY, estimate_memory
+from magrpo.plugins import ConfigError
 from pipelines.gpu_check.results import Result, judge
 from pipelines.gpu_check.setting import GIB, Setting
 
@@ -61,6 +63,19 @@ def _check_gpu(setting: Setting) -> Iterator[Result]:
     found, expected = f"{free:.1f} of {total:.1f} GiB free", f"{MIN_GIB} GiB or more, nearly all of it free"
     remedy = "end the other processes on the card (nvidia-smi lists them), or take a larger card"
     yield judge("memory of the card", found, expected, free >= max(MIN_GIB, 0.9 * total), remedy)
+    yield _check_estimate(setting, total * GIB)
+
+
+def _check_estimate(setting: Setting, card: float) -> Result:
+    """Whether the configuration fits the card, as ``--dry-run`` estimates."""
+    name, expected = "the configuration on this card", "fits, by the estimate of --dry-run"
+    try:
+        change = check_card(setting.config, setting.dtype.itemsize, setting.engine, card)
+    except ConfigError as error:
+        found, _, remedy = str(error).rpartition("; ")
+        return Result(name, found, expected, "failed", remedy)
+    found = f"fits; micro-batches are halved unless {change}" if change else "fits"
+    return Result(name, found, expected, "missed" if change else "ok")
 
 
 def _explain_missing_gpu() -> Iterator[Result]:

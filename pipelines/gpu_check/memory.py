@@ -1,12 +1,14 @@
 """Step 6: the memory of an update of the configuration, and the micro-batch that it leaves room for."""
 
+import sys
 from collections.abc import Iterator
 
 import torch
 
+from magrpo.collate import count_padded, plan_batches
 from magrpo.config import RunConfig
 from magrpo.forward import can_share_prompts, has_linear_head
-from magrpo.planning.sizes import estimate_memory
+from magrpo.planning.sizes import count_token_activations
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
 from magrpo.stages.work import is_out_of_memory
@@ -15,10 +17,10 @@ from magrpo_kernels import bench
 from pipelines.gpu_check.results import Result, Verdict, judge
 from pipelines.gpu_check.setting import GIB, Setting
 
-PROBES = {True: (512, 1024), False: (1024, 2048)}
-"""Tokens of the two micro-batches, by whether sizes are small."""
 LENGTH = 256
 """Tokens of a sequence, half of them sampled."""
+MAX_GROUP = 8
+"""Completions that share a prompt, and a row: at most as many as in a rollout."""
 SPARE = 0.9
 """Share of the card that an update should take: ragged micro-batches fragment memory."""
 ASLEEP_BYTES = 2 * GIB
@@ -26,29 +28,39 @@ ASLEEP_BYTES = 2 * GIB
 
 
 def probe_memory(setting: Setting) -> Iterator[Result]:
-    """Measure the bytes per token of an update and say which ``optim.micro_batch_tokens`` fits."""
-    first, second = PROBES[setting.is_small]
-    config = with_micro_batch(setting.config, second)
+    """Measure the bytes per token of an update and say which ``optim.micro_batch_tokens`` fits.
+
+    The update of one group is compared with that of two.
+    """
+    config = with_micro_batch(setting.config, 2 * MAX_GROUP * LENGTH)
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
     updater = Updater.of(policy, config, setting.folder / "failed-batch")
     agent = next(agent for agent in policy.agents if policy.lineup.config(agent).trained)
     with policy.active(agent) as model:
-        for name, holds in (
-            ("logits are linear in the hidden states", has_linear_head(model)),
-            ("completions share the row of their prompt", can_share_prompts(model)),
-        ):
-            yield Result(name, "yes" if holds else "no: updates take longer", verdict="note")
-    length = min(LENGTH, policy.lineup.max_length(agent))
+        linear, shares = has_linear_head(model), can_share_prompts(model)
+    for name, holds in (
+        ("logits are linear in the hidden states", linear),
+        ("completions share the row of their prompt", shares),
+    ):
+        yield Result(name, "yes" if holds else "no: updates take longer", verdict="note")
+    length, size = min(LENGTH, policy.lineup.max_length(agent)), min(MAX_GROUP, config.rollout.group_size)
+    probes = [make_samples(number, size, length) for number in (1, 2)]
+    tokens = [count_padded(samples, plan_batches(samples, sys.maxsize, shares)[0]) for samples in probes]
     try:
-        updater.gradient(agent, make_samples(first, length))  # makes the workspaces of libraries
-        peaks = [_measure_peak(setting, updater, agent, make_samples(tokens, length)) for tokens in (first, second)]
+        updater.gradient(agent, probes[0])  # makes the workspaces of libraries
+        peaks = [_measure_peak(setting, updater, agent, samples) for samples in probes]
     except RuntimeError as error:
         if not is_out_of_memory(error):
             raise
         remedy = "take a smaller base model, weights = 'lora', or a larger card"
-        yield Result("update", "out of memory", f"fits at {second} tokens", "failed", remedy)
+        yield Result("update", "out of memory", f"fits at {tokens[1]} tokens", "failed", remedy)
         return
-    per_token = max(peaks[1] - peaks[0], 1) / (second - first)
+    if updater.micro_batch_tokens != config.optim.micro_batch_tokens:
+        limit = updater.micro_batch_tokens
+        expected = f"{tokens[1]} tokens fit: set optim.micro_batch_tokens={limit}"
+        yield Result("update", f"out of memory, continued with {limit}", expected, "missed", value=float(limit))
+        return
+    per_token = max(peaks[1] - peaks[0], 1) / (tokens[1] - tokens[0])
     yield _compare_estimate(setting, per_token)
     if not setting.is_small:
         yield _advise_tokens(setting, policy, per_token)
@@ -59,12 +71,13 @@ def with_micro_batch(config: RunConfig, tokens: int) -> RunConfig:
     return config.model_copy(update={"optim": config.optim.model_copy(update={"micro_batch_tokens": tokens})})
 
 
-def make_samples(num_tokens: int, length: int) -> list[Sample]:
-    """Samples of ``num_tokens`` padded tokens in all, in pairs with different returns and prompts of their own."""
+def make_samples(num_groups: int, group_size: int, length: int) -> list[Sample]:
+    """Groups of samples that share a prompt, with different returns; ``length``: of prompt and completion."""
     half = length // 2
     return [
-        Sample((3 + i % 5,) * half, (4,) * half, (0.0,) * half, float(i % 2), i % 2 - 0.5, i // 2, 0)
-        for i in range(max(2, num_tokens // (2 * half - 1)))
+        Sample((3 + group,) * half, (4,) * half, (0.0,) * half, float(i % 2), i % 2 - 0.5, group, 0)
+        for group in range(num_groups)
+        for i in range(group_size)
     ]
 
 
@@ -76,11 +89,7 @@ def _measure_peak(setting: Setting, updater: Updater, agent: str, samples: list[
 
 
 def _compare_estimate(setting: Setting, per_token: float) -> Result:
-    first, second = (
-        sum(estimate_memory(with_micro_batch(setting.config, tokens), setting.dtype.itemsize, None).values())
-        for tokens in (64, 128)
-    )
-    estimated = (second - first) / 64
+    estimated = count_token_activations(setting.config, setting.dtype.itemsize)
     found, expected = f"{per_token / 1e6:.3g} MB", f"{estimated / 1e6:.3g} MB as --dry-run estimates"
     near = 0.5 * estimated <= per_token <= 1.5 * estimated
     # On a CPU the resident set says little about small tensors.

@@ -16,6 +16,16 @@ def list_family(pid: int) -> list[psutil.Process]:
     return []
 
 
+def find_command(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
+    """The processes that run ``python -m module``."""
+    found = []
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
+            if process.cmdline()[1:3] == ["-m", module]:
+                found.append(process)
+    return found
+
+
 def wait_for_end(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """The processes that still run after ``timeout_s``; one that only waits for its parent's attention does not."""
     end = time.monotonic() + timeout_s

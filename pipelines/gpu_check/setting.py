@@ -4,12 +4,15 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
 
 from magrpo.config import RunConfig
+from magrpo.engines.auto import AutoEngine
+from magrpo.interfaces import EnginePlugin
+from magrpo.place import EnginePlace
 
 GIB = 1 << 30
 
@@ -22,6 +25,8 @@ class Ceilings:
     """Read and written by a copy."""
     flops: float
     """Floating-point operations per second of the head's matrix products."""
+    link_bytes_per_s: float
+    """From the device into pinned memory of the host."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +48,12 @@ class Setting:
     def dtype(self) -> torch.dtype:
         """The dtype of matrix products."""
         return torch.float32 if self.is_small else torch.bfloat16
+
+    @property
+    def engine(self) -> EnginePlugin:
+        """The engine of the configuration, chosen if it is ``auto``."""
+        plugin = self.config.engine
+        return plugin.choose_engine(self.device, EnginePlace()) if isinstance(plugin, AutoEngine) else plugin
 
     def count_free_bytes(self) -> int:
         """Free memory of the GPU."""
@@ -75,8 +86,7 @@ class Setting:
 
     def save_ceilings(self, ceilings: Ceilings) -> None:
         """For later steps, which may run in other processes."""
-        content = {"copy_bytes_per_s": ceilings.copy_bytes_per_s, "flops": ceilings.flops}
-        (self.folder / "ceilings.json").write_text(json.dumps(content), encoding="utf-8")
+        (self.folder / "ceilings.json").write_text(json.dumps(asdict(ceilings)), encoding="utf-8")
 
     def load_ceilings(self) -> Ceilings | None:
         """The ceilings, if they were measured."""
