@@ -79,6 +79,7 @@ def prepare_environment() -> None:
         Path.home()
     except RuntimeError:  # neither HOME nor a passwd entry: Prefect and MLflow could not be imported
         os.environ["HOME"] = "/"  # as container runtimes do
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it warns of a home that it cannot write to
     reach_loopback_directly()
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -25,3 +27,11 @@ def test_a_user_without_a_home_gets_one(monkeypatch: pytest.MonkeyPatch) -> None
     prepare_environment()
     assert Path.home() == Path("/")
     assert prefect_target() is None
+
+
+def test_pictures_are_drawn_without_a_word_about_the_home() -> None:
+    code = "from pipelines.environment import prepare_environment as p; p(); import magrpo.reports.charts"
+    environment = os.environ | {"HOME": "/proc/1/nothing"}
+    environment.pop("MPLCONFIGDIR", None)
+    drawn = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert drawn.stderr == ""
