@@ -191,12 +191,11 @@ def _check_short_sleep(setting: Setting, world: World, long_s: float) -> Iterato
         seconds = sleep_s + wake_s
     gap = world.measure_gap(1, asked, served.generate(asked))
     served.close()
-    yield _judge_gap(
-        "after a sleep beside the weights", gap, GAPS[world.policy.dtype], "report it with gpu-report.json"
-    )
+    limit, remedy = GAPS[world.policy.dtype], "report it with gpu-report.json"
+    yield _judge_gap("after a sleep that keeps the weights", gap, limit, remedy)
     verdict: Verdict = "ok" if seconds <= long_s else "missed"
-    expected = f"at most {long_s:.1f} s, as with them"
-    yield Result("sleep and wake without the weights", f"{seconds:.1f} s", expected, verdict, value=seconds)
+    expected = f"at most {long_s:.1f} s, as with the weights"
+    yield Result("sleep and wake, weights kept", f"{seconds:.1f} s", expected, verdict, value=seconds)
 
 
 def _check_kill(processes: Sequence[psutil.Process]) -> Result:

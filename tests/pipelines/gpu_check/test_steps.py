@@ -324,7 +324,7 @@ def test_the_trainer_takes_most_of_the_memory_while_the_engine_sleeps(
     assert events[:6] == ["generate", "release", "sleep", "take 6.4", "wake", "generate"]
     again = ["release", "reset", "sleep", "take 0.1", "wake"]
     assert events[6:] == ["generate", *again, *again, "generate"]
-    assert find_result(results, "after a sleep beside the weights").verdict == "ok"
+    assert find_result(results, "after a sleep that keeps the weights").verdict == "ok"
     assert find_result(results, "sleep and wake").expected.startswith("2.0 s in all")
     released = find_result(results, "memory released")
     assert (released.value, released.verdict) == (6.0, "ok")
