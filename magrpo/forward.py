@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -68,15 +68,35 @@ def _run_checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) ->
     return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
 
-def has_linear_head(model: PreTrainedModel) -> bool:
-    """Whether logits are a linear layer of the last hidden states and nothing more: no soft-capping, no scaling."""
+class LogitMap(NamedTuple):
+    """How logits follow from the head's products ``z``: ``scale * soft_cap * tanh(z / soft_cap)``."""
+
+    scale: float = 1.0
+    soft_cap: float | None = None
+    """None: ``scale * z``."""
+
+    def apply(self, products: Tensor) -> Tensor:
+        """The logits."""
+        capped = products if self.soft_cap is None else self.soft_cap * (products / self.soft_cap).tanh()
+        return self.scale * capped
+
+
+def find_logit_map(model: PreTrainedModel) -> LogitMap | None:
+    """How logits follow from a linear layer of the last hidden states; None: in a way not known here.
+
+    The configuration's words for it (Gemma's, Cohere's, Granite's) are believed if they give the model's own logits.
+    """
+    config = model.config.get_text_config().to_dict()
+    scale = config.get("logit_scale") or 1 / (config.get("logits_scaling") or 1)
+    stated = LogitMap(scale, config.get("final_logit_softcapping"))
     probe = collate([_probe_sample(4)], [(0,)], model.device)
     with torch.no_grad():
         weight, bias = head_weights(model)
-        linear = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias)
-        logits = token_logits(model, probe)
+        products = nn.functional.linear(hidden_states(model, probe).to(weight.dtype), weight, bias).float()
+        logits = token_logits(model, probe).float()
     tolerance = 1e-4 if model.dtype == torch.float32 else 3e-2
-    return torch.allclose(linear.float(), logits.float(), rtol=tolerance, atol=tolerance)
+    agrees = torch.allclose(stated.apply(products), logits, rtol=tolerance, atol=tolerance)
+    return stated if agrees else None
 
 
 def can_share_prompts(model: PreTrainedModel) -> bool:

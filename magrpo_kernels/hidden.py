@@ -47,7 +47,7 @@ def group_policy_loss(
     *,
     bias: Float[Tensor, " V"] | None = None,
 ) -> PolicyLoss:
-    """The summed loss of ``N`` tokens whose logits are ``hidden @ lm_head_weight.T + bias``.
+    """The summed loss of ``N`` tokens whose logits are ``hidden @ lm_head_weight.T + bias``, capped if options say so.
 
     Equations, support and skipping as in :func:`~magrpo_kernels.row.policy_loss_from_logits`. Gradients flow to
     whichever of ``hidden``, ``lm_head_weight`` and ``bias`` require them; the head's is accumulated in float32.
@@ -83,22 +83,28 @@ def _group_policy_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arg
     loss, logps = rows.new_zeros((), dtype=wide), rows.new_zeros(len(rows), dtype=wide)
     entropy = torch.zeros_like(logps)
     parts = slice_chunks(len(rows), len(weight), weight.device, trains_head=wants[1])
-    buffer = allocate_logits(rows, weight, parts)
+    is_wide = options.float32_logits or options.soft_cap is not None
+    buffer = allocate_logits(rows, weight, parts, wide if is_wide else rows.dtype)
+    overwrites = buffer.dtype == rows.dtype and options.soft_cap is None
+    gradients = buffer if overwrites or not any(wants) else allocate_logits(rows, weight, parts)
     for part in parts:
-        logits = buffer[: part.stop - part.start]
-        if bias is None:
-            torch.mm(rows[part], weight.t(), out=logits)
-        else:
-            torch.addmm(bias, rows[part], weight.t(), out=logits)
-        out = logits if any(wants) else None
+        size = part.stop - part.start
+        logits, gradient = buffer[:size], gradients[:size]
+        compute_logits(rows[part], weight, bias, logits)
+        if options.soft_cap is not None:
+            logits.div_(options.soft_cap).tanh_().mul_(options.soft_cap)
+        out = gradient if any(wants) else None
         losses, logps[part], entropy[part] = row_loss(logits, counted.select_tokens(part), options, out)
         loss += losses.sum()
+        if options.soft_cap is not None and out is not None:
+            slope = logits.div_(options.soft_cap).clamp_(-1, 1).square_().neg_().add_(1)  # -inf: outside the support
+            gradient.mul_(slope)
         if wants[0]:
-            torch.mm(logits, weight, out=to_rows[part])
+            torch.mm(gradient, weight, out=to_rows[part])
         if wants[1]:
-            add_product_(to_weight, logits.t(), rows[part])
+            add_product_(to_weight, gradient.t(), rows[part])
         if wants[2]:
-            to_bias += logits.sum(0, dtype=wide)
+            to_bias += gradient.sum(0, dtype=wide)
     if index is not None:
         logps, entropy = scatter_rows(logps, index, len(hidden)), scatter_rows(entropy, index, len(hidden))
         to_rows = scatter_rows(to_rows, index, len(hidden)) if wants[0] else to_rows
@@ -116,6 +122,22 @@ def _(hidden: Tensor, weight: Tensor, bias: Tensor | None, *arguments: Any) -> O
 
 
 _group_policy_loss.register_autograd(scale_gradients, setup_context=keep_gradients)
+
+
+def compute_logits(rows: Tensor, weight: Tensor, bias: Tensor | None, logits: Tensor) -> None:
+    """``logits = rows @ weight.T + bias``, not rounded to the factors' dtype where ``logits`` has a wider one."""
+    if logits.dtype == rows.dtype:
+        if bias is None:
+            torch.mm(rows, weight.t(), out=logits)
+        else:
+            torch.addmm(bias, rows, weight.t(), out=logits)
+        return
+    if rows.is_cuda:
+        torch.ops.aten.mm.dtype_out(rows, weight.t(), logits.dtype, out=logits)
+    else:
+        torch.mm(rows.to(logits.dtype), weight.to(logits.dtype).t(), out=logits)
+    if bias is not None:
+        logits += bias
 
 
 def add_product_(total: Tensor, left: Tensor, right: Tensor) -> None:
@@ -140,11 +162,11 @@ def slice_chunks(num_tokens: int, vocabulary: int, device: torch.device, *, trai
     return [slice(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
-def allocate_logits(rows: Tensor, weight: Tensor, parts: list[slice]) -> Tensor:
+def allocate_logits(rows: Tensor, weight: Tensor, parts: list[slice], dtype: torch.dtype | None = None) -> Tensor:
     """One buffer for the logits of every chunk, since fresh pages are slow: (C, V), with padded rows on CUDA."""
     vocabulary = len(weight)
     width = _round_up(vocabulary, _STRIDE_MULTIPLE) if rows.is_cuda else vocabulary
-    return rows.new_empty(parts[0].stop if parts else 0, width)[:, :vocabulary]
+    return rows.new_empty(parts[0].stop if parts else 0, width, dtype=dtype)[:, :vocabulary]
 
 
 def _round_up(number: int, multiple: int) -> int:

@@ -134,6 +134,10 @@ class LossOptions:
     """What advantages are divided by."""
     importance_cap: float | None = None
     """Upper bound of the importance weight, needed with ``sampling_logps``."""
+    soft_cap: float | None = None
+    """Bound of logits that the model caps: ``soft_cap tanh(z / soft_cap)``; for logits from hidden states."""
+    float32_logits: bool = False
+    """Whether logits from hidden states in half precision are float32, as ``soft_cap`` makes them in any case."""
     entropy: bool = False
     """Whether to return each token's entropy."""
     checked: bool = False
@@ -169,7 +173,7 @@ SCHEMA = (
     "Tensor? sequences, Tensor? returns, Tensor? group_bounds, Tensor? estimators, "
     "Tensor? support_ids, Tensor? support_bounds, "
     "float temperature, float? clip_low, float? clip_high, str normalize, float divisor, float? importance_cap, "
-    "bool entropy, bool checked, bool backward_once, str impl"
+    "float? soft_cap, bool float32_logits, bool entropy, bool checked, bool backward_once, str impl"
 )
 """Of :class:`TokenInputs` and :class:`LossOptions` as the arguments of a registered operation."""
 NUM_ARGUMENTS = SCHEMA.count(",") + 1
@@ -222,6 +226,8 @@ def check_inputs(inputs: TokenInputs, options: LossOptions, num_tokens: int) -> 
         raise ValueError("sampling_logps and importance_cap go together")
     if options.importance_cap is not None and not options.importance_cap > 0:
         raise ValueError(f"importance_cap must be positive, got {options.importance_cap}")
+    if options.soft_cap is not None and not 0 < options.soft_cap < math.inf:
+        raise ValueError(f"soft_cap must be positive, got {options.soft_cap}")
     if options.normalize not in get_args(Normalize):
         raise ValueError(f"unknown normalize {options.normalize!r}: choose one of {', '.join(get_args(Normalize))}")
     if options.impl not in get_args(Impl):

@@ -67,6 +67,8 @@ def policy_loss_from_logits(
     """
     if logits.ndim != 2 or logits.shape[1] == 0:
         raise ValueError(f"logits must have shape (N, V) with V of 1 or more, got {tuple(logits.shape)}")
+    if options.soft_cap is not None:
+        raise ValueError("soft_cap is for logits from hidden states: these are the model's own, capped already")
     arguments = flatten_arguments(inputs, options, len(logits))
     options.uses_triton(logits)
     gradient = torch.is_grad_enabled() and logits.requires_grad

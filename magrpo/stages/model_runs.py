@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
@@ -14,15 +15,16 @@ from transformers import PreTrainedModel
 from magrpo.algo.loss import LossOf
 from magrpo.collate import Batch
 from magrpo.forward import (
+    LogitMap,
     can_share_prompts,
     checkpoint_layers,
-    has_linear_head,
+    find_logit_map,
     head_weights,
     hidden_states,
     token_logits,
 )
 from magrpo.policy import Policy
-from magrpo_kernels import LossOptions, TokenInputs, group_policy_loss, policy_loss_from_logits
+from magrpo_kernels import LossOptions, PolicyLoss, TokenInputs, group_policy_loss, policy_loss_from_logits
 
 ModelContext = AbstractContextManager[PreTrainedModel]
 """A policy's ``active`` or ``reference`` of an agent."""
@@ -35,7 +37,7 @@ class ModelRuns:
 
     def __init__(self, policy: Policy, *, gradient_checkpointing: bool = False) -> None:
         self._policy, self._gradient_checkpointing = policy, gradient_checkpointing
-        self._has_linear_head: dict[str, bool] = {}
+        self._logit_maps: dict[str, LogitMap | None] = {}
         self.shares_prompts: dict[str, bool] = {}
         """Whether completions of one prompt may share a row, by agent that :meth:`probe_model` was called for."""
 
@@ -44,7 +46,7 @@ class ModelRuns:
         with self._policy.active(agent) as model:
             if self._gradient_checkpointing:
                 checkpoint_layers(model)
-            self._has_linear_head[agent] = self._policy.run(model, has_linear_head)
+            self._logit_maps[agent] = self._policy.run(model, find_logit_map)
             self.shares_prompts[agent] = self._policy.run(model, can_share_prompts)
         rows = "share a row" if self.shares_prompts[agent] else "have a row each"
         log.info("agent %s: completions of one prompt %s in the update", agent, rows)
@@ -54,16 +56,17 @@ class ModelRuns:
     ) -> ResultT:
         """Run a model, then ``finish``, which is given the loss as a function of the tokens' inputs.
 
-        If the head is a linear layer, it starts from hidden states (N, D) in the dtype of matrix products.
+        Where it is known how logits follow from hidden states (N, D), it starts from these, in the dtype of matrix
+        products.
         """
 
         def compute(model: PreTrainedModel) -> ResultT:
-            if self._has_linear_head[agent]:
+            if logit_map := self._logit_maps[agent]:
                 weight, bias = head_weights(model)
                 dtype = self._policy.dtype
                 hidden = hidden_states(model, batch).to(dtype)
                 bias = None if bias is None else bias.to(dtype)
-                loss_of: LossOf = partial(group_policy_loss, hidden, weight.to(dtype), bias=bias)
+                loss_of: LossOf = partial(_lose_from_hidden, hidden, weight.to(dtype), bias, logit_map)
             else:
                 loss_of = partial(policy_loss_from_logits, token_logits(model, batch))
             with torch.autocast(self._policy.device.type, enabled=False):
@@ -80,3 +83,12 @@ class ModelRuns:
         tokens = batch.tokens
         inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
         return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)
+
+
+def _lose_from_hidden(
+    hidden: Tensor, weight: Tensor, bias: Tensor | None, logit_map: LogitMap, inputs: TokenInputs, options: LossOptions
+) -> PolicyLoss:
+    """The loss of a model with this map; a scale of logits is one over a scale of the temperature."""
+    temperature = options.temperature / logit_map.scale
+    options = replace(options, temperature=temperature, soft_cap=logit_map.soft_cap)
+    return group_policy_loss(hidden, weight, inputs, options, bias=bias)

@@ -7,7 +7,7 @@ import torch
 
 from magrpo.collate import count_padded, plan_batches
 from magrpo.config import RunConfig
-from magrpo.forward import can_share_prompts, has_linear_head
+from magrpo.forward import can_share_prompts, find_logit_map
 from magrpo.planning.sizes import count_token_activations
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
@@ -37,7 +37,7 @@ def probe_memory(setting: Setting) -> Iterator[Result]:
     updater = Updater.of(policy, config, setting.folder / "failed-batch")
     agent = next(agent for agent in policy.agents if policy.lineup.config(agent).trained)
     with policy.active(agent) as model:
-        linear, shares = has_linear_head(model), can_share_prompts(model)
+        linear, shares = find_logit_map(model) is not None, can_share_prompts(model)
     for name, holds in (
         ("logits are linear in the hidden states", linear),
         ("completions share the row of their prompt", shares),

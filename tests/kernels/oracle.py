@@ -52,6 +52,14 @@ def case(
     return arguments
 
 
+def head_factors(num_tokens: int, vocabulary: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, a head and its bias, whose logits reach beyond 8."""
+    generator = torch.Generator().manual_seed(4)
+    shapes = ((num_tokens, 6), (vocabulary, 6), (vocabulary,))
+    hidden, head, bias = (torch.randn(shape, generator=generator) for shape in shapes)
+    return 2 * hidden, head, bias
+
+
 def loss_by_definition(
     logits: Tensor,
     token_ids: Tensor,

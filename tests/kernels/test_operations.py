@@ -18,7 +18,7 @@ from magrpo_kernels import (
 )
 from tests.kernels.oracle import case
 
-OPTIONS = (0.7, 0.2, 0.3, "none", 2.0, 1.5, True, False, False, "torch")  # of LossOptions, in their order
+OPTIONS = (0.7, 0.2, 0.3, "none", 2.0, 1.5, 3.0, False, True, False, False, "torch")  # of LossOptions, in their order
 
 
 def _row(support: bool = False) -> tuple[Tensor, tuple[Tensor | None, ...]]:

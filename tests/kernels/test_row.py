@@ -15,7 +15,7 @@ from magrpo_kernels import (
     policy_loss_from_logits,
 )
 from magrpo_kernels import hidden as hidden_module
-from tests.kernels.oracle import case, loss_by_definition, records
+from tests.kernels.oracle import case, head_factors, loss_by_definition, records
 
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
 VARIANTS += [{**variant, "support": True} for variant in VARIANTS]
@@ -235,6 +235,60 @@ def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
 def test_a_head_that_does_not_fit_is_refused(head: torch.Tensor, bias: torch.Tensor | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         group_policy_loss(torch.zeros(1, 2), head, TokenInputs(torch.tensor([0]), torch.ones(1)), bias=bias)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_capped_logits_are_those_of_the_definition(variant: dict[str, bool], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hidden_module, "_CHUNK_ELEMENTS", {"cpu": 60})  # three chunks
+    arguments = case(9, 20, 3, **variant)
+    del arguments["logits"]
+    leaves = head_factors(9, 20)
+    ours, truth = ([tensor.double().requires_grad_() for tensor in leaves] for _ in range(2))
+    inputs, options = records(temperature=0.7, impl="torch", soft_cap=5.0, **arguments)
+    result = group_policy_loss(ours[0], ours[1], inputs, options, bias=ours[2])
+    products = truth[0] @ truth[1].t() + truth[2]
+    assert products.abs().max() > 8, "well beyond the bound"
+    expected, logps = loss_by_definition(5 * (products / 5).tanh(), temperature=0.7, **arguments)
+    torch.testing.assert_close(result.loss, expected)
+    torch.testing.assert_close(result.logps, logps)
+    result.loss.backward()
+    expected.backward()
+    for tensor, wanted in zip(ours, truth, strict=True):
+        torch.testing.assert_close(tensor.grad, wanted.grad)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_float32_logits_are_nearer_to_the_products_of_half_precision_factors(dtype: torch.dtype) -> None:
+    arguments = case(9, 200, 3)
+    del arguments["logits"]
+    hidden, head, bias = (tensor.to(dtype) for tensor in head_factors(9, 200))
+    truth = [tensor.double().requires_grad_() for tensor in (hidden, head, bias)]
+    expected, logps = loss_by_definition(truth[0] @ truth[1].t() + truth[2], **arguments)
+    expected.backward()
+    gaps = []
+    for wide in (False, True):
+        ours = [tensor.clone().requires_grad_() for tensor in (hidden, head, bias)]
+        inputs, options = records(impl="torch", float32_logits=wide, **arguments)
+        result = group_policy_loss(ours[0], ours[1], inputs, options, bias=ours[2])
+        result.loss.backward()
+        gaps.append(float((result.logps - logps.detach()).abs().max()))
+        for tensor, wanted in zip(ours, truth, strict=True):
+            assert tensor.grad.dtype == dtype
+            torch.testing.assert_close(tensor.grad.double(), wanted.grad, atol=0.1, rtol=0.05)
+    assert gaps[1] < 1e-5 < gaps[0] / 10
+
+
+def test_capped_logits_are_not_capped_again() -> None:
+    with pytest.raises(ValueError, match="soft_cap is for logits from hidden states"):
+        policy_loss_from_logits(
+            torch.zeros(1, 2), TokenInputs(torch.tensor([0]), torch.ones(1)), LossOptions(soft_cap=30.0)
+        )
+    with pytest.raises(ValueError, match="soft_cap must be positive"):
+        group_policy_loss(
+            *(torch.zeros(size, 2) for size in (1, 3)),
+            TokenInputs(torch.tensor([0]), torch.ones(1)),
+            LossOptions(soft_cap=0.0),
+        )
 
 
 @pytest.mark.parametrize(("num_tokens", "trains_head"), [(1, False), (5000, False), (5000, True), (16384, True)])

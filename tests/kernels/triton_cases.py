@@ -18,7 +18,7 @@ from magrpo_kernels import (
 from magrpo_kernels.advantages import Normalize
 from magrpo_kernels.row import row_loss
 from tests.kernels.group_cases import group_inputs
-from tests.kernels.oracle import case, loss_by_definition, records
+from tests.kernels.oracle import case, head_factors, loss_by_definition, records
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 VARIANTS = [{}, {"ratio": True}, {"kl": True}, {"ratio": True, "kl": True}]
@@ -204,3 +204,22 @@ def test_from_hidden_states_both_implementations_agree(support: bool) -> None:
         loss = group_policy_loss(*leaves, *records(impl=impl, **arguments)).loss
         gradients.append([loss.detach(), *torch.autograd.grad(loss, leaves)])
     torch.testing.assert_close(*gradients, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_capped_and_float32_logits_with_gradients_of_the_models_dtype(dtype: torch.dtype) -> None:
+    arguments = on_device(case(5, 300, 3, kl=True, support=True))
+    del arguments["logits"]
+    leaves = [tensor.to(DEVICE, dtype) for tensor in head_factors(5, 300)]
+    ours = [tensor.clone().requires_grad_() for tensor in leaves]
+    truth = [tensor.double().requires_grad_() for tensor in leaves]
+    inputs, options = records(impl="triton", soft_cap=5.0, float32_logits=True, **arguments)
+    result = group_policy_loss(ours[0], ours[1], inputs, options, bias=ours[2])
+    products = truth[0] @ truth[1].t() + truth[2]
+    expected, logps = loss_by_definition(5 * (products / 5).tanh(), **arguments)
+    result.loss.backward()
+    expected.backward()
+    torch.testing.assert_close(result.logps.double(), logps, atol=1e-5, rtol=1e-5)
+    bound = 1e-4 if dtype == torch.float32 else 3e-2
+    for tensor, wanted in zip(ours, truth, strict=True):
+        torch.testing.assert_close(tensor.grad.double(), wanted.grad, atol=bound, rtol=bound)

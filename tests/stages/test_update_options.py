@@ -12,10 +12,12 @@ import msgspec
 import pytest
 import torch
 from torch import Tensor
+from transformers import CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
+from magrpo.forward import LogitMap
 from magrpo.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.stages import model_runs
@@ -38,6 +40,7 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
+from tests.tiny import tiny_base, tiny_config
 
 
 def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
@@ -139,6 +142,29 @@ def test_the_update_forms_the_advantages_that_credit_stored(
     monkeypatch.setattr(model_runs, "group_policy_loss", spy)
     assert_equal(updater.gradient("main", samples), expected)
     assert set(estimators) == {ESTIMATORS.index(algo.estimator)}, "none is given"
+
+
+@pytest.mark.parametrize("head", ["capped", "scaled", "divided", "unknown"])
+def test_models_that_cap_or_scale_logits_start_from_hidden_states(
+    base: Path, dump: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, head: str
+) -> None:
+    common = {
+        name: value for name, value in tiny_config().to_dict().items() if name not in ("model_type", "rope_theta")
+    }
+    described = {
+        "capped": Gemma2Config(**common, final_logit_softcapping=0.5, attn_logit_softcapping=None),
+        "scaled": CohereConfig(**common, logit_scale=0.25),
+        "divided": GraniteConfig(**common, logits_scaling=2.0),
+        "unknown": tiny_config(),
+    }
+    if head == "unknown":
+        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
+    updater, samples = make(tiny_base(tmp_path / head, described[head]), dump), make_samples()
+    found = updater._models._logit_maps["main"]
+    expected = {"capped": LogitMap(1, 0.5), "scaled": LogitMap(0.25), "divided": LogitMap(0.5), "unknown": None}
+    assert found == expected[head]
+    wanted = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
+    assert_close(gradients_used(updater, samples)[0], wanted)
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("lora", "float32"), ("lora", "bfloat16"), ("full", "bfloat16")])
