@@ -163,7 +163,7 @@ def _check_sleep(setting: Setting, world: World) -> Iterator[Result]:
     yield _judge_gap(name, gap, GAPS[world.policy.dtype], "lower engine.memory_frac")
     if setting.is_small:
         return
-    sizes = estimate_memory(setting.config, setting.dtype.itemsize, None)
+    sizes = estimate_memory(setting.config, setting.model_dtype.itemsize, None)
     link_s = 2 * sum(sizes.get(purpose, 0.0) for purpose in POLICY) / find_ceilings(setting).link_bytes_per_s
     found, expected = f"{sleep_s:.1f} s and {wake_s:.1f} s", f"{link_s:.1f} s in all for the weights, by the link"
     yield Result("sleep and wake", found, expected, "note", value=sleep_s + wake_s)

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -22,6 +23,8 @@ MIN_DRIVER = 580
 """The first of CUDA 13, which torch is built for."""
 MIN_CAPABILITY = (8, 0)
 """Bfloat16 products in hardware."""
+_ANSWER_S = 30.0
+"""Seconds that nvidia-smi may take, which hangs on a broken driver."""
 
 
 def check_machine(setting: Setting) -> Iterator[Result]:
@@ -30,7 +33,7 @@ def check_machine(setting: Setting) -> Iterator[Result]:
     compiler = os.environ.get("CC") or next(filter(None, map(shutil.which, ("cc", "gcc", "clang"))), None)
     remedy = "install one (apt-get install gcc), or name it in CC"
     yield judge("C compiler for Triton", str(compiler or "none"), "one on the PATH", compiler is not None, remedy)
-    sizes = estimate_memory(setting.config, setting.dtype.itemsize, None)
+    sizes = estimate_memory(setting.config, setting.model_dtype.itemsize, None)
     weights = sum(sizes.get(purpose, 0.0) for purpose in POLICY)
     memory = psutil.virtual_memory().available
     found, expected = f"{memory / GIB:.1f} GiB free", f"{2 * weights / GIB:.1f} GiB: twice the weights"
@@ -40,13 +43,16 @@ def check_machine(setting: Setting) -> Iterator[Result]:
 
 
 def find_driver() -> str:
-    """The version of the NVIDIA driver; empty if there is none."""
+    """The version of the NVIDIA driver; empty if nobody tells it."""
     if not (tool := shutil.which("nvidia-smi")):
         return ""
     command = [tool, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    lines = done.stdout.split()
-    return lines[0] if done.returncode == 0 and lines else ""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_ANSWER_S, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    version = re.match(r"\d+[\d.]*", done.stdout)
+    return version[0] if version else ""
 
 
 def _check_gpu(setting: Setting) -> Iterator[Result]:
@@ -70,7 +76,7 @@ def _check_estimate(setting: Setting, card: float) -> Result:
     """Whether the configuration fits the card, as ``--dry-run`` estimates."""
     name, expected = "the configuration on this card", "fits, by the estimate of --dry-run"
     try:
-        change = check_card(setting.config, setting.dtype.itemsize, setting.engine, card)
+        change = check_card(setting.config, setting.model_dtype.itemsize, setting.engine, card)
     except ConfigError as error:
         found, _, remedy = str(error).rpartition("; ")
         return Result(name, found, expected, "failed", remedy)

@@ -89,7 +89,7 @@ def _measure_peak(setting: Setting, updater: Updater, agent: str, samples: list[
 
 
 def _compare_estimate(setting: Setting, per_token: float) -> Result:
-    estimated = count_token_activations(setting.config, setting.dtype.itemsize)
+    estimated = count_token_activations(setting.config, setting.model_dtype.itemsize)
     found, expected = f"{per_token / 1e6:.3g} MB", f"{estimated / 1e6:.3g} MB as --dry-run estimates"
     near = 0.5 * estimated <= per_token <= 1.5 * estimated
     # On a CPU the resident set says little about small tensors.

@@ -12,6 +12,7 @@ import torch
 from magrpo.config import RunConfig
 from magrpo.engines.auto import AutoEngine
 from magrpo.interfaces import EnginePlugin
+from magrpo.lineup import dtype_of
 from magrpo.place import EnginePlace
 
 GIB = 1 << 30
@@ -46,8 +47,13 @@ class Setting:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of matrix products."""
+        """The dtype of what is measured without a model."""
         return torch.float32 if self.is_small else torch.bfloat16
+
+    @property
+    def model_dtype(self) -> torch.dtype:
+        """The dtype of the models' matrix products."""
+        return dtype_of(self.config.model, self.device)
 
     @property
     def engine(self) -> EnginePlugin:

@@ -223,10 +223,20 @@ def test_a_gpu_that_torch_cannot_use_is_told_from_none(tmp_path: Path, monkeypat
 def test_the_driver_is_asked_of_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tool = tmp_path / "nvidia-smi"
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    for script, version in (("echo 580.1; echo 580.1", "580.1"), ("echo broken; exit 9", ""), ("true", "")):
+    for script, version in (
+        ("echo 580.1; echo 580.1", "580.1"),
+        ("echo 5; exit 9", ""),
+        ("true", ""),
+        ("echo [N/A]", ""),
+    ):
         tool.write_text(f"#!/bin/sh\n{script}\n")
         tool.chmod(0o755)
         assert machine.find_driver() == version
+    monkeypatch.setattr(machine, "_ANSWER_S", 0.0)
+    tool.write_text("#!/bin/sh\nexec sleep 600\n")
+    assert machine.find_driver() == "", "it hangs"
+    tool.write_text("no program")
+    assert machine.find_driver() == ""
 
 
 def test_a_slow_card_misses_the_share_of_its_data_sheet() -> None:
