@@ -26,6 +26,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, start_weights
 from magrpo.lineup import Lineup, load_pretrained
+from magrpo.lora import fuse_adapters
 from magrpo.plugins import ConfigError, list_choices, quote_error
 from magrpo.seeds import derive_seed
 from magrpo.sharding import Shards, gather_weights, spread_like
@@ -264,6 +265,7 @@ def add_adapter(
         else:
             adapters.add_adapter(_name_adapter(config.name), peft_config)
     assert isinstance(adapters, PeftModel)
+    fuse_adapters(adapters)
     return adapters.eval()
 
 

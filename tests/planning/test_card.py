@@ -95,10 +95,13 @@ def test_configurations_for_a_gpu_fit_the_one_that_they_name(path: Path, bases: 
 
 
 def test_an_update_of_a_3b_model_is_sized_as_measured(bases: dict[str, Path]) -> None:
-    """185,352 bytes a token and layer were measured on a CPU in half precision, without the factors of attention that
-    are counted here and no kernel keeps."""
+    """185,352 bytes a token and layer were measured on a CPU in half precision with the layers of peft, without the
+    factors of attention that are counted here and no kernel keeps. Seven of those layers kept their input in float32;
+    now four inputs are kept, in half precision."""
+    width, wide = 2048, 11_008
+    measured = 185_352 - 4 * (6 * width + wide) + 2 * (3 * width + wide)
     config = read_config(locate_config("humaneval"), bases, "optim.micro_batch_tokens=16384")
-    assert 185_352 < count_token_activations(config, 2) / 36 < 1.1 * 185_352
+    assert measured < count_token_activations(config, 2) / 36 < measured + 18_535
     sizes = estimate_memory(config, 2, None)
     assert sizes["frozen parameters"] == 3_085_938_688 * 2
     assert max(sizes, key=lambda purpose: sizes[purpose]) == ACTIVATIONS_OF
@@ -117,7 +120,11 @@ def test_an_update_of_a_3b_model_is_sized_as_measured(bases: dict[str, Path]) ->
         ),
         (80, ["agents.0.weights=full"], r"beside engine.memory_frac = 0.5 .*; set engine.memory_frac = 0.25"),
         (40, ["agents.0.weights=full"], r'; set weights = "lora"'),
-        (20, ["rollout.max_new_tokens=1500"], "set optim.gradient_checkpointing = true"),
+        (
+            20,
+            ["rollout.max_new_tokens=2000", "optim.micro_batch_tokens=16384"],
+            "set optim.gradient_checkpointing = true",
+        ),
         (
             16,
             ["engine={kind='transformers', max_batch=10000}", "rollout.group_size=64"],
