@@ -95,6 +95,9 @@ class ModelConfig(Section):
     """Device of the policies; ``auto`` takes CUDA if there is one."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Precision of the frozen base; ``auto``: float32 on CPU, bfloat16 on CUDA. Trained weights are always float32."""
+    head_dtype: Literal["auto", "float32"] = "auto"
+    """Precision of logits, in the engine as in the update. ``auto``: that of matrix products; ``float32``: those of
+    half-precision factors are not rounded to half precision."""
     chat_template: Literal["auto", "none"] = "auto"
     """``auto`` renders prompts with the tokenizer's chat template if it has one."""
 

@@ -56,6 +56,8 @@ class Lineup:
     """The dtype of frozen weights and of matrix products."""
     lora: LoraConfig
     chat_template: Literal["auto", "none"]
+    float32_logits: bool = False
+    """Whether logits are float32 where matrix products are not."""
     _agents: dict[str, _Agent] = field(default_factory=dict)
 
     @classmethod
@@ -67,7 +69,9 @@ class Lineup:
         Raises ConfigError if a base, its tokenizer or the device cannot be used.
         """
         device = device or device_of(model)
-        lineup = cls(device, dtype_of(model, device), lora, model.chat_template)
+        dtype = dtype_of(model, device)
+        float32_logits = model.head_dtype == "float32" and dtype != torch.float32
+        lineup = cls(device, dtype, lora, model.chat_template, float32_logits)
         for named, holder in zip(agents, weight_holders(agents).values(), strict=True):
             config = named.model_copy(update={"model": locate_model(named.model)})
             tokenizer = _load_tokenizer(config)

@@ -210,6 +210,8 @@ class Policy:
 
     def _load_model(self, config: AgentConfig, dtype: torch.dtype) -> PreTrainedModel:
         model = load_base_model(config, dtype)
+        if self.lineup.float32_logits:
+            _widen_logits(model, self.dtype)
         nn.Module.to(model, torch.device("cpu") if self.shards else self.device)
         return nn.Module.train(model, False)
 
@@ -241,6 +243,18 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
             f"{', '.join(listed[:_MAX_LISTED])}{more}; take a complete copy of the model"
         )
     return model
+
+
+def _widen_logits(model: PreTrainedModel, dtype: torch.dtype) -> None:
+    """Let the head multiply factors in ``dtype`` without rounding the products to it."""
+    head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
+
+    def multiply(hidden: Tensor) -> Tensor:
+        bias = None if head.bias is None else head.bias.to(dtype).float()
+        with torch.autocast(hidden.device.type, enabled=False):
+            return nn.functional.linear(hidden.to(dtype).float(), head.weight.to(dtype).float(), bias)
+
+    head.forward = multiply
 
 
 def add_adapter(

@@ -44,6 +44,8 @@ def make_arguments(
         "disable_log_stats": True,
         "seed": 0,
     }
+    if lineup.float32_logits:
+        arguments["hf_overrides"] = {"head_dtype": "float32"}
     if lineup.weights(agents[0]) == "lora":
         arguments |= {
             "enable_lora": True,

@@ -101,6 +101,8 @@ def estimate_memory(
         if agent.trained
     ]
     num_tokens = count_micro_batch_tokens(config)
+    is_wide = config.model.head_dtype == "float32" and dtype_bytes < 4
+    logit_bytes = dtype_bytes + 4 * is_wide  # float32 ones, and their gradient in half precision
     frozen = [models[name] for name in [*set(adapted), *references]]
     layers = sum(model.num_parameters - model.outer_parameters for model in frozen)
     sizes = {
@@ -110,7 +112,7 @@ def estimate_memory(
         "gradients of one agent": max(trained) * 4,
         "optimizer": sum(trained) * 8,
         ACTIVATIONS_OF: num_tokens * count_token_activations(config, dtype_bytes),
-        "logits": max(_count_logits(agent, models[agent.model], num_tokens, dtype_bytes) for agent in apart),
+        "logits": max(_count_logits(agent, models[agent.model], num_tokens, logit_bytes) for agent in apart),
     }
     if max_batch is not None:
         at_once = min(max_batch, estimate_work(config).completions // len(config.agents))
@@ -210,11 +212,11 @@ def _count_kept(model: PreTrainedModel, length: int) -> int:
     return sum(sizes)
 
 
-def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, dtype_bytes: int) -> int:
+def _count_logits(agent: AgentConfig, size: BaseSize, num_tokens: int, logit_bytes: int) -> int:
     """Bytes of one chunk of logits and, if the head trains, of its gradient beside that of the whole model."""
     trains_head = agent.weights == "full"
     rows: int = slice_chunks(num_tokens, size.vocab_size, torch.device("cuda"), trains_head=trains_head)[0].stop
-    return rows * size.vocab_size * dtype_bytes + trains_head * size.vocab_size * size.hidden_size * 4
+    return rows * size.vocab_size * logit_bytes + trains_head * size.vocab_size * size.hidden_size * 4
 
 
 def read_base_model(agent: AgentConfig, config: RunConfig) -> BaseSize:

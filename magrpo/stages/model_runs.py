@@ -66,7 +66,7 @@ class ModelRuns:
                 dtype = self._policy.dtype
                 hidden = hidden_states(model, batch).to(dtype)
                 bias = None if bias is None else bias.to(dtype)
-                loss_of: LossOf = partial(_lose_from_hidden, hidden, weight.to(dtype), bias, logit_map)
+                loss_of: LossOf = partial(self._lose_from_hidden, logit_map, hidden, weight.to(dtype), bias)
             else:
                 loss_of = partial(policy_loss_from_logits, token_logits(model, batch))
             with torch.autocast(self._policy.device.type, enabled=False):
@@ -84,11 +84,20 @@ class ModelRuns:
         inputs = TokenInputs(tokens.token_ids, torch.ones_like(tokens.sampling_logps), support=tokens.support)
         return self.run_model(agent, context, batch, lambda loss_of: loss_of(inputs, options).logps)
 
-
-def _lose_from_hidden(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, logit_map: LogitMap, inputs: TokenInputs, options: LossOptions
-) -> PolicyLoss:
-    """The loss of a model with this map; a scale of logits is one over a scale of the temperature."""
-    temperature = options.temperature / logit_map.scale
-    options = replace(options, temperature=temperature, soft_cap=logit_map.soft_cap)
-    return group_policy_loss(hidden, weight, inputs, options, bias=bias)
+    def _lose_from_hidden(
+        self,
+        logit_map: LogitMap,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        inputs: TokenInputs,
+        options: LossOptions,
+    ) -> PolicyLoss:
+        """The loss of a model with this map; a scale of logits is one over a scale of the temperature."""
+        options = replace(
+            options,
+            temperature=options.temperature / logit_map.scale,
+            soft_cap=logit_map.soft_cap,
+            float32_logits=self._policy.lineup.float32_logits,
+        )
+        return group_policy_loss(hidden, weight, inputs, options, bias=bias)

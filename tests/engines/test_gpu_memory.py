@@ -5,8 +5,10 @@ No GPU is used: the policy says that it lives on one, and the servers are script
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -18,8 +20,11 @@ import torch
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_arguments import make_arguments
+from magrpo.engines.vllm_place import make_jobs
 from magrpo.engines.vllm_server import Server, Sleep, Wake
 from magrpo.fleets.process import Child
+from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from tests.tiny import tiny_base
@@ -172,3 +177,29 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
     policy.lineup.device = torch.device("cuda")
     with pytest.raises(ConfigError, match=r"no float32 on CUDA; set model.dtype = 'bfloat16'"):
         VllmEngine().open(EngineHost.of(policy))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "head_dtype"), [("bfloat16", "float32"), ("bfloat16", "auto"), ("float32", "float32")]
+)
+def test_servers_compute_logits_as_the_update_does(tmp_path: Path, dtype: str, head_dtype: str) -> None:
+    base = str(tiny_base(tmp_path / "base"))
+    model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype, "head_dtype": head_dtype})
+    policy = Policy.open([AgentConfig(name="main", role="main", model=base)], model, LoraConfig(), seed=0)
+    options, place = VllmEngine().options, EnginePlace(servers=1)
+    expected = {"head_dtype": "float32"} if (dtype, head_dtype) == ("bfloat16", "float32") else None
+    assert make_arguments(policy.lineup, ["main"], options, 1).get("hf_overrides") == expected
+    [job] = make_jobs(replace(EngineHost.of(policy), place=place, logs=tmp_path), options, "key").values()
+    assert ("--hf-overrides" in job.command) == (expected is not None)
+    if expected:
+        assert json.loads(job.command[job.command.index("--hf-overrides") + 1]) == expected
+
+
+@pytest.mark.vllm
+def test_vllm_takes_the_dtype_of_the_head(tmp_path: Path) -> None:
+    from vllm.config import ModelConfig as VllmModelConfig  # seconds, and may be missing
+
+    base = str(tiny_base(tmp_path / "base"))
+    wide = VllmModelConfig(model=base, dtype="bfloat16", hf_overrides={"head_dtype": "float32"})
+    assert wide.head_dtype == torch.float32
+    assert VllmModelConfig(model=base, dtype="bfloat16").head_dtype == torch.bfloat16

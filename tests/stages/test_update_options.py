@@ -15,9 +15,10 @@ from torch import Tensor
 from transformers import CohereConfig, Gemma2Config, GraniteConfig
 
 from magrpo.algo.advantages import group_advantages
+from magrpo.collate import collate, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig
 from magrpo.engines.transformers import LocalEngine
-from magrpo.forward import LogitMap
+from magrpo.forward import LogitMap, token_logits
 from magrpo.lineup import Lineup
 from magrpo.plugins import ConfigError
 from magrpo.stages import model_runs
@@ -28,6 +29,7 @@ from magrpo.types import Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions, TokenInputs
 from magrpo_kernels.advantages import ESTIMATORS
 from tests.stages.updating import (
+    TEMPERATURE,
     assert_close,
     assert_equal,
     gradients_used,
@@ -40,7 +42,7 @@ from tests.stages.updating import (
     summed_kl,
     weights_of,
 )
-from tests.tiny import tiny_base, tiny_config
+from tests.tiny import perturb, tiny_base, tiny_config
 
 
 def test_several_epochs_use_the_clipped_ratio(any_base: Path, dump: Path) -> None:
@@ -165,6 +167,32 @@ def test_models_that_cap_or_scale_logits_start_from_hidden_states(
     assert found == expected[head]
     wanted = naive_gradient(updater, "main", on_policy(updater, samples, len(samples)))
     assert_close(gradients_used(updater, samples)[0], wanted)
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("weights", ["lora", "full"])
+def test_float32_logits_are_those_of_the_engine_in_half_precision(
+    base: Path, dump: Path, monkeypatch: pytest.MonkeyPatch, weights: str, known: bool
+) -> None:
+    """An engine in this process samples from the model's own logits, the update computes its own if it knows how."""
+    if not known:
+        monkeypatch.setattr(model_runs, "find_logit_map", lambda model: None)
+    samples, logps = make_samples(), {}
+    for head_dtype in ("auto", "float32"):
+        updater = make(base, dump, weights, "bfloat16", head_dtype=head_dtype)
+        perturb(updater.policy, seed=1)
+        batch = collate(samples, plan_batches(samples, 10_000, True)[0])
+        active = updater.policy.active
+        with active("main") as model, torch.no_grad():
+            logits = token_logits(model, batch)
+        assert logits.dtype == (torch.float32 if head_dtype == "float32" else torch.bfloat16)
+        own = (logits.float() / TEMPERATURE).log_softmax(-1).gather(1, batch.tokens.token_ids[:, None])[:, 0]
+        with torch.no_grad():
+            hidden = updater._models.compute_logps("main", active("main"), batch, updater._logps_options)
+        logps[head_dtype] = hidden, own
+        updater.update({"main": samples})
+    torch.testing.assert_close(*logps["float32"], atol=1e-5, rtol=0)
+    assert (logps["auto"][1] - logps["float32"][1]).abs().max() > 1e-3, "rounded"
 
 
 @pytest.mark.parametrize(("weights", "dtype"), [("lora", "float32"), ("lora", "bfloat16"), ("full", "bfloat16")])

@@ -30,6 +30,7 @@ def make(
     num_iterations: int = 10,
     lora: LoraConfig | None = None,
     own: Mapping[str, dict[str, Any]] | None = None,
+    head_dtype: str = "auto",
     **optim: Any,
 ) -> Updater:
     common = {"model": str(base), "weights": weights}
@@ -37,7 +38,7 @@ def make(
         AgentConfig.model_validate({"name": name, "role": name, **common, **(own or {}).get(name, {})})
         for name in agents
     ]
-    model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype})
+    model = ModelConfig.model_validate({"device": "cpu", "dtype": dtype, "head_dtype": head_dtype})
     return Updater(
         Policy.open(configs, model, lora or LoraConfig(rank=4), seed=0),
         AlgoConfig.model_validate(algo or {}),
