@@ -123,6 +123,7 @@ def test_the_steps_are_measured_for_the_configuration(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 def test_the_whole_command(tmp_path: Path) -> None:
     """As a user starts it; without a GPU every step runs small, and the lack of one is all that fails."""
     program = "import sys; from pipelines.cli import main; sys.exit(main())"

@@ -86,6 +86,7 @@ def test_the_kernel_is_right_in_a_process_of_its_own(device: str, tmp_path: Path
     assert names >= {f"gradient, {dtype}" for dtype in ("float32", "bfloat16", "float16")}
 
 
+@pytest.mark.timeout(1800)  # on a GPU
 def test_the_loss_is_set_beside_floor_and_ceilings(setting: Setting) -> None:
     results = list(loss.measure_loss(setting))
     assert failures(results) == []
@@ -94,6 +95,7 @@ def test_the_loss_is_set_beside_floor_and_ceilings(setting: Setting) -> None:
     assert "not run" in find_result(results, "Liger").found or "ms" in find_result(results, "Liger").found
 
 
+@pytest.mark.timeout(1800)  # on a GPU the engine starts for minutes
 def test_the_engine_is_held_to_the_trainer(setting: Setting) -> None:
     results = list(engine.check_engine(setting))
     assert failures(results) == []
@@ -108,6 +110,7 @@ def test_memory_of_an_update_is_set_beside_its_estimate(setting: Setting) -> Non
     assert find_result(results, "completions share the row").found == "yes"
 
 
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("device", [pytest.param("cpu", marks=pytest.mark.slow), *DEVICES[1:]])
 def test_a_run_that_is_killed_is_resumed(device: str, tmp_path: Path) -> None:
     from pipelines.gpu_check.training import train_twice
