@@ -2,6 +2,7 @@
 
 import errno
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,6 +13,10 @@ _OTHER_DISK = "free some space, or choose another disk with root=FOLDER or --roo
 _OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --root"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Faults of a disk; writing to an open file tells them without its name."""
+_SMALLER = (
+    "magrpo train --dry-run says what takes the memory; lower rollout.max_new_tokens "
+    "or engine.max_batch, set optim.gradient_checkpointing = true, or free the GPU of other processes"
+)
 _REMEDIES = {
     errno.ENOSPC: _OTHER_DISK,
     errno.EDQUOT: _OTHER_DISK,
@@ -34,12 +39,24 @@ def describe_fault(error: OSError | MemoryError | RuntimeError) -> str:
     if isinstance(error, RuntimeError):
         if "can't start new thread" in str(error):
             return f"{error}; raise ulimit -u and -v, or the container's limits of processes and memory"
-        return str(error) if type(error).__module__.startswith(("magrpo", "pipelines")) else ""
+        if type(error).__module__.startswith(("magrpo", "pipelines")):
+            return str(error)
+        return _describe_allocation(error) if "torch" in sys.modules else ""
     if error.errno is None or error.strerror is None:
         return str(error)
     where = "" if error.filename is None else f"{error.filename}: "
     remedy = _REMEDIES.get(error.errno)
     return f"{where}{error.strerror}{f'; {remedy}' if remedy else ''}"
+
+
+def _describe_allocation(error: RuntimeError) -> str:
+    """What PyTorch raises where memory runs out, as one line; empty for any other error."""
+    if "DefaultCPUAllocator" in str(error):
+        return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
+    from magrpo.stages.work import is_out_of_memory  # torch, which has raised the error
+
+    said = str(error).partition("\n")[0].partition(". GPU")[0]
+    return f"{said.rstrip('.')}; {_SMALLER}" if is_out_of_memory(error) else ""
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors import SafetensorError
 
 from pipelines import cli, faults
@@ -33,6 +34,15 @@ def make_error(number: int, path: str | None = "runs/a") -> OSError:
         (OSError("x.gz could not be compressed (no space)"), "x.gz could not be compressed (no space)"),
         (RuntimeError("can't start new thread"), "can't start new thread; raise ulimit -u and -v, or the container's "),
         (MemoryError(), "out of memory; raise ulimit -v, or the container's limit of memory"),
+        (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out of memory; raise ulimit -v"),
+        (
+            torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of"),
+            "CUDA out of memory. Tried to allocate 2.00 GiB; magrpo train --dry-run says what takes ",
+        ),
+        (
+            RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+            "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`; magrpo train --dry-run ",
+        ),
         (RuntimeError("a bug"), ""),
     ],
 )
