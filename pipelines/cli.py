@@ -128,6 +128,10 @@ LAZY_COMMANDS = {
         "benchmarks.credit:bench_credit",
         "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
     ),
+    "bench iteration": (
+        "benchmarks.iteration:bench_iteration",
+        "Time sampling and update of one iteration on a CPU, and for comparison the same computed plainly.",
+    ),
     "bench scale": (
         "benchmarks.scale:bench_scale",
         "Measure a few iterations at a place and in one process; write the constants of --dry-run --place.",

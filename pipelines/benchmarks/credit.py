@@ -54,7 +54,7 @@ def bench_credit(
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
             raise ConfigError("bench credit measures one turn with all joint actions: no crossed_pairs, num_turns = 1")
-        groups = _score_batches(resolved, batches)
+        groups = score_batches(resolved, batches)
         complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
         if len(complete) < 2:
             raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
@@ -149,7 +149,8 @@ def multiply_gradients(
     return NodeGradients((of_crossed @ of_crossed.T).astype(float), (of_aligned @ of_aligned.T).astype(float), spread)
 
 
-def _score_batches(config: RunConfig, number: int) -> list[Group]:
+def score_batches(config: RunConfig, number: int) -> list[Group]:
+    """Sample and score the first batches of a run, with untrained weights."""
     store, groups = RunStore.create(config, "bench"), list[Group]()
     with (
         RunConsole(RunState(number, config.reward.fraction)) as console,

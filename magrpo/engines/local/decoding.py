@@ -15,7 +15,7 @@ from transformers import Cache, DynamicCache, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin, DynamicLayer
 
 from magrpo.engines import Completion
-from magrpo.engines.local.llama_steps import make_step
+from magrpo.engines.local.llama_steps import Step, make_step
 from magrpo.engines.local.sampling import Sampler
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
@@ -100,12 +100,13 @@ def decode_batch(
     stop_token_ids: Sequence[int],
     progress: Progress | None,
     stop: Callable[[], bool] = lambda: False,
+    make_step: Callable[[PreTrainedModel], Step] = make_step,
 ) -> list[Completion]:
     """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite.
 
     Raises CancelledError once ``stop()`` is true.
     """
-    steps = decode_steps(model, requests, stop_token_ids, progress)
+    steps = decode_steps(model, requests, stop_token_ids, progress, make_step)
     while True:
         if stop():
             raise CancelledError
@@ -117,7 +118,11 @@ def decode_batch(
 
 @torch.no_grad()
 def decode_steps(
-    model: PreTrainedModel, requests: Sequence[Request], stop_token_ids: Sequence[int], progress: Progress | None = None
+    model: PreTrainedModel,
+    requests: Sequence[Request],
+    stop_token_ids: Sequence[int],
+    progress: Progress | None = None,
+    make_step: Callable[[PreTrainedModel], Step] = make_step,
 ) -> Generator[tuple[Tensor, Tensor], None, list[Completion]]:
     """Decode as :func:`decode_batch`; yields, after each token, the live requests (n,) and their new tokens (n,)."""
     device = model.device

@@ -26,10 +26,12 @@ class _Linear(Protocol):
 
 def make_step(model: PreTrainedModel) -> Step:
     """The step of a causal language model in eval mode: without its modules where these do nothing else."""
-    return _LlamaStep(model) if _is_plain(model) else _ModuleStep(model)
+    return _LlamaStep(model) if _is_plain(model) else ModuleStep(model)
 
 
-class _ModuleStep:
+class ModuleStep:
+    """The step of any model, through its own forward pass."""
+
     def __init__(self, model: PreTrainedModel) -> None:
         self._model = model
 

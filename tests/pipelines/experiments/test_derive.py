@@ -36,8 +36,9 @@ def _report(store: RunStore, iteration: int) -> object:
 @pytest.mark.parametrize(("arguments", "iteration"), [([], 1), (["--checkpoint", "0"], 0)])
 def test_an_evaluation_finds_what_training_found(trained: RunStore, arguments: list[str], iteration: int) -> None:
     root = trained.path.parent
-    assert main(["evaluate", "source", *arguments, "--local", "--root", str(root)]) == 0
-    evaluation = RunStore.open(root, f"source-eval-{iteration}")
+    name = f"checkpoint-{iteration}"
+    assert main(["evaluate", "source", *arguments, "--local", "--root", str(root), "--name", name]) == 0
+    evaluation = RunStore.open(root, name)
     assert _report(evaluation, 0) == _report(trained, iteration)
     weights = "update/weights/main/adapter_model.safetensors"
     assert (evaluation.path / "stages/00000" / weights).read_bytes() == (

@@ -1,0 +1,123 @@
+"""``magrpo bench iteration``: sampling and update of one iteration in this process, beside the same computed plainly.
+
+Plainly: one agent after another on all cores, every decoding step through the modules of transformers; peft's own
+layers, and micro-batches of :data:`PLAIN_TOKENS` tokens.
+"""
+
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Annotated
+
+from cyclopts import Parameter, validators
+from peft.tuners.lora import Linear as LoraLinear
+from rich.console import Console
+
+from magrpo.algo.stats import seed_interval
+from magrpo.config import RunConfig, load_config
+from magrpo.engines.local.decoding import decode_batch, decoding_model
+from magrpo.engines.local.llama_steps import ModuleStep
+from magrpo.engines.transformers import LocalEngine
+from magrpo.lora import FusedLoraLinear
+from magrpo.plugins import ConfigError
+from magrpo.policy import Policy
+from magrpo.seeds import derive_seed
+from magrpo.stages.credit import credit
+from magrpo.stages.rollout import sampling_params
+from magrpo.stages.update import Updater
+from magrpo.types import Request, RolloutGroup, ScoredTurn
+from pipelines.arguments import ConfigFile, Overrides
+from pipelines.benchmarks.credit import score_batches
+from pipelines.benchmarks.pool import time_by_turns
+
+PLAIN_TOKENS = 16_384
+
+
+def bench_iteration(
+    config: ConfigFile,
+    /,
+    *overrides: Overrides,
+    rounds: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 10,
+) -> int:
+    """Print the seconds of both, the ratios and their intervals; the exit code is 0.
+
+    Raises ConfigError if the engine is ``vllm``.
+
+    Args:
+        config: TOML file of a run that samples in its own process.
+        rounds: Number of times that each is timed, by turns.
+    """
+    with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
+        resolved = load_config(config, [*overrides, f"root={folder}"])
+        if resolved.engine.kind == "vllm":
+            raise ConfigError("bench iteration measures sampling in this process: set engine.kind = 'transformers'")
+        groups = score_batches(resolved, 1)
+        policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
+        _compare_sampling(resolved, policy, groups, rounds)
+        _compare_updates(resolved, policy, groups, rounds, Path(folder))
+    return 0
+
+
+def _compare_sampling(
+    config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int
+) -> None:
+    sampling, size = sampling_params(config.rollout), config.rollout.group_size
+    requests = [
+        Request(agent, prompt.token_ids, sampling, derive_seed(config.train.seed, group.problem.task_id, agent, index))
+        for group in groups
+        for agent, prompt in group.prompts.items()
+        for index in range(size)
+    ]
+    requests.sort(key=lambda request: (len(request.prompt_ids), request.prompt_ids))
+    policy.sources = {}  # the engine samples from what it holds
+    served = LocalEngine(policy, len(requests)).serve(policy.version, policy.sources)
+
+    def sample_plainly() -> None:
+        for agent in policy.agents:
+            of_agent = [request for request in requests if request.agent == agent]
+            with decoding_model(policy, agent) as model:
+                decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, make_step=ModuleStep)
+
+    _print_ratio("sampling", time_by_turns(lambda: served.generate(requests), sample_plainly, rounds))
+
+
+def _compare_updates(
+    config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int, folder: Path
+) -> None:
+    updater = Updater.of(policy, config, folder / "failed-batch")
+    samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
+
+    def update_plainly() -> None:
+        tokens = updater.micro_batch_tokens
+        updater.micro_batch_tokens = PLAIN_TOKENS
+        with _use_layers_of_peft(policy):
+            updater.update(samples)
+        updater.micro_batch_tokens = tokens
+
+    _print_ratio("update", time_by_turns(lambda: updater.update(samples), update_plainly, rounds))
+
+
+@contextmanager
+def _use_layers_of_peft(policy: Policy) -> Iterator[None]:
+    fused = list[FusedLoraLinear]()
+    for agent in policy.agents:
+        with policy.active(agent) as model:
+            fused += [layer for layer in model.modules() if type(layer) is FusedLoraLinear]
+    for layer in fused:
+        layer.__class__ = LoraLinear  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for layer in fused:
+            layer.__class__ = FusedLoraLinear
+
+
+def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
+    interval = seed_interval([plain / ours for ours, plain in pairs])
+    ours, plain = (median(pair[way] for pair in pairs) for way in (0, 1))
+    Console(highlight=False, soft_wrap=True).print(
+        f"{name}: median {ours:.3f} s, plainly {plain:.3f} s; {interval.mean:.2f} times as fast "
+        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs)"
+    )
