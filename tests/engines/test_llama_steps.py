@@ -63,7 +63,7 @@ def test_the_bits_are_those_of_the_model(
     with decoding_model(policy, "main") as model:
         assert isinstance(make_step(model), llama_steps._LlamaStep)
         lean = decode_batch(model, asked, [2, 7, 8], None)
-        monkeypatch.setattr(decoding, "make_step", llama_steps._ModuleStep)
+        monkeypatch.setattr(decoding, "make_step", llama_steps.ModuleStep)
         assert lean == decode_batch(model, asked, [2, 7, 8], None)
     assert len({len(completion.token_ids) for completion in lean}) > 1, "rows were dropped"
 
@@ -80,7 +80,7 @@ def eager_attention(model: PreTrainedModel) -> None:
 def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callable[[PreTrainedModel], None]) -> None:
     with decoding_model(open_policy(tmp_path), "main") as model:
         change(model)
-        assert isinstance(make_step(model), llama_steps._ModuleStep)
+        assert isinstance(make_step(model), llama_steps.ModuleStep)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callab
 )
 def test_other_models_run_their_modules(tmp_path: Path, config: PreTrainedConfig, options: dict[str, Any]) -> None:
     with decoding_model(open_policy(tmp_path, config, **options), "main") as model:
-        assert isinstance(make_step(model), llama_steps._ModuleStep)
+        assert isinstance(make_step(model), llama_steps.ModuleStep)
