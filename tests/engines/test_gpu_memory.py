@@ -196,6 +196,7 @@ def test_servers_compute_logits_as_the_update_does(tmp_path: Path, dtype: str, h
 
 
 @pytest.mark.vllm
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")  # vLLM imports it to fill its cache
 def test_vllm_takes_the_dtype_of_the_head(tmp_path: Path) -> None:
     from vllm.config import ModelConfig as VllmModelConfig  # seconds, and may be missing
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pwd
 import shutil
 import subprocess
 import tempfile
@@ -18,6 +19,8 @@ def postgres() -> Iterator[Path]:
     programs = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
     if not programs:
         pytest.skip("PostgreSQL is not installed: apt-get install postgresql")
+    if os.geteuid() not in {entry.pw_uid for entry in pwd.getpwall()}:
+        pytest.skip("PostgreSQL refuses a user without a passwd entry")
 
     def call(*command: str | Path) -> None:
         # PostgreSQL refuses to run as root.

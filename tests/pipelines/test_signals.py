@@ -16,12 +16,12 @@ from pipelines.signals import EndedBySignal, describe_interrupt, find_exit_code,
 from tests.pipelines.micro import command, write_config
 
 WAITING = """
-import signal, sys
+import sys, time
 from pipelines import cli
 def wait(*_, **__):
     print("ready", flush=True)
     while True:
-        signal.pause()
+        time.sleep(0.1)  # signal.pause misses a signal that comes just before
 cli._run_command = wait
 sys.exit(cli.main(["train"]))
 """

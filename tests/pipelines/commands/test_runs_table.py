@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,8 @@ def test_a_narrow_terminal_gets_fewer_columns_instead_of_broken_words(width: int
     out = io.StringIO()
     Console(file=out, width=width).print(format_runs(runs, width))
     [first, second] = [line.split() for line in out.getvalue().splitlines()[3:5]]
-    whole = ["finished", "160/160", "50.0%", "\u2192", "90.0%", "6", "min", "39", "s", "1970-01-01"]
+    day = f"{datetime.fromtimestamp(0.0):%Y-%m-%d}"
+    whole = ["finished", "160/160", "50.0%", "\u2192", "90.0%", "6", "min", "39", "s", day]
     assert first[1:11] == whole[: {60: 5, 80: 9, 100: 10}[width]]
     assert (first[0], second[0]) == ("small-steps", "as-it-ships")
 

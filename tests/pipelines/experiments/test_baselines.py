@@ -167,18 +167,20 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
     """Of a configuration: an agent that writes the whole program every time, alone and beside one that should help."""
     config = str(root.parent / "run.toml")
     names = "voting,best_of,magrpo,discussion,sequential,single_grpo"
-    assert main(["evaluate", config, *CODING, "--baselines", names, "--root", str(root), "--local"]) == 0
-    rows = rows_of(root, "run-baselines")
+    name = "of-a-configuration"
+    arguments = ["--baselines", names, "--root", str(root), "--local", "--name", name]
+    assert main(["evaluate", config, *CODING, *arguments]) == 0
+    rows = rows_of(root, name)
     assert list(rows) == ["single", "naive", "sequential", "discussion", "voting", "best_of"]
     assert [(rows[name].agents[0].name, seats(rows[name])) for name in ("single", "voting")] == [
         ("main", [("solo", "untrained")])
     ] * 2
     assert (rows["single"].max_new_tokens, rows["naive"].max_new_tokens) == (2 * 6, 6)
     assert (rows["discussion"].env.num_turns, rows["discussion"].env.feedback) == (2, "discussion")
-    left_out = RunStore.open(root, "run-baselines").config().baselines.left_out
+    left_out = RunStore.open(root, name).config().baselines.left_out
     assert "untrained" in left_out["magrpo"]
     assert "--single-run" in left_out["single_grpo"]
-    stages = root / "run-baselines" / "stages" / "00000"
+    stages = root / name / "stages" / "00000"
     votes = json.loads((stages / "baseline.voting" / "_SUCCESS").read_text())["metrics"]["baseline/voting/votes"]
     assert votes == 4, "two turns of two agents, all texts of one length"
     assert rows["sequential"].env.kind == "sequential"
