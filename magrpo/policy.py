@@ -1,9 +1,10 @@
 """The policies of all agents: models and adapters in one process, and their checkpoints.
 
-Agents with the same base share it in memory: one frozen model with one LoRA adapter each, or one for all of them with
-``weights = "shared"``. An agent with ``weights = "full"`` owns a copy. Trained parameters are always float32: those of
-a full copy are masters, whose matrix products run in the configured dtype through autocast. Models stay in eval mode
-(no dropout), so that the trainer computes the log-probabilities of the distribution that the engine sampled from.
+Agents with the same base share its frozen tensors in memory: each has modules of its own over them, with one LoRA
+adapter; with ``weights = "shared"`` all of them have one adapter. An agent with ``weights = "full"`` owns a copy.
+Trained parameters are always float32: those of a full copy are masters, whose matrix products run in the configured
+dtype through autocast. Models stay in eval mode (no dropout), so that the trainer computes the log-probabilities of the
+distribution that the engine sampled from.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -43,7 +45,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 @dataclass(frozen=True)
 class _Agent:
     model: PreTrainedModel
-    """The causal language model: the agent's own copy, or the shared base with adapters inside."""
+    """The causal language model: the agent's own copy, or modules over the shared base with the adapter inside."""
     peft: PeftModel | None
 
 
@@ -75,21 +77,27 @@ class Policy:
         """
         policy = cls(lineup, shards=shards)
         bases: dict[str, PreTrainedModel] = {}
-        adapted: dict[str, PeftModel] = {}
+        spread: dict[str, PeftModel] = {}
         for agent in lineup.agents:
             config = lineup.config(agent)
-            if config.weights == "full":
+            if lineup.holder(agent) != agent:
+                policy._agents[agent] = policy._agents[lineup.holder(agent)]
+            elif config.weights == "full":
                 causal = policy._load_model(config, torch.float32)
                 if shards:
                     shards.spread_model(causal)
+                policy._agents[agent] = _Agent(causal, None)
             else:
                 if config.model not in bases:
                     bases[config.model] = policy._load_model(config, lineup.dtype)
-                causal = bases[config.model]
-                if lineup.holder(agent) == agent:
-                    adapted[config.model] = add_adapter(causal, adapted.get(config.model), config, lineup.lora, seed)
-            peft = None if config.weights == "full" else adapted[config.model]
-            policy._agents[agent] = _Agent(causal, peft)
+                base = bases[config.model]
+                if shards:  # modules can be spread once: they hold the adapters of all agents
+                    peft = add_adapter(base, spread.get(config.model), config, lineup.lora, seed)
+                    spread[config.model] = peft
+                else:
+                    base = share_tensors(base)
+                    peft = add_adapter(base, None, config, lineup.lora, seed)
+                policy._agents[agent] = _Agent(base, peft)
         if shards:
             for base in bases.values():
                 shards.spread_layers(base, {p for name, p in base.named_parameters() if ".lora_" in name})
@@ -109,6 +117,11 @@ class Policy:
     def dtype(self) -> torch.dtype:
         """The dtype of frozen weights and of matrix products."""
         return self.lineup.dtype
+
+    @property
+    def shares_no_modules(self) -> bool:
+        """Whether agents with weights of their own can be run at the same time, by several threads."""
+        return self.shards is None
 
     @contextmanager
     def active(self, agent: str) -> Iterator[PreTrainedModel]:
@@ -214,6 +227,11 @@ class Policy:
             _widen_logits(model, self.dtype)
         nn.Module.to(model, torch.device("cpu") if self.shards else self.device)
         return nn.Module.train(model, False)
+
+
+def share_tensors(model: PreTrainedModel) -> PreTrainedModel:
+    """A copy of the modules over the same parameters and buffers."""
+    return deepcopy(model, {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())})
 
 
 def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -> PreTrainedModel:

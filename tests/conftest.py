@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,3 +87,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if not torch.cuda.is_available():
         outcome = pytest.fail if os.environ.get("MAGRPO_LANE") == "gpu" else pytest.skip
         outcome("needs a CUDA GPU")
+
+
+@pytest.fixture
+def threads() -> Iterator[None]:
+    """Gives torch its number of threads back afterwards."""
+    import torch
+
+    before = torch.get_num_threads()
+    yield
+    torch.set_num_threads(before)

@@ -58,7 +58,10 @@ def shake(policy: Policy, agent: str) -> None:
 def test_agents_share_a_base_and_differ_by_their_adapters(base: Path) -> None:
     policy = open_policy(base, helper="lora", main="lora")
     with policy.active("helper") as one, policy.active("main") as other:
-        assert one is other
+        assert not set(one.modules()) & set(other.modules()), "they can be run at the same time"
+        tensors = [dict(model.named_parameters()) for model in (one, other)]
+    frozen = [{name: p.data_ptr() for name, p in own.items() if ".lora_" not in name} for own in tensors]
+    assert frozen[0] == frozen[1], "they hold one base"
     untrained = logits(policy, "main")
     assert torch.equal(untrained, logits(policy, "helper"))  # B = 0
     shake(policy, "main")

@@ -97,12 +97,12 @@ class LocalWeights:
             decode_batch,
             decoding_model,
         )
-        from magrpo.engines.local.side_by_side import Stop, run_side_by_side  # defers torch
+        from magrpo.fleets.side_by_side import Stop, run_side_by_side  # defers torch
 
         # Siblings together, prompts of similar length together.
         by_prompt = sorted(enumerate(requests), key=lambda entry: (len(entry[1].prompt_ids), entry[1].prompt_ids))
         agents = list(dict.fromkeys(request.agent for request in requests))
-        preparing, counting = Lock(), Lock()
+        counting = Lock()
 
         def advance(finished: int) -> None:
             if progress:
@@ -114,8 +114,7 @@ class LocalWeights:
             of_agent = [(i, request) for i, request in by_prompt if request.agent == agent]
             completions: dict[int, Completion] = {}
             with ExitStack() as models:
-                with preparing:
-                    model = models.enter_context(decoding_model(policy, agent))
+                model = models.enter_context(decoding_model(policy, agent))
                 for start in range(0, len(of_agent), self._engine.max_batch):
                     numbers, batch = zip(*of_agent[start : start + self._engine.max_batch], strict=True)
                     completions |= zip(numbers, decode_batch(model, batch, stops, advance, stop), strict=True)

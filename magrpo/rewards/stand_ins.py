@@ -11,11 +11,12 @@ from typing import Any
 
 from magrpo.rewards.program import Module
 
+_read_source = lru_cache(inspect.getsource)
 
-@lru_cache
+
 def module_of(function: Callable[..., Any], call: str) -> Module:
     """A module that defines one of the functions below, then runs the statement ``call``."""
-    return Module(("from __future__ import annotations",), f"{inspect.getsource(function)}\n\n{call}")
+    return Module(("from __future__ import annotations",), f"{_read_source(function)}\n\n{call}")
 
 
 def first_argument(replaced: Callable[..., Any]) -> Callable[..., Any]:

@@ -2,8 +2,9 @@
 
 Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
 advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Micro-batches that do not
-fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding. Several ranks may
-compute one update together, each some lanes of some agents (:mod:`magrpo.stages.lanes`).
+fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding. On a CPU adapters
+are trained side by side, each on its share of the cores. Several ranks may compute one update together, each some lanes
+of some agents (:mod:`magrpo.stages.lanes`).
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain, islice
+from itertools import chain, islice, takewhile
 from pathlib import Path
 from statistics import fmean
 from typing import Any, TypeVar
@@ -27,6 +28,7 @@ from magrpo.algo.advantages import tabulate_returns
 from magrpo.algo.loss import LossOf, loss_divisor, policy_loss
 from magrpo.collate import Batch, Row, collate, count_padded, plan_batches
 from magrpo.config import AlgoConfig, OptimConfig, RolloutConfig, RunConfig
+from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.interfaces import Progress
 from magrpo.layout import WEIGHTS, locate_weights
 from magrpo.policy import Policy
@@ -100,6 +102,12 @@ class Updater:
             self._models.probe_model(agent)
         self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
         self._position = {agent: i for i, agent in enumerate(self._optimizers)}
+        self._num_threads = torch.get_num_threads()
+        # Gradients of full copies would need as much memory as these, if they were computed at the same time.
+        adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self._optimizers)
+        on_cpu = self.policy.device.type == "cpu" and self.ranks.count == 1
+        self.side_by_side = on_cpu and adapters_only and self.policy.shares_no_modules
+        """Whether agents are trained at the same time, each on its share of the cores."""
         self._sum_names = list_sums(self.algo, self.lag)
 
     @classmethod
@@ -130,7 +138,8 @@ class Updater:
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
         waiting = iter(samples_by_holder.items())
-        while at_once := dict(islice(waiting, self._plan.agents_at_once)):
+        agents_at_once = len(self._optimizers) if self.side_by_side else self._plan.agents_at_once
+        while at_once := dict(islice(waiting, agents_at_once)):
             for agent, result in self._update_agents(at_once, progress).items():
                 for name in MEANS_OF_AGENTS & result.keys():
                     by_quantity[name].append(result[name])
@@ -180,7 +189,7 @@ class Updater:
     def _update_agents(
         self, samples_by_holder: Mapping[str, Mapping[str, Sequence[Sample]]], progress: Progress | None
     ) -> dict[str, dict[str, float]]:
-        """Take the steps of agents whose gradients different ranks compute; returns the metrics of each."""
+        """Take the steps of agents whose gradients are computed at the same time; returns the metrics of each."""
         samples = {agent: list(chain.from_iterable(parts.values())) for agent, parts in samples_by_holder.items()}
         works: Sequence[Work] = [self._plan_work(agent, parts) for agent, parts in samples_by_holder.items()]
         if progress and self.ranks.number == 0:
@@ -289,7 +298,8 @@ class Updater:
         self, constants: Mapping[str, _Constants], counter: CompletionCounter, works: Sequence[Work]
     ) -> list[Part]:
         counter.restart()
-        parts = [self._compute_gradient(constants[work.agent], counter, work) for work in works]
+        tasks = [partial(self._compute_gradient, constants[work.agent], counter, work) for work in works]
+        parts = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
         for batch in self._idle_batches(works):
             loss, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
             (loss * 0).backward()  # type: ignore[no-untyped-call]
@@ -298,7 +308,7 @@ class Updater:
                 self._optimizers[work.agent].zero_grad(set_to_none=True)
         return parts
 
-    def _compute_gradient(self, constants: _Constants, counter: CompletionCounter, work: Work) -> Part:
+    def _compute_gradient(self, constants: _Constants, counter: CompletionCounter, work: Work, stop: Stop) -> Part:
         """Sum the gradient over the lanes of this rank.
 
         The only lane of an only rank leaves it in the parameters; so does FSDP, which adds gradients over ranks.
@@ -308,7 +318,7 @@ class Updater:
 
         def accumulate(lane: Sequence[int]) -> None:
             self._optimizers[work.agent].zero_grad(set_to_none=True)
-            for number in lane:
+            for number in takewhile(lambda _: not stop(), lane):
                 self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
                 batch = collate(work.samples, work.batches[number], self.policy.device)
                 loss, metrics = self._compute_loss(work, batch, constants)
@@ -389,26 +399,29 @@ class Updater:
             contexts["old_logps"] = self.policy.active
         if self.algo.beta > 0:
             contexts["ref_logps"] = self.policy.reference
-        tables = []
-        for work in works:
-            num_tokens = sum(work.lengths)
-            table = {name: torch.zeros(num_tokens, device=self.policy.device) for name in contexts}
-            slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
-            lanes = self._lanes_of(work, self.ranks.number)
-            for number in chain.from_iterable(lanes) if contexts else ():
-                self.ranks.tell_progress(f"agent {work.agent!r}, constants of micro-batch {number + 1}")
-                batch = collate(work.samples, work.batches[number], self.policy.device)
-                lengths = [work.lengths[i] for i in batch.samples]
-                for name, context in contexts.items():
-                    logps = self._models.compute_logps(work.agent, context(work.agent), batch, self._logps_options)
-                    for i, values in zip(batch.samples, torch.split(logps, lengths), strict=True):
-                        slots[name][i].copy_(values)
-            tables.append(table)
+        tasks = [partial(self._compute_table, contexts, work) for work in works]
+        tables = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
         for batch in self._idle_batches(works):
             agent = works[0].agent
             for context in contexts.values():
                 self._models.compute_logps(agent, context(agent), batch, self._logps_options)
         return tables
+
+    def _compute_table(
+        self, contexts: Mapping[str, Callable[[str], ModelContext]], work: Work, stop: Stop
+    ) -> dict[str, Tensor]:
+        table = {name: torch.zeros(sum(work.lengths), device=self.policy.device) for name in contexts}
+        slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
+        lanes = self._lanes_of(work, self.ranks.number) if contexts else []
+        for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
+            self.ranks.tell_progress(f"agent {work.agent!r}, constants of micro-batch {number + 1}")
+            batch = collate(work.samples, work.batches[number], self.policy.device)
+            lengths = [work.lengths[i] for i in batch.samples]
+            for name, context in contexts.items():
+                logps = self._models.compute_logps(work.agent, context(work.agent), batch, self._logps_options)
+                for i, values in zip(batch.samples, torch.split(logps, lengths), strict=True):
+                    slots[name][i].copy_(values)
+        return table
 
     def _share_constants(self, works: Sequence[Work], tables: Sequence[Mapping[str, Tensor]]) -> dict[str, _Constants]:
         """The constants of all ranks, by agent."""

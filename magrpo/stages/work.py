@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from threading import Lock
 
 import torch
 from torch import Tensor
@@ -60,20 +61,22 @@ class Part:
 
 @dataclass
 class CompletionCounter:
-    """Reports each completion once, even if the work starts over."""
+    """Reports each completion once, even if the work starts over. Several threads may count."""
 
     progress: Progress | None
     num_done: int = 0
     num_reported: int = 0
+    _counting: Lock = field(default_factory=Lock)
 
     def restart(self) -> None:
         self.num_done = 0
 
     def add(self, num_completions: int) -> None:
-        self.num_done += num_completions
-        if self.progress and self.num_done > self.num_reported:
-            self.progress(self.num_done - self.num_reported)
-            self.num_reported = self.num_done
+        with self._counting:
+            self.num_done += num_completions
+            if self.progress and self.num_done > self.num_reported:
+                self.progress(self.num_done - self.num_reported)
+                self.num_reported = self.num_done
 
 
 def is_out_of_memory(error: RuntimeError) -> bool:

@@ -1,19 +1,23 @@
 """``magrpo bench iteration``: sampling and update of one iteration in this process, beside the same computed plainly.
 
 Plainly: one agent after another on all cores, every decoding step through the modules of transformers; peft's own
-layers, and micro-batches of :data:`PLAIN_TOKENS` tokens.
+layers, and micro-batches of :data:`PLAIN_TOKENS` tokens. Then what one core does in both, by kind of operation.
 """
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
+from time import perf_counter
 from typing import Annotated
 
+import torch
 from cyclopts import Parameter, validators
 from peft.tuners.lora import Linear as LoraLinear
 from rich.console import Console
+from rich.table import Table
 
 from magrpo.algo.stats import seed_interval
 from magrpo.config import RunConfig, load_config
@@ -33,6 +37,10 @@ from pipelines.benchmarks.credit import score_batches
 from pipelines.benchmarks.pool import time_by_turns
 
 PLAIN_TOKENS = 16_384
+AIM = 1.6
+"""How many times as fast both should be."""
+KINDS = ("matrix products", "attention", "elementwise and copies", "Python")
+_PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::addmm_", "aten::bmm", "aten::baddbmm"})
 
 
 def bench_iteration(
@@ -41,7 +49,7 @@ def bench_iteration(
     *overrides: Overrides,
     rounds: Annotated[int, Parameter(validator=validators.Number(gte=2))] = 10,
 ) -> int:
-    """Print the seconds of both, the ratios and their intervals; the exit code is 0.
+    """Print the seconds of both, the ratios and their intervals, and where the time goes; the exit code is 0.
 
     Raises ConfigError if the engine is ``vllm``.
 
@@ -55,14 +63,16 @@ def bench_iteration(
             raise ConfigError("bench iteration measures sampling in this process: set engine.kind = 'transformers'")
         groups = score_batches(resolved, 1)
         policy = Policy.open(resolved.agents, resolved.model, resolved.lora, resolved.train.seed)
-        _compare_sampling(resolved, policy, groups, rounds)
-        _compare_updates(resolved, policy, groups, rounds, Path(folder))
+        sampling = _compare_sampling(resolved, policy, groups, rounds)
+        update = _compare_updates(resolved, policy, groups, rounds, Path(folder))
+        _print_kinds({"sampling": sampling, "update": update})
     return 0
 
 
 def _compare_sampling(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int
-) -> None:
+) -> Callable[[], object]:
+    """Print the ratio; returns how sampling runs on one core."""
     sampling, size = sampling_params(config.rollout), config.rollout.group_size
     requests = [
         Request(agent, prompt.token_ids, sampling, derive_seed(config.train.seed, group.problem.task_id, agent, index))
@@ -72,7 +82,13 @@ def _compare_sampling(
     ]
     requests.sort(key=lambda request: (len(request.prompt_ids), request.prompt_ids))
     policy.sources = {}  # the engine samples from what it holds
-    served = LocalEngine(policy, len(requests)).serve(policy.version, policy.sources)
+
+    def sample(num_threads: int) -> object:
+        return (
+            LocalEngine(policy, len(requests), num_threads)
+            .serve(policy.version, policy.sources or {})
+            .generate(requests)
+        )
 
     def sample_plainly() -> None:
         for agent in policy.agents:
@@ -80,23 +96,26 @@ def _compare_sampling(
             with decoding_model(policy, agent) as model:
                 decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, make_step=ModuleStep)
 
-    _print_ratio("sampling", time_by_turns(lambda: served.generate(requests), sample_plainly, rounds))
+    _print_ratio("sampling", time_by_turns(partial(sample, torch.get_num_threads()), sample_plainly, rounds))
+    return partial(sample, 1)
 
 
 def _compare_updates(
     config: RunConfig, policy: Policy, groups: Sequence[RolloutGroup[ScoredTurn]], rounds: int, folder: Path
-) -> None:
-    updater = Updater.of(policy, config, folder / "failed-batch")
+) -> Callable[[], object]:
+    """Print the ratio; returns how the update runs on one core."""
     samples, _ = credit(groups, config.algo, [a.name for a in config.agents if a.trained], config.own_estimators)
+    ours, plain = (Updater.of(policy, config, folder / "failed-batch") for _ in range(2))
+    plain.micro_batch_tokens, plain.side_by_side = PLAIN_TOKENS, False
 
     def update_plainly() -> None:
-        tokens = updater.micro_batch_tokens
-        updater.micro_batch_tokens = PLAIN_TOKENS
         with _use_layers_of_peft(policy):
-            updater.update(samples)
-        updater.micro_batch_tokens = tokens
+            plain.update(samples)
 
-    _print_ratio("update", time_by_turns(lambda: updater.update(samples), update_plainly, rounds))
+    _print_ratio("update", time_by_turns(lambda: ours.update(samples), update_plainly, rounds))
+    torch.set_num_threads(1)
+    alone = Updater.of(policy, config, folder / "failed-batch")
+    return lambda: alone.update(samples)
 
 
 @contextmanager
@@ -119,5 +138,33 @@ def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
     ours, plain = (median(pair[way] for pair in pairs) for way in (0, 1))
     Console(highlight=False, soft_wrap=True).print(
         f"{name}: median {ours:.3f} s, plainly {plain:.3f} s; {interval.mean:.2f} times as fast "
-        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs)"
+        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the aim is {AIM:g})"
     )
+
+
+def _print_kinds(runs: Mapping[str, Callable[[], object]]) -> None:
+    """Print the share of each kind of operation in the time of runs on one core."""
+    table = Table("on one core", *KINDS, box=None)
+    torch.set_num_threads(1)
+    for name, run in runs.items():
+        run()
+        started = perf_counter()
+        run()
+        seconds = perf_counter() - started
+        spent = _time_operations(run)
+        spent["Python"] = seconds - sum(spent.values())
+        table.add_row(f"{name}, {seconds:.2f} s", *(f"{spent[kind] / seconds:.0%}" for kind in KINDS))
+    Console(highlight=False, width=100).print(table)
+
+
+def _time_operations(run: Callable[[], object]) -> dict[str, float]:
+    """Seconds in torch's operations, by kind; what is called by none of them is Python's."""
+    with torch.autograd.profiler.profile(use_kineto=False) as profile:
+        run()
+    spent = dict.fromkeys(KINDS, 0.0)
+    for event in profile.key_averages():
+        if event.key.startswith("aten::"):
+            is_attention = "scaled_dot_product" in event.key or "_attention" in event.key
+            kind = "attention" if is_attention else KINDS[0] if event.key in _PRODUCTS else KINDS[2]
+            spent[kind] += event.self_cpu_time_total / 1e6
+    return spent

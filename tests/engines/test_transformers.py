@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from dataclasses import replace
 from pathlib import Path
@@ -18,9 +17,8 @@ from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.host import EngineHost
-from magrpo.engines.local.decoding import can_decode_apart
-from magrpo.engines.local.side_by_side import Stop, run_side_by_side
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
+from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.place import EnginePlace
 from magrpo.policy import Policy
 from magrpo.types import Action, Request, SamplingParams
@@ -61,13 +59,6 @@ def open_team(folder: Path) -> Policy:
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
     perturb(policy, seed=1, scale=0.05)
     return policy
-
-
-@pytest.fixture
-def threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize("num_threads", [2, 3, 8])
@@ -123,9 +114,7 @@ def test_a_task_that_fails_ends_the_others() -> None:
     torch.set_num_threads(before)
 
 
-def test_models_that_agents_share_are_used_by_one_at_a_time(tmp_path: Path) -> None:
-    assert can_decode_apart(open_policy(tmp_path / "float32"))
-    assert not can_decode_apart(open_policy(tmp_path / "bfloat16", dtype="bfloat16"))
+def test_tasks_that_share_something_are_run_one_at_a_time() -> None:
     active: list[int] = []
 
     def enter(stop: Stop) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 
 import pytest
@@ -221,6 +223,40 @@ def test_agents_train_apart(base: Path, dump: Path) -> None:
     alone = make(base, dump)
     alone.update({"main": make_samples()})
     assert_equal(weights_of(updater, "main"), weights_of(alone))
+
+
+@pytest.mark.parametrize("options", [{}, {"beta": 0.1, "update_epochs": 2}])
+@pytest.mark.usefixtures("threads")
+def test_agents_side_by_side_take_the_steps_that_each_takes_alone(
+    base: Path, dump: Path, options: dict[str, Any]
+) -> None:
+    samples = {"helper": make_samples(0), "main": make_samples(1), "third": make_samples(2)}
+    alone, finished = dict[str, dict[str, Tensor]](), list[int]()
+    torch.set_num_threads(1)
+    for agent in samples:
+        updater = make(base, dump, agents=tuple(samples), micro_batch_tokens=30, algo=options)
+        updater.update({name: samples[agent] if name == agent else [] for name in samples})
+        alone[agent] = weights_of(updater, agent)
+    torch.set_num_threads(3)
+    together = make(base, dump, agents=tuple(samples), micro_batch_tokens=30, algo=options)
+    threads = set[str]()
+    together.policy.run = note_thread(together.policy.run, threads)  # type: ignore[method-assign]
+    together.update(samples, finished.append)
+    assert len(threads) == 3
+    assert sum(finished) == sum(map(len, samples.values()))
+    assert torch.get_num_threads() == 3
+    for agent, weights in alone.items():
+        assert_equal(weights_of(together, agent), weights)
+
+
+def note_thread(run: Callable[..., Any], threads: set[str]) -> Callable[..., Any]:
+    """The same function, which adds the name of the thread that calls it."""
+
+    def noting(*arguments: Any) -> Any:
+        threads.add(current_thread().name)
+        return run(*arguments)
+
+    return noting
 
 
 def test_agents_that_share_an_adapter_take_one_step_on_all_samples(base: Path, dump: Path, tmp_path: Path) -> None:

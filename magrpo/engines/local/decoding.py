@@ -56,9 +56,8 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
 
 
 def can_decode_apart(policy: Policy) -> bool:
-    """Whether each agent's :func:`decoding_model` is its own, on cores that several may share."""
-    has_copies = policy.dtype == torch.float32 or all(policy.lineup.weights(name) == "full" for name in policy.agents)
-    return policy.device.type == "cpu" and has_copies
+    """Whether agents are decoded on cores that several may share, by models of their own."""
+    return policy.device.type == "cpu" and policy.shares_no_modules
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]

@@ -11,13 +11,18 @@ from pipelines.cli import main
 from tests.pipelines.micro import write_config
 
 
-def test_both_ratios_are_printed_with_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.usefixtures("threads")
+def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["bench", "iteration", str(write_config(tmp_path, iterations=1)), "--rounds", "2"]) == 0
     said = capsys.readouterr().out
     for name in ("sampling", "update"):
         assert re.search(
-            rf"^{name}: median .* s, plainly .* s; [\d.]+ times as fast \(95 %: .*, 2 pairs\)$", said, re.M
+            rf"^{name}: median .* s, plainly .* s; [\d.]+ times as fast \(95 %: .*, 2 pairs; the aim is 1.6\)$",
+            said,
+            re.M,
         )
+        [shares] = re.findall(rf"^ {name}, [\d.]+ s +(.*%) *$", said, re.M)
+        assert sum(int(share) for share in re.findall(r"(-?\d+)%", shares)) == pytest.approx(100, abs=2)
     assert not list((tmp_path / "runs").glob("*/stages"))
 
 
