@@ -1,4 +1,4 @@
-"""The policy-gradient loss: tensors in, (loss, metrics) out.
+"""The policy-gradient loss: tensors in, (loss, metrics, log-probabilities) out.
 
 ``N`` counts the sampled tokens of a micro-batch, end-of-sequence tokens included; prompts and padding are not among
 them. Log-probabilities ``logps`` are natural, at the sampling temperature.
@@ -62,8 +62,10 @@ class SampledTokens:
 
 def policy_loss(
     loss_of: LossOf, tokens: SampledTokens, options: LossOptions, divisor: float, beta: float = 0.0
-) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]]]:
-    """The loss of one micro-batch, and sums over its tokens for the metrics; ``loss_of`` holds the tokens' logits.
+) -> tuple[Float[Tensor, ""], dict[str, Float[Tensor, ""]], Float[Tensor, " N"]]:
+    """The loss of one micro-batch, sums over its tokens for the metrics, and their log-probabilities, without gradient.
+
+    ``loss_of`` holds the tokens' logits.
 
     Strictly on-policy: ``-(1/n) sum_i c_i w_i A_i logp_i``, whose gradient is REINFORCE's. With ``old_logps``, the
     clipped surrogate of PPO, arXiv 1707.06347, with ratio ``r_i = exp(logp_i - old_logp_i)``:
@@ -109,4 +111,4 @@ def policy_loss(
             sums["importance_capped"] = ((ratio > options.importance_cap) * computed).sum()
         if tokens.ref_logps is not None:
             sums["kl"] = k3(logps, tokens.ref_logps).sum()
-    return result.loss, sums
+    return result.loss, sums, logps

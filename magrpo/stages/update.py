@@ -34,7 +34,7 @@ from magrpo.layout import WEIGHTS, locate_weights
 from magrpo.policy import Policy
 from magrpo.sharding import gather_tensor
 from magrpo.stages.lanes import LanePlan, OneRank, Ranks, add_in_pairs, deal_batches, put_gradient, take_gradient
-from magrpo.stages.model_runs import ModelContext, ModelRuns
+from magrpo.stages.model_runs import ModelRuns
 from magrpo.stages.optimizers import learning_rate, read_optimizers, write_optimizers
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.stages.update_metrics import MEANS_OF_AGENTS, list_sums, summarize_agent
@@ -156,8 +156,7 @@ class Updater:
         agent = self.policy.lineup.holder(agent)
         work = self._plan_work(agent, samples_by_agent)
         if work.samples:
-            works, tables = self._fit_memory([work], self._compute_constants)
-            constants = self._share_constants(works, tables)
+            works, constants = self._find_constants([work])
             (work,), (part,) = self._fit_memory(
                 works, partial(self._compute_gradients, constants, CompletionCounter(None))
             )
@@ -195,8 +194,7 @@ class Updater:
         if progress and self.ranks.number == 0:
             progress(sum(map(len, samples.values())) - sum(len(work.samples) for work in works))
         totals: dict[str, dict[str, float]] = {agent: {} for agent in samples}
-        works, tables = self._fit_memory([work for work in works if work.samples], self._compute_constants)
-        constants = self._share_constants(works, tables)
+        works, constants = self._find_constants([work for work in works if work.samples])
         for epoch in range(1, self.algo.update_epochs + 1):
             counter = CompletionCounter(progress if epoch == self.algo.update_epochs else None)
             works, parts = self._fit_memory(works, partial(self._compute_gradients, constants, counter))
@@ -204,6 +202,8 @@ class Updater:
                 sums = self._add_ranks(work, part)
                 if epoch == 1:
                     self._check_sampling_gap(work, sums)
+                    if self.algo.update_epochs > 1:
+                        constants[work.agent]["old_logps"] = self._share_logps(work, part.logps)
                 totals[work.agent] = self._step(work, sums)
         return {agent: summarize_agent(totals[agent], samples[agent]) for agent in samples}
 
@@ -301,7 +301,7 @@ class Updater:
         tasks = [partial(self._compute_gradient, constants[work.agent], counter, work) for work in works]
         parts = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
         for batch in self._idle_batches(works):
-            loss, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
+            loss, _, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
             (loss * 0).backward()  # type: ignore[no-untyped-call]
         for work in works:
             if not self.policy.is_spread(work.agent) and not self._plan.is_trivial:
@@ -315,16 +315,18 @@ class Updater:
         """
         parameters = list(self.policy.parameters(work.agent).values())
         sums = torch.zeros(len(self._sum_names), len(work.batches), device=self.policy.device)
+        logps = torch.zeros(sum(work.lengths), device=self.policy.device)
 
         def accumulate(lane: Sequence[int]) -> None:
             self._optimizers[work.agent].zero_grad(set_to_none=True)
             for number in takewhile(lambda _: not stop(), lane):
                 self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
                 batch = collate(work.samples, work.batches[number], self.policy.device)
-                loss, metrics = self._compute_loss(work, batch, constants)
+                loss, metrics, sampled = self._compute_loss(work, batch, constants)
                 loss.backward()  # type: ignore[no-untyped-call]
-                values = {**metrics, "loss": loss.detach()}
+                values = {"clipped": torch.zeros_like(loss), **metrics, "loss": loss.detach()}
                 sums[:, number] = torch.stack([values[name] for name in self._sum_names])
+                work.put_values(logps, batch.samples, sampled)
                 counter.add(len(batch.samples))
 
         def take_lane(lane: Sequence[int]) -> Tensor:
@@ -334,8 +336,8 @@ class Updater:
         lanes = self._lanes_of(work, self.ranks.number)
         if self._is_summed_in_place(work.agent):
             accumulate([number for lane in lanes for number in lane])
-            return Part(None, sums)
-        return Part(add_in_pairs(map(take_lane, lanes)) if lanes else None, sums)
+            return Part(None, sums, logps)
+        return Part(add_in_pairs(map(take_lane, lanes)) if lanes else None, sums, logps)
 
     def _add_ranks(self, work: Work, part: Part) -> Tensor:
         """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""
@@ -349,7 +351,10 @@ class Updater:
     def _is_summed_in_place(self, agent: str) -> bool:
         return self._plan.is_trivial or self.policy.is_spread(agent)
 
-    def _compute_loss(self, work: Work, batch: Batch, constants: _Constants) -> tuple[Tensor, dict[str, Tensor]]:
+    def _compute_loss(
+        self, work: Work, batch: Batch, constants: _Constants
+    ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
+        """The loss, sums for the metrics, and the log-probabilities of the sampled tokens."""
         joined: dict[str, Any] = {
             name: torch.cat([by_sample[i] for i in batch.samples]) for name, by_sample in constants.items()
         }
@@ -357,7 +362,7 @@ class Updater:
         joined["groups"] = work.groups.select_tokens(torch.tensor(samples, device=self.policy.device))
         tokens = replace(batch.tokens, **joined)
 
-        def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor]]:
+        def finish(loss_of: LossOf) -> tuple[Tensor, dict[str, Tensor], Tensor]:
             return policy_loss(loss_of, tokens, self._loss_options, work.divisor, self.algo.beta)
 
         return self._models.run_model(work.agent, self.policy.active(work.agent), batch, finish)
@@ -391,44 +396,40 @@ class Updater:
         optimizer.zero_grad(set_to_none=True)
         return {**{name: float(values.sum()) for name, values in by_name.items()}, "grad_norm": float(norm)}
 
-    def _compute_constants(self, works: Sequence[Work]) -> list[dict[str, Tensor]]:
-        """What is computed once, before the first step, as far as the algorithm needs it: by name, one value for each
-        sampled token of an agent, 0 where another rank computes it."""
-        contexts: dict[str, Callable[[str], ModelContext]] = {}
-        if self.algo.update_epochs > 1:
-            contexts["old_logps"] = self.policy.active
-        if self.algo.beta > 0:
-            contexts["ref_logps"] = self.policy.reference
-        tasks = [partial(self._compute_table, contexts, work) for work in works]
+    def _find_constants(self, works: Sequence[Work]) -> tuple[Sequence[Work], dict[str, _Constants]]:
+        """What is computed once, before the first step, as far as the algorithm needs it, by agent.
+
+        The log-probabilities before the first step are none of them: the first pass over the samples computes them.
+        """
+        if not self.algo.beta:
+            return works, {work.agent: {} for work in works}
+        works, tables = self._fit_memory(works, self._compute_reference)
+        shared = (self._share_logps(work, table) for work, table in zip(works, tables, strict=True))
+        return works, {work.agent: {"ref_logps": logps} for work, logps in zip(works, shared, strict=True)}
+
+    def _compute_reference(self, works: Sequence[Work]) -> list[Tensor]:
+        """Log-probabilities of each agent's sampled tokens under its reference, 0 where another rank computes them."""
+        tasks = [partial(self._compute_reference_logps, work) for work in works]
         tables = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
         for batch in self._idle_batches(works):
             agent = works[0].agent
-            for context in contexts.values():
-                self._models.compute_logps(agent, context(agent), batch, self._logps_options)
+            self._models.compute_logps(agent, self.policy.reference(agent), batch, self._logps_options)
         return tables
 
-    def _compute_table(
-        self, contexts: Mapping[str, Callable[[str], ModelContext]], work: Work, stop: Stop
-    ) -> dict[str, Tensor]:
-        table = {name: torch.zeros(sum(work.lengths), device=self.policy.device) for name in contexts}
-        slots = {name: torch.split(values, work.lengths) for name, values in table.items()}
-        lanes = self._lanes_of(work, self.ranks.number) if contexts else []
+    def _compute_reference_logps(self, work: Work, stop: Stop) -> Tensor:
+        table = torch.zeros(sum(work.lengths), device=self.policy.device)
+        lanes = self._lanes_of(work, self.ranks.number)
         for number in takewhile(lambda _: not stop(), chain.from_iterable(lanes)):
-            self.ranks.tell_progress(f"agent {work.agent!r}, constants of micro-batch {number + 1}")
+            self.ranks.tell_progress(f"agent {work.agent!r}, reference of micro-batch {number + 1}")
             batch = collate(work.samples, work.batches[number], self.policy.device)
-            lengths = [work.lengths[i] for i in batch.samples]
-            for name, context in contexts.items():
-                logps = self._models.compute_logps(work.agent, context(work.agent), batch, self._logps_options)
-                for i, values in zip(batch.samples, torch.split(logps, lengths), strict=True):
-                    slots[name][i].copy_(values)
+            context = self.policy.reference(work.agent)
+            logps = self._models.compute_logps(work.agent, context, batch, self._logps_options)
+            work.put_values(table, batch.samples, logps)
         return table
 
-    def _share_constants(self, works: Sequence[Work], tables: Sequence[Mapping[str, Tensor]]) -> dict[str, _Constants]:
-        """The constants of all ranks, by agent."""
-        return {
-            work.agent: {name: torch.split(self.ranks.fill_in(values), work.lengths) for name, values in table.items()}
-            for work, table in zip(works, tables, strict=True)
-        }
+    def _share_logps(self, work: Work, table: Tensor) -> Sequence[Tensor]:
+        """The log-probabilities that all ranks have computed, by completion."""
+        return torch.split(self.ranks.fill_in(table), work.lengths)
 
     def _non_finite(self, work: Work, losses: Sequence[float], norm: float) -> NonFiniteLoss:
         """Save the offending micro-batch (all of them, when only the gradient is not finite)."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from threading import Lock
 
 import torch
@@ -27,7 +28,7 @@ class MicroBatchTooLarge(RuntimeError):
     """A rank that shares models with others ran out of memory; the message is how many tokens to try next."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Work:
     """One agent's samples of one update, split into micro-batches of rows."""
 
@@ -38,10 +39,16 @@ class Work:
     batches: Sequence[Sequence[Row]]
     divisor: float
 
-    @property
+    @cached_property
     def lengths(self) -> list[int]:
         """Tokens of each completion."""
         return [len(sample.completion_ids) for sample in self.samples]
+
+    def put_values(self, table: Tensor, completions: Sequence[int], values: Tensor) -> None:
+        """Put the values of these completions' tokens where they belong in a table of all tokens."""
+        slots = torch.split(table, self.lengths)
+        for i, own in zip(completions, torch.split(values, [self.lengths[i] for i in completions]), strict=True):
+            slots[i].copy_(own)
 
     @property
     def is_smallest(self) -> bool:
@@ -57,6 +64,8 @@ class Part:
     """The sum of its lanes, as :func:`take_gradient` returns it; None: it has none, or left it in the parameters."""
     sums: Tensor
     """Loss and metric sums, [name, micro-batch], 0 where another rank computes them."""
+    logps: Tensor
+    """Log-probabilities of the agent's sampled tokens, 0 where another rank computes them."""
 
 
 @dataclass

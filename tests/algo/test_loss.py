@@ -49,7 +49,8 @@ def policy_loss(
     loss_of = partial(group_policy_loss, hidden, head_weight)
     if from_logits:
         loss_of = partial(policy_loss_from_logits, hidden @ head_weight.T)
-    return algo_loss.policy_loss(loss_of, SampledTokens(**tokens), options, divisor, beta)
+    loss, sums, _ = algo_loss.policy_loss(loss_of, SampledTokens(**tokens), options, divisor, beta)
+    return loss, sums
 
 
 def reference_logps(hidden: Tensor, head_weight: Tensor, token_ids: Tensor, temperature: float = 1.0) -> Tensor:
@@ -88,7 +89,7 @@ def test_one_token_by_hand() -> None:
     weight = torch.tensor([[0.0], [math.log(3.0)]], requires_grad=True)
     tokens = [torch.tensor([1]), torch.tensor([2.0]), torch.tensor([math.log(0.5)])]
     loss_of = partial(group_policy_loss, hidden, weight)
-    loss, sums = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0)
+    loss, sums, _ = algo_loss.policy_loss(loss_of, SampledTokens(*tokens), LossOptions(), divisor=4.0)
     assert float(loss.detach()) == pytest.approx(-2 * math.log(0.75) / 4)
     (slope,) = gradients(loss, weight)
     assert slope.flatten().tolist() == pytest.approx([2 / 4 * 0.25, -2 / 4 * 0.25])

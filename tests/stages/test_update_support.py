@@ -85,7 +85,7 @@ class Table:
         sampling_logps = policy_loss_from_logits(logits, every, options).logps  # as the engine reports them
         options = replace(options, importance_cap=cap)
         tokens = SampledTokens(ids, advantages, sampling_logps, support=chosen)
-        loss, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0)
+        loss, _, _ = policy_loss(partial(policy_loss_from_logits, logits), tokens, options, divisor=1.0)
         return torch.autograd.grad(-loss, (self.first, self.second))
 
 
