@@ -52,7 +52,8 @@ images: setup ## build the container images, train by Compose and in Kubernetes'
 		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns; }
 	@$(PYTHON_BIN) -m pytest -m slow tests/infra/test_images.py $(ARGS)
 
-bench: setup ## time the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the latter)
+bench: setup ## time an iteration, the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the last)
+	@.venv/bin/magrpo bench iteration $(CONFIG)
 	@$(PYTHON_BIN) -m magrpo_kernels.bench
 	@$(PYTHON_BIN) -m tests.benchmarks $(ARGS)
 

@@ -265,6 +265,10 @@ class EvalConfig(Section):
     """Seed of the samples of all evaluations of a run, together with ``train.seed``."""
 
 
+REFERENCE = "naive"
+"""Name of the row of baselines that all others are compared with."""
+
+
 class BaselineRow(Section):
     """One row of a table of baselines: a way to answer, evaluated beside others."""
 

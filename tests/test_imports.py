@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[1]
 HEAVY = {"datasets", "matplotlib", "mlflow", "pandas", "peft", "prefect", "torch", "transformers", "triton", "vllm"}
 
 
-@pytest.mark.parametrize("module", ["magrpo", "magrpo.config", "magrpo.library", "magrpo.interfaces", "pipelines.cli"])
+@pytest.mark.parametrize(
+    "module",
+    ["magrpo", "magrpo.config", "magrpo.library", "magrpo.interfaces", "pipelines.cli", "pipelines.commands.train"],
+)
 def test_light_modules_load_no_heavy_library(module: str) -> None:
     code = f"import sys, {module}; print(*{{name.partition('.')[0] for name in sys.modules}})"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

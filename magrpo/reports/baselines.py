@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from statistics import fmean
 
-from magrpo.config import BaselineRow, RunConfig
+from magrpo.config import REFERENCE, BaselineRow, RunConfig
 from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
 from magrpo.reports import figures
 from magrpo.reports.evaluations import (
@@ -25,8 +25,6 @@ from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
 
-REFERENCE = "naive"
-"""Name of the row that all others are compared with."""
 COST = ("seconds", "tokens_per_s", "generated_tokens")
 
 

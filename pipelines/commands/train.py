@@ -22,7 +22,6 @@ from magrpo.tracking.mlflow_runs import delete_empty_run
 from magrpo.tracking.spool import Unavailable, find_folder_id
 from pipelines.environment import find_command, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
-from pipelines.experiments.sweep_run import run_sweep
 from pipelines.faults import DISK_ERRORS
 from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
@@ -92,6 +91,8 @@ def rewind_run(store: RunStore, name: str) -> None:
 
 def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> int:
     """Execute the unfinished runs of ``sweep`` at ``place``; the exit code is 1 if a run failed."""
+    from pipelines.experiments.sweep_run import run_sweep  # matplotlib: a run's first line need not wait for it
+
     keep_sweep_place(sweep, place)
     console = open_console()
     folder = shorten_path(sweep.folder)

@@ -12,9 +12,8 @@ from typing import Any, Literal
 
 from pydantic import ValidationError
 
-from magrpo.config import AgentConfig, BaselineRow, RunConfig
+from magrpo.config import REFERENCE, AgentConfig, BaselineRow, RunConfig
 from magrpo.plugins import TABLES, ConfigError, import_plugin, list_choices, validate_config
-from magrpo.reports.baselines import REFERENCE
 
 
 class LeftOut(Exception):

@@ -1,1 +1,1 @@
-"""Comparison with CoMLRL: ``make bench``. Timings are printed, never asserted; see docs/benchmarks.md."""
+"""Comparison with CoMLRL: ``make bench``. Timings are printed, never asserted; see docs/performance.md."""
