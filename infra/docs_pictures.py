@@ -31,7 +31,7 @@ RUNS: dict[str, tuple[str, ...]] = {
     "full": (),
     "as-it-ships": SHORT,
     "small-steps": (*SHORT, "optim.lr=5e-5"),
-    "crossed": (*SHORT, "rollout.joint_mode=crossed"),
+    "aligned": (*SHORT, "rollout.joint_mode=aligned"),
 }
 """The runs in the pictures, by id: what each changes in the configuration ``embedded``."""
 PICTURES = {

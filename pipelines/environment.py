@@ -21,6 +21,8 @@ QUIET = {
     "RAY_USAGE_STATS_ENABLED": "0",
     # Waiting threads sleep: beside other work, spinning threads made an iteration six times longer.
     "OMP_WAIT_POLICY": "PASSIVE",
+    # torch's profiler logs that it starts and stops.
+    "KINETO_LOG_LEVEL": "6",
     # It logs everything twice; an unreachable hub is reported as one error at the end.
     "HF_HUB_VERBOSITY": "error",
     # Progress bars of libraries (loading weights, ...) appear only if they take longer than this.
