@@ -26,6 +26,13 @@ def test_light_modules_load_no_heavy_library(module: str) -> None:
     assert HEAVY & set(result.stdout.split()) == set()
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "pipelines" / "configs").glob("*.toml")), ids=lambda path: path.stem)
+def test_reading_a_configuration_loads_no_heavy_library(path: Path) -> None:
+    code = f"import sys; from magrpo.config import load_config; load_config({str(path)!r}, []); print(*sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert HEAVY & set(result.stdout.split()) == set()
+
+
 def test_the_command_line_loads_the_configuration_when_a_command_needs_it() -> None:
     code = "import sys, pipelines.cli; print(*sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)

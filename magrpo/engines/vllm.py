@@ -17,7 +17,6 @@ from threading import Lock
 from typing import TYPE_CHECKING
 
 import msgspec
-import torch
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
@@ -90,6 +89,8 @@ class VllmEngine(Plugin):
             raise ConfigError(
                 "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
             )
+        import torch  # half a second, which a configuration that is only read need not take
+
         lineup = host.lineup
         has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
         if has_adapters and lineup.device.type == "cuda" and lineup.dtype == torch.float32:
@@ -171,6 +172,8 @@ class VllmClient:
         The weights stay if what updates have taken so far fits beside them: moving them out and in takes seconds.
         """
         if self._lineup.device.type == "cuda" and not self._asleep:
+            import torch  # as above
+
             self._asleep = True
             if self._update_bytes:
                 self._call(dict.fromkeys(self._servers, Sleep(keeps_weights=True)))
@@ -181,6 +184,8 @@ class VllmClient:
     def wake(self) -> None:
         """Undo :meth:`sleep`, after releasing memory that the trainer has cached meanwhile."""
         if self._asleep:
+            import torch  # as above
+
             self._lineup.release_cached_memory()
             self._update_bytes = torch.cuda.max_memory_reserved() - torch.cuda.memory_reserved()
             self._call(dict.fromkeys(self._servers, Wake()))

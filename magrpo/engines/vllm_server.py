@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from magrpo.engines import Completion
-from magrpo.engines.vllm_worker import SUPPORT, expand_support
 from magrpo.types import Request
 
 if TYPE_CHECKING:
@@ -131,6 +130,8 @@ class Server:
         from vllm import RequestOutput, TokensPrompt  # defers vllm
         from vllm.logprobs import FlatLogprobs
 
+        from magrpo.engines.vllm_worker import SUPPORT  # torch
+
         engine, items = self._llm.llm_engine, call.items
         adapters = self._adapters.get(call.served, {})
         for i, request in items.items():
@@ -155,6 +156,8 @@ class Server:
 
     def _over_support(self, number: int, token_ids: list[int], logprobs: FlatLogprobs) -> Completion:
         """The completion with log-probabilities over its support; the whole vocabulary where nothing was cut off."""
+        from magrpo.engines.vllm_worker import expand_support  # torch
+
         (truncated,) = self._llm.collective_rpc("take_truncated", args=(str(number), logprobs.ranks))
         logps, support = expand_support(
             logprobs.logprobs, truncated, self._llm.llm_engine.model_config.get_vocab_size()
