@@ -17,25 +17,29 @@ Stop = Callable[[], bool]
 
 
 def run_side_by_side(
-    tasks: Sequence[Callable[[Stop], ResultT]], num_threads: int, *, share_nothing: bool
+    tasks: Sequence[Callable[[Stop], ResultT]], num_threads: int, at_once: int, *, in_turn: bool = False
 ) -> list[ResultT]:
-    """The results of tasks, in order, computed on ``num_threads`` cores: one after another unless they share nothing.
+    """The results of tasks, in order, ``at_once`` of them at a time, each on its share of ``num_threads`` cores.
     Raises the first error of a task.
 
+    ``in_turn``: one after another, on the same share all the same, as sums depend on the number of threads.
+
     torch takes the number of threads from the calling thread, and for threads that begin later from the last call of
-    ``set_num_threads``: it is ``num_threads`` here and afterwards, whatever it was before.
+    ``set_num_threads``: it is ``num_threads`` afterwards, whatever it was before.
     """
     stopped = Event()
-    workers = min(len(tasks), num_threads) if share_nothing else 1
-    torch.set_num_threads(num_threads)
-    if workers < 2:
-        return [task(stopped.is_set) for task in tasks]
+    torch.set_num_threads(num_threads // at_once)
+    if at_once < 2 or in_turn:
+        try:
+            return [task(stopped.is_set) for task in tasks]
+        finally:
+            torch.set_num_threads(num_threads)
 
     def run_task(task: Callable[[Stop], ResultT]) -> ResultT:
-        torch.set_num_threads(num_threads // workers)
+        torch.set_num_threads(num_threads // at_once)
         return task(stopped.is_set)
 
-    with ThreadPoolExecutor(workers, "magrpo-decode") as pool:
+    with ThreadPoolExecutor(at_once, "magrpo-compute") as pool:
         futures = [pool.submit(run_task, task) for task in tasks]
         try:
             for done in as_completed(futures):

@@ -102,12 +102,12 @@ class Updater:
             self._models.probe_model(agent)
         self._plan = LanePlan.make(self.optim.lanes, len(self._optimizers), self.ranks.count)
         self._position = {agent: i for i, agent in enumerate(self._optimizers)}
-        self._num_threads = torch.get_num_threads()
+        self._num_threads, self.at_once = torch.get_num_threads(), 1
+        """Number of agents that share the cores, one thread or more for each; ranks take theirs in turn."""
         # Gradients of full copies would need as much memory as these, if they were computed at the same time.
         adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self._optimizers)
-        on_cpu = self.policy.device.type == "cpu" and self.ranks.count == 1
-        self.side_by_side = on_cpu and adapters_only and self.policy.shares_no_modules
-        """Whether agents are trained at the same time, each on its share of the cores."""
+        if self.policy.device.type == "cpu" and adapters_only and self.policy.shares_no_modules:
+            self.at_once = max(min(len(self._optimizers), self._num_threads), 1)
         self._sum_names = list_sums(self.algo, self.lag)
 
     @classmethod
@@ -138,7 +138,8 @@ class Updater:
             for group in self._optimizers[agent].param_groups:
                 group["lr"] = lr
         waiting = iter(samples_by_holder.items())
-        agents_at_once = len(self._optimizers) if self.side_by_side else self._plan.agents_at_once
+        shares_cores = self.at_once > 1 and self.ranks.count == 1
+        agents_at_once = len(self._optimizers) if shares_cores else self._plan.agents_at_once
         while at_once := dict(islice(waiting, agents_at_once)):
             for agent, result in self._update_agents(at_once, progress).items():
                 for name in MEANS_OF_AGENTS & result.keys():
@@ -294,12 +295,16 @@ class Updater:
             self.ranks.tell_progress("runs along with other ranks")
             yield collate(samples, [(shortest,)], self.policy.device)
 
+    def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
+        """One task for each agent, on the threads that it has in one process."""
+        return run_side_by_side(tasks, self._num_threads, self.at_once, in_turn=self.ranks.count > 1)
+
     def _compute_gradients(
         self, constants: Mapping[str, _Constants], counter: CompletionCounter, works: Sequence[Work]
     ) -> list[Part]:
         counter.restart()
         tasks = [partial(self._compute_gradient, constants[work.agent], counter, work) for work in works]
-        parts = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
+        parts = self._run_tasks(tasks)
         for batch in self._idle_batches(works):
             loss, _, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
             (loss * 0).backward()  # type: ignore[no-untyped-call]
@@ -410,7 +415,7 @@ class Updater:
     def _compute_reference(self, works: Sequence[Work]) -> list[Tensor]:
         """Log-probabilities of each agent's sampled tokens under its reference, 0 where another rank computes them."""
         tasks = [partial(self._compute_reference_logps, work) for work in works]
-        tables = run_side_by_side(tasks, self._num_threads, share_nothing=self.side_by_side)
+        tables = self._run_tasks(tasks)
         for batch in self._idle_batches(works):
             agent = works[0].agent
             self._models.compute_logps(agent, self.policy.reference(agent), batch, self._logps_options)

@@ -110,7 +110,7 @@ def test_a_task_that_fails_ends_the_others() -> None:
 
     before = torch.get_num_threads()
     with pytest.raises(ValueError, match="first"):
-        run_side_by_side([wait, fail], 2, share_nothing=True)
+        run_side_by_side([wait, fail], 2, 2)
     torch.set_num_threads(before)
 
 
@@ -124,7 +124,7 @@ def test_tasks_that_share_something_are_run_one_at_a_time() -> None:
         active.append(-1)
         return current_thread().name == main_thread().name
 
-    assert run_side_by_side([enter] * 3, torch.get_num_threads(), share_nothing=False) == [True] * 3
+    assert run_side_by_side([enter] * 3, torch.get_num_threads(), 1) == [True] * 3
 
 
 def largest_gap(policy: Policy, asked: list[Request], actions: list[Action]) -> float:

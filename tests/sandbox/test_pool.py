@@ -119,6 +119,7 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
         def run_job(self, job: dict[str, object], timeout_s: float) -> dict[str, object]:
             if "kill the jail" in str(job["source"]):
                 self.kill()
+                wait_until_gone(self)  # else it may still answer
             return super().run_job(job, timeout_s)
 
     monkeypatch.setattr(pool_module, "Worker", Frail)
