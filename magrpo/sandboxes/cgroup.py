@@ -30,6 +30,7 @@ class MemoryCgroup:
     limit: str
     swap_limit: str
     usage: str
+    events: str
 
     def build_command(self, command: Sequence[str]) -> list[str]:
         """The command, which starts by entering the cgroup."""
@@ -42,9 +43,14 @@ class MemoryCgroup:
         if (self.folder / self.swap_limit).exists():  # missing where the kernel has no swap
             (self.folder / self.swap_limit).write_text("0" if self.swap_limit == "memory.swap.max" else str(limit))
 
+    def count_kills(self) -> int:
+        """Number of processes that the kernel has killed here because they held too much. OSError if it is gone."""
+        counts = dict(line.split() for line in (self.folder / self.events).read_text().splitlines())
+        return int(counts.get("oom_kill", 0))
 
-_V1 = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes"
-_V2 = "memory.max", "memory.swap.max", "memory.current"
+
+_V1 = "memory.limit_in_bytes", "memory.memsw.limit_in_bytes", "memory.usage_in_bytes", "memory.oom_control"
+_V2 = "memory.max", "memory.swap.max", "memory.current", "memory.events"
 
 
 @contextmanager

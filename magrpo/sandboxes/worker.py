@@ -24,6 +24,7 @@ START_S = 20.0
 MAX_REPORT = 64 << 20
 TESTER_BYTES = 64 << 20
 """What a tester may hold beside its candidate where a cgroup limits both; hostile answers made one hold 34 MiB."""
+KILLED = ["memory", "the kernel killed some of its processes, which held more memory than the limit"]
 
 
 class WorkerDied(Exception):
@@ -103,6 +104,7 @@ class Worker:
             WorkerDied: the worker died or went past ``timeout_s``; it must be closed.
         """
         self.jobs += 1
+        kills = self._count_kills()
         deadline = time.monotonic() + timeout_s
         try:
             near, far = socket.socketpair()
@@ -128,7 +130,16 @@ class Worker:
         ran_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
         if not report and not ran_out:
             raise WorkerDied(f"the tester ended with wait status {status}")
+        if "cases" in report and self._count_kills() > kills:  # it waited for what was killed
+            report["cases"] = [KILLED if case[0] == "timeout" else case for case in report["cases"]]
         return report
+
+    def _count_kills(self) -> int:
+        """Processes of this jail that the kernel has killed because they held too much memory."""
+        try:
+            return self.cgroup.count_kills() if self.cgroup else 0
+        except OSError as error:
+            raise WorkerDied(f"its memory cgroup is gone: {error}") from error
 
     def close(self) -> None:
         """Kill the jail and wait until everything in it is gone."""

@@ -57,6 +57,22 @@ def test_a_program_killed_by_the_kernel_has_used_too_much_memory(
     assert not folder.exists()
 
 
+def test_a_program_that_waits_for_what_the_kernel_has_killed_has_used_too_much_memory(
+    found: MemoryCgroup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel kills one child; what the others hold is less than the limit, whenever the tester looks."""
+    monkeypatch.setattr(worker, "TESTER_BYTES", -300 * MIB)
+    pool = PoolSandbox(workers=1, test_s=0.3, total_s=0.6).open()
+    try:
+        fork = "    for _ in range(2):\n        if os.fork() == 0:\n            x = b'x' * (150 << 20)\n"
+        wait = "            time.sleep(60)\n    os.wait()\n    os.wait()\n"
+        greedy = Execution(f"import os, time\ndef f():\n{fork}{wait}", "f", "assert f() == 1")
+        endless = Execution("def f():\n    while True: pass", "f", "assert f() == 1")
+        assert [report.status for report in pool.run([greedy, endless])] == ["memory", "timeout"]
+    finally:
+        pool.close()
+
+
 def only_worker(pool: Pool) -> worker.Worker:
     (found,) = pool.alive
     return found
