@@ -127,8 +127,9 @@ class Policy:
     def active(self, agent: str) -> Iterator[PreTrainedModel]:
         """The causal language model with this agent's weights active, ready for forward passes."""
         entry = self._agents[agent]
-        if entry.peft is not None:
-            entry.peft.set_adapter(_name_adapter(self.lineup.holder(agent)))
+        adapter = _name_adapter(self.lineup.holder(agent))
+        if entry.peft is not None and entry.peft.active_adapter != adapter:  # of a model that is spread over ranks
+            entry.peft.set_adapter(adapter)
         has_masters = entry.peft is None and self.dtype != torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype, enabled=has_masters):
             yield entry.model

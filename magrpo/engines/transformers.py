@@ -121,7 +121,7 @@ class LocalWeights:
             return completions
 
         tasks = [partial(decode_agent, agent) for agent in agents]
-        at_once = min(max(len(tasks), 1), self._engine.num_threads) if can_decode_apart(policy) else 1
+        at_once = min(len(tasks), self._engine.num_threads) if can_decode_apart(policy) else 1
         parts = run_side_by_side(tasks, self._engine.num_threads, at_once)
         completions = dict(chain.from_iterable(part.items() for part in parts))
         return [make_action(policy.lineup, r, completions[i], self._version) for i, r in enumerate(requests)]

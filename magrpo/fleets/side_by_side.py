@@ -27,6 +27,8 @@ def run_side_by_side(
     torch takes the number of threads from the calling thread, and for threads that begin later from the last call of
     ``set_num_threads``: it is ``num_threads`` afterwards, whatever it was before.
     """
+    if not tasks:
+        return []
     stopped = Event()
     torch.set_num_threads(num_threads // at_once)
     if at_once < 2 or in_turn:

@@ -107,7 +107,7 @@ class Updater:
         # Gradients of full copies would need as much memory as these, if they were computed at the same time.
         adapters_only = all(self.policy.lineup.weights(agent) == "lora" for agent in self._optimizers)
         if self.policy.device.type == "cpu" and adapters_only and self.policy.shares_no_modules:
-            self.at_once = max(min(len(self._optimizers), self._num_threads), 1)
+            self.at_once = min(len(self._optimizers), self._num_threads)
         self._sum_names = list_sums(self.algo, self.lag)
 
     @classmethod

@@ -83,12 +83,8 @@ def _compare_sampling(
     requests.sort(key=lambda request: (len(request.prompt_ids), request.prompt_ids))
     policy.sources = {}  # the engine samples from what it holds
 
-    def sample(num_threads: int) -> object:
-        return (
-            LocalEngine(policy, len(requests), num_threads)
-            .serve(policy.version, policy.sources or {})
-            .generate(requests)
-        )
+    def sample_on(num_threads: int) -> object:
+        return LocalEngine(policy, len(requests), num_threads).serve(policy.version, {}).generate(requests)
 
     def sample_plainly() -> None:
         for agent in policy.agents:
@@ -96,8 +92,8 @@ def _compare_sampling(
             with decoding_model(policy, agent) as model:
                 decode_batch(model, of_agent, policy.lineup.stop_token_ids(agent), None, make_step=ModuleStep)
 
-    _print_ratio("sampling", time_by_turns(partial(sample, torch.get_num_threads()), sample_plainly, rounds))
-    return partial(sample, 1)
+    _print_ratio("sampling", time_by_turns(partial(sample_on, torch.get_num_threads()), sample_plainly, rounds))
+    return partial(sample_on, 1)
 
 
 def _compare_updates(

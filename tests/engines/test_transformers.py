@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event, current_thread, main_thread
 from time import sleep
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -17,6 +17,7 @@ from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.host import EngineHost
+from magrpo.engines.local.decoding import can_decode_apart
 from magrpo.engines.transformers import LocalEngine, TransformersEngine
 from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.place import EnginePlace
@@ -112,6 +113,16 @@ def test_a_task_that_fails_ends_the_others() -> None:
     with pytest.raises(ValueError, match="first"):
         run_side_by_side([wait, fail], 2, 2)
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "weights", "apart"),
+    [("float32", "shared", True), ("bfloat16", "lora", True), ("bfloat16", "shared", False)],
+)
+def test_agents_are_decoded_apart_by_models_of_their_own(tmp_path: Path, dtype: Any, weights: Any, apart: bool) -> None:
+    agents = [AgentConfig(name=n, role=n, model=str(tiny_base(tmp_path)), weights=weights) for n in ("one", "two")]
+    policy = Policy.open(agents, ModelConfig(device="cpu", dtype=dtype), LoraConfig(rank=4), seed=0)
+    assert can_decode_apart(policy) is apart
 
 
 def test_tasks_that_share_something_are_run_one_at_a_time() -> None:

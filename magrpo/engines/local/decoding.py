@@ -56,8 +56,9 @@ def decoding_model(policy: Policy, agent: str) -> Iterator[PreTrainedModel]:
 
 
 def can_decode_apart(policy: Policy) -> bool:
-    """Whether agents are decoded on cores that several may share, by models of their own."""
-    return policy.device.type == "cpu" and policy.shares_no_modules
+    """Whether each agent's :func:`decoding_model` is its own, on cores that several may share."""
+    has_own = policy.dtype == torch.float32 or all(policy.lineup.holder(name) == name for name in policy.agents)
+    return policy.device.type == "cpu" and policy.shares_no_modules and has_own
 
 
 class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
