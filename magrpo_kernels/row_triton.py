@@ -11,6 +11,8 @@ in float64 from the returns of its token's group, however many they are. Row off
 """
 
 import math
+from contextlib import nullcontext
+from threading import Lock
 from typing import Any
 
 import torch
@@ -26,6 +28,8 @@ LOWEST = tl.constexpr(torch.finfo(torch.float32).min)
 """Where a running maximum starts: finite, so that a difference to it is never ``inf - inf``."""
 FARTHEST = tl.constexpr(-1e30)
 """The least exponent of an entropy's terms: ``exp2`` of it is 0, and 0 times it is 0, not NaN as with -inf."""
+LAUNCH = Lock() if triton.knobs.runtime.interpret else nullcontext()
+"""Held during a launch. The interpreter replaces functions of ``triton.language``, so only one thread may be in it."""
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -214,7 +218,9 @@ def scale_kernel(values_ptr, scale_ptr, count, BLOCK: tl.constexpr):  # type: ig
 def scale_triton_(values: Tensor, scale: Tensor) -> None:
     """See :func:`magrpo_kernels.backward._scale_`. ``values`` are contiguous."""
     assert values.is_contiguous()
-    if values.numel():
+    if not values.numel():
+        return
+    with LAUNCH:
         scale_kernel[(triton.cdiv(values.numel(), 4096),)](
             values, scale.to(torch.float32), values.numel(), BLOCK=4096, num_warps=8
         )
@@ -234,8 +240,10 @@ def row_loss_triton(
     def column(values: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return losses if values is None else values.to(dtype).contiguous()
 
-    if num_tokens:
-        block, warps = launch_shape(vocabulary)
+    if not num_tokens:
+        return losses, logps, entropy
+    block, warps = launch_shape(vocabulary)
+    with LAUNCH:
         row_kernel[(num_tokens,)](
             logits,
             logits.stride(0),

@@ -5,6 +5,8 @@ On a GPU they run compiled, elsewhere in Triton's interpreter.
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 import torch
 
@@ -160,6 +162,19 @@ def test_backward_that_runs_once_leaves_gradients_alone_or_scales_them() -> None
             loss = policy_loss_from_logits(logits, inputs, LossOptions(backward_once=once, impl="triton")).loss
             gradients.append(torch.autograd.grad(factor * loss, logits)[0])
         assert torch.equal(*gradients)
+
+
+def test_threads_may_launch_at_the_same_time() -> None:
+    logits = torch.randn(32, 8, 300, generator=torch.Generator().manual_seed(3)).to(DEVICE).requires_grad_()
+    inputs = TokenInputs(torch.arange(8, device=DEVICE), torch.ones(8, device=DEVICE))
+
+    def compute_gradient(row: torch.Tensor) -> torch.Tensor:
+        loss = policy_loss_from_logits(row, inputs, LossOptions(backward_once=True, impl="triton")).loss
+        return torch.autograd.grad(0.3 * loss, row)[0]
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(compute_gradient, logits))
+    assert torch.equal(torch.stack(together), torch.stack([compute_gradient(row) for row in logits]))
 
 
 def test_one_id_and_rows_of_any_stride() -> None:
