@@ -240,6 +240,11 @@ def row_loss_triton(
     def column(values: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return losses if values is None else values.to(dtype).contiguous()
 
+    token_ids, *columns = inputs.columns.values()
+    of_groups = [losses] * 5
+    if groups is not None:
+        of_groups = [groups.sequences, groups.returns, groups.list_groups(), groups.bounds, groups.estimators]
+        of_groups = [column(v, torch.float64 if v.is_floating_point() else torch.int64) for v in of_groups]
     if not num_tokens:
         return losses, logps, entropy
     block, warps = launch_shape(vocabulary)
@@ -249,17 +254,9 @@ def row_loss_triton(
             logits.stride(0),
             target,
             target.stride(0),
-            column(inputs.token_ids, torch.int64),
-            column(inputs.coefficients),
-            column(inputs.old_logps),
-            column(inputs.ref_logps),
-            column(inputs.kl_coefficients),
-            column(inputs.sampling_logps),
-            column(None if groups is None else groups.sequences, torch.int64),
-            column(None if groups is None else groups.returns, torch.float64),
-            column(None if groups is None else groups.list_groups(), torch.int64),
-            column(None if groups is None else groups.bounds, torch.int64),
-            column(None if groups is None else groups.estimators, torch.int64),
+            column(token_ids, torch.int64),
+            *map(column, columns),
+            *of_groups,
             losses,
             logps,
             entropy,

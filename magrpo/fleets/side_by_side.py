@@ -36,13 +36,8 @@ def run_side_by_side(
             return [task(stopped.is_set) for task in tasks]
         finally:
             torch.set_num_threads(num_threads)
-
-    def run_task(task: Callable[[Stop], ResultT]) -> ResultT:
-        torch.set_num_threads(num_threads // at_once)
-        return task(stopped.is_set)
-
-    with ThreadPoolExecutor(at_once, "magrpo-compute") as pool:
-        futures = [pool.submit(run_task, task) for task in tasks]
+    with ThreadPoolExecutor(at_once, "magrpo-compute", torch.set_num_threads, (num_threads // at_once,)) as pool:
+        futures = [pool.submit(task, stopped.is_set) for task in tasks]
         try:
             for done in as_completed(futures):
                 done.result()

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.planning.card import GIB
 from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import PoolSandbox
@@ -25,7 +26,6 @@ from pipelines.arguments import ConfigFile, Overrides, Root, locate_config
 from pipelines.environment import prefect_target
 from pipelines.flows.local_server import find_fault
 
-GIB = 1 << 30
 ENOUGH_DISK_GIB = 5.0
 STYLES = {"ok": "green", "note": "yellow", "missing": "bold red"}
 

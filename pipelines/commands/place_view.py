@@ -7,6 +7,7 @@ from pathlib import Path
 
 from magrpo.config import RunConfig, load_config
 from magrpo.place import Place
+from magrpo.planning.card import GIB
 from magrpo.planning.fit import check_place
 from magrpo.planning.starts import Start, count_bases, count_gpus, list_starts
 from pipelines.arguments import ConfigFile, GivenPlace, Json
@@ -57,12 +58,11 @@ def forecast_lines(config: RunConfig, place: Place, root: Path) -> Iterator[str]
     yield f"  {forecast.period_s:.3g} s an iteration at lag {lag}: {parts}"
     working = f"servers work {forecast.serving_frac:.0%} of the time, ranks {forecast.updating_frac:.0%}"
     yield f"  bottleneck: {forecast.bottleneck}; {working}"
-    gib = 2**30
-    server = throughput.server_memory(load, machines, rates) / gib
+    server = throughput.server_memory(load, machines, rates) / GIB
     num_shards = place.update.ranks if place.update.shard != "none" else 1
-    rank = throughput.rank_memory(config, load.dtype_bytes, num_shards) / gib
-    yield f"  memory of a GPU: server {server:.1f} GiB, rank {rank:.1f} GiB, of {rates.memory_bytes / gib:.1f} GiB"
-    if max(server, rank) > rates.memory_bytes / gib:
+    rank = throughput.rank_memory(config, load.dtype_bytes, num_shards) / GIB
+    yield f"  memory of a GPU: server {server:.1f} GiB, rank {rank:.1f} GiB, of {rates.memory_bytes / GIB:.1f} GiB"
+    if max(server, rank) > rates.memory_bytes / GIB:
         remedy = "optim.micro_batch_tokens" if rank > server else "engine.max_batch of the place"
         yield f"  more than a GPU has: lower {remedy}, or take a smaller model"
     price = f"${forecast.dollars_per_million:.3g} for a million tokens"

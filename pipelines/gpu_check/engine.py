@@ -14,6 +14,7 @@ from magrpo.collate import collate, plan_batches
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.interfaces import Engine
+from magrpo.planning.card import GIB
 from magrpo.planning.sizes import POLICY, estimate_memory
 from magrpo.policy import Policy
 from magrpo.seeds import derive_seed
@@ -23,7 +24,7 @@ from magrpo_kernels import LossOptions
 from pipelines.gpu_check.ceilings import find_ceilings
 from pipelines.gpu_check.processes import find_command, list_family, wait_for_end
 from pipelines.gpu_check.results import Result, Verdict, judge
-from pipelines.gpu_check.setting import GIB, Setting
+from pipelines.gpu_check.setting import Setting
 
 QUESTIONS = ("Return the sum of a list.", "Count the vowels of a text.", "Reverse a text.", "Find the largest number.")
 SHIFTS = {"lora": 0.05, "full": 0.003}

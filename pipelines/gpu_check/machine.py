@@ -11,11 +11,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from magrpo.planning.card import check_card
+from magrpo.planning.card import GIB, check_card
 from magrpo.planning.sizes import POLICY, estimate_memory
 from magrpo.plugins import ConfigError
 from pipelines.gpu_check.results import Result, judge
-from pipelines.gpu_check.setting import GIB, Setting
+from pipelines.gpu_check.setting import Setting
 
 MIN_GIB = 15
 """Of the card: 16 GB are a little less."""

@@ -8,6 +8,7 @@ import torch
 from magrpo.collate import count_padded, plan_batches
 from magrpo.config import RunConfig
 from magrpo.forward import can_share_prompts, find_logit_map
+from magrpo.planning.card import GIB
 from magrpo.planning.sizes import count_token_activations
 from magrpo.policy import Policy
 from magrpo.stages.update import Updater
@@ -15,7 +16,7 @@ from magrpo.stages.work import is_out_of_memory
 from magrpo.types import Sample
 from magrpo_kernels import bench
 from pipelines.gpu_check.results import Result, Verdict, judge
-from pipelines.gpu_check.setting import GIB, Setting
+from pipelines.gpu_check.setting import Setting
 
 LENGTH = 256
 """Tokens of a sequence, half of them sampled."""

@@ -15,8 +15,6 @@ from magrpo.interfaces import EnginePlugin
 from magrpo.lineup import dtype_of
 from magrpo.place import EnginePlace
 
-GIB = 1 << 30
-
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:

@@ -18,11 +18,12 @@ import torch
 from magrpo.config import load_config
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine, Served
+from magrpo.planning.card import GIB
 from magrpo_kernels import bench
 from pipelines.arguments import locate_config
 from pipelines.gpu_check import ceilings, engine, kernels, loss, machine, memory, processes, steps
 from pipelines.gpu_check.results import Result
-from pipelines.gpu_check.setting import GIB, Ceilings, Setting
+from pipelines.gpu_check.setting import Ceilings, Setting
 
 DEVICES = ["cpu", *([pytest.param("cuda", marks=pytest.mark.gpu)] if torch.cuda.is_available() else [])]
 EMBEDDED = locate_config("embedded")
