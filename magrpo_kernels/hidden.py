@@ -14,15 +14,7 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels.backward import keep_gradients, scale_gradients
-from magrpo_kernels.inputs import (
-    DEFAULTS,
-    NUM_ARGUMENTS,
-    SCHEMA,
-    LossOptions,
-    TokenInputs,
-    flatten_arguments,
-    read_arguments,
-)
+from magrpo_kernels.inputs import NUM_ARGUMENTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
 from magrpo_kernels.row import PolicyLoss, row_loss, scatter_rows, select_counted, wide_dtype
 
 if TYPE_CHECKING:
@@ -43,7 +35,7 @@ def group_policy_loss(
     hidden: Float[Tensor, "N D"],
     lm_head_weight: Float[Tensor, "V D"],
     inputs: TokenInputs,
-    options: LossOptions = DEFAULTS,
+    options: LossOptions = LossOptions(),
     *,
     bias: Float[Tensor, " V"] | None = None,
 ) -> PolicyLoss:

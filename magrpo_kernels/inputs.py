@@ -165,8 +165,6 @@ class LossOptions:
         return self.impl == "triton" or (self.impl == "auto" and values.is_cuda and values.dtype != torch.float64)
 
 
-DEFAULTS = LossOptions()
-
 SCHEMA = (
     "Tensor token_ids, Tensor coefficients, Tensor? old_logps, Tensor? ref_logps, Tensor? kl_coefficients, "
     "Tensor? sampling_logps, "

@@ -27,15 +27,7 @@ import torch
 from torch import Tensor
 
 from magrpo_kernels.backward import keep_gradients, scale_gradients
-from magrpo_kernels.inputs import (
-    DEFAULTS,
-    NUM_ARGUMENTS,
-    SCHEMA,
-    LossOptions,
-    TokenInputs,
-    flatten_arguments,
-    read_arguments,
-)
+from magrpo_kernels.inputs import NUM_ARGUMENTS, SCHEMA, LossOptions, TokenInputs, flatten_arguments, read_arguments
 
 if TYPE_CHECKING:
     from jaxtyping import Float
@@ -53,7 +45,7 @@ class PolicyLoss(NamedTuple):
 
 
 def policy_loss_from_logits(
-    logits: Float[Tensor, "N V"], inputs: TokenInputs, options: LossOptions = DEFAULTS
+    logits: Float[Tensor, "N V"], inputs: TokenInputs, options: LossOptions = LossOptions()
 ) -> PolicyLoss:
     """The summed policy-gradient loss of ``N`` tokens from their logits; see this module for the equations.
 

@@ -34,6 +34,13 @@ def find_exit_code(error: KeyboardInterrupt) -> int:
     return 128 + error.number if isinstance(error, EndedBySignal) else _CTRL_C
 
 
+def is_interrupt(error: BaseException | None) -> bool:
+    """Whether an error is an interrupt, or arose while one was handled: a second signal disturbs what closes."""
+    while isinstance(error, Exception):
+        error = error.__context__
+    return error is not None
+
+
 @contextmanager
 def raise_on_signals() -> Iterator[None]:
     """Raise EndedBySignal in the block on SIGTERM and SIGHUP, once; no-op outside the main thread.

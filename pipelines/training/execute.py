@@ -18,6 +18,7 @@ from magrpo.tracking.provenance import collect_provenance
 from pipelines.progress.activity import end_startup, show_activity
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import Attempt, Observer, RunState, observe_attempt
+from pipelines.signals import is_interrupt
 from pipelines.training.champion import start_from_champion
 from pipelines.training.loop import Outcome, RunStep, run_steps
 from pipelines.training.promotion import Promotion, Undo, register_team, undo_on_error
@@ -160,8 +161,8 @@ def _record_status(
         tracker.record_start(began_s)
         yield
         status = "FINISHED"
-    except Exception:
-        status = "FAILED"
+    except Exception as error:
+        status = "KILLED" if is_interrupt(error) else "FAILED"
         raise
     finally:
         timing.tracking = tracker.blocked_s
