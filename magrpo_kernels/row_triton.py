@@ -240,13 +240,13 @@ def row_loss_triton(
     def column(values: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
         return losses if values is None else values.to(dtype).contiguous()
 
+    if not num_tokens:
+        return losses, logps, entropy
     token_ids, *columns = inputs.columns.values()
     of_groups = [losses] * 5
     if groups is not None:
         of_groups = [groups.sequences, groups.returns, groups.list_groups(), groups.bounds, groups.estimators]
         of_groups = [column(v, torch.float64 if v.is_floating_point() else torch.int64) for v in of_groups]
-    if not num_tokens:
-        return losses, logps, entropy
     block, warps = launch_shape(vocabulary)
     with LAUNCH:
         row_kernel[(num_tokens,)](
