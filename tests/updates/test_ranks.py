@@ -6,6 +6,7 @@ import hashlib
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,9 +96,10 @@ def find_ranks() -> dict[int, psutil.Process]:
     """The processes of ranks that this process has started, by number."""
     found = {}
     for process in psutil.Process().children(recursive=True):
-        command = process.cmdline()
-        if "magrpo.updates.rank" in command and "torch.distributed.run" not in command:
-            found[int(process.environ()["RANK"])] = process
+        with suppress(psutil.NoSuchProcess):  # it has ended, or is a zombie
+            command = process.cmdline()
+            if "magrpo.updates.rank" in command and "torch.distributed.run" not in command:
+                found[int(process.environ()["RANK"])] = process
     return found
 
 
