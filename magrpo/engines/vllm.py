@@ -86,12 +86,12 @@ class VllmEngine(Plugin):
 
             return open_pool(host, self.options)
         if importlib.util.find_spec("vllm") is None:
-            raise ConfigError(
-                "engine.kind = 'vllm': vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'"
-            )
+            raise ConfigError("engine.kind: vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'")
         import torch  # half a second, which a configuration that is only read need not take
 
         lineup = host.lineup
+        if lineup.device.type == "cpu" and torch.version.cuda:
+            raise ConfigError("engine.kind = 'vllm': its build needs a GPU; make setup GPU=0, or use 'transformers'")
         has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
         if has_adapters and lineup.device.type == "cuda" and lineup.dtype == torch.float32:
             raise ConfigError(

@@ -19,6 +19,7 @@ from magrpo.engines.auto import AutoEngine
 from magrpo.engines.host import EngineHost
 from magrpo.engines.vllm import VllmEngine
 from magrpo.place import EnginePlace
+from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import perturb, tiny_base
@@ -140,6 +141,15 @@ def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
     config.write_text(config.read_text(encoding="utf-8").replace("LlamaForCausalLM", "NoSuchModel"), encoding="utf-8")
     with pytest.raises(EngineError, match=r"server of main ended with status 1 .*NoSuchModel.*log: "):
         VllmEngine().open(EngineHost.of(policy))
+
+
+def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its server would end with "Device string must not be empty"."""
+    monkeypatch.setattr("torch.version.cuda", "13.0")
+    with pytest.raises(ConfigError, match="its build needs a GPU; make setup GPU=0, or use 'transformers'"):
+        VllmEngine().open(EngineHost.of(open_policy(tmp_path)))
 
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
