@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain, repeat
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_an_implementation_that_takes_long_is_timed_once(monkeypatch: pytest.Mon
     monkeypatch.setattr(bench, "list_implementations", lambda case: losses)
     monkeypatch.setattr(bench.time, "perf_counter", lambda: float(next(clock)))
     assert [len(row.both_s) for row in bench.measure_case(case, rounds=4)] == [1, 1]
+
+
+def test_compiling_is_not_part_of_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    shape = ["--device", "cpu", "--dtype", "float32", "--tokens", "8", "--hidden", "4", "--vocabulary", "9"]
+    case = bench.make_case("trained head", bench.make_parser().parse_args([*shape, "--sequences", "8"]))
+    clock = chain([0.0] * 4, repeat(100.0))  # the first call of the second takes 100 s
+    losses = {bench.FLOOR: bench.matrix_products, bench.COMPILED: bench.eager_loss}
+    monkeypatch.setattr(bench, "list_implementations", lambda case: losses)
+    monkeypatch.setattr(bench.time, "perf_counter", lambda: next(clock))
+    assert [row.both_s for row in bench.measure_case(case, rounds=2)] == [[0.0, 0.0], [0.0, 0.0]]
 
 
 def test_the_expected_gradient_is_that_of_all_tokens_at_once() -> None:
