@@ -30,9 +30,10 @@ def group_inputs(normalize: Normalize, num_tokens: int, device: str) -> tuple[To
     returns = torch.cat(groups).to(device)
     bounds = torch.tensor([0, *SIZES], device=device).cumsum(0)
     estimators = torch.tensor([ESTIMATORS.index(name) for name in names], device=device)
-    sequences = torch.randint(len(stored), (num_tokens,), generator=generator).to(device)
+    sequences = torch.randint(len(stored), (num_tokens,), generator=generator)
     ids = torch.randint(9, (num_tokens,), generator=generator).to(device)
-    weights = torch.rand(num_tokens, generator=generator).to(device)
-    fused = TokenInputs(ids, weights, groups=Groups(sequences, returns, bounds, estimators))
-    advantages = torch.tensor(stored, device=device)[sequences]
-    return fused, TokenInputs(ids, advantages / 12 * weights)
+    weights = torch.rand(num_tokens, generator=generator)
+    fused = TokenInputs(ids, weights.to(device), groups=Groups(sequences.to(device), returns, bounds, estimators))
+    # On the CPU: on a GPU torch multiplies by the reciprocal of 12, which is not the quotient to the last bit.
+    coefficients = torch.tensor(stored)[sequences] / 12 * weights
+    return fused, TokenInputs(ids, coefficients.to(device))

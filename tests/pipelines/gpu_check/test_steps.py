@@ -88,6 +88,7 @@ def test_the_kernel_is_right_in_a_process_of_its_own(device: str, tmp_path: Path
 
 
 @pytest.mark.timeout(1800)  # on a GPU
+@pytest.mark.filterwarnings("ignore:.*script_method.* is deprecated:DeprecationWarning")  # as torch.compile is imported
 def test_the_loss_is_set_beside_floor_and_ceilings(setting: Setting) -> None:
     results = list(loss.measure_loss(setting))
     assert failures(results) == []
