@@ -79,14 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip ``gpu`` tests where there is no GPU; fail them where MAGRPO_LANE=gpu says that there is one."""
-    if item.get_closest_marker("gpu") is None:
+    """Skip tests of a GPU where there is none; fail them where MAGRPO_LANE=gpu says that there is one."""
+    marks = {name for name in ("gpu", "vllm") if item.get_closest_marker(name)}
+    if not marks:
         return
     import torch
 
-    if not torch.cuda.is_available():
+    # Builds for CUDA are of torch and of vLLM; that of torch also computes without a GPU.
+    if not torch.cuda.is_available() and ("gpu" in marks or torch.version.cuda):
         outcome = pytest.fail if os.environ.get("MAGRPO_LANE") == "gpu" else pytest.skip
-        outcome("needs a CUDA GPU")
+        outcome("needs a CUDA GPU" if "gpu" in marks else "vLLM's build here needs a GPU")
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import os
 import shutil
@@ -20,7 +19,7 @@ import msgspec
 from pydantic import Field
 
 from magrpo.engines import Completion, EngineError, check_prompts, make_action
-from magrpo.engines.vllm_arguments import WORKER_EXTENSION, ServerOptions, make_arguments
+from magrpo.engines.vllm_arguments import WORKER_EXTENSION, ServerOptions, find_obstacle, make_arguments
 from magrpo.engines.vllm_server import (
     Call,
     Done,
@@ -85,18 +84,13 @@ class VllmEngine(Plugin):
             from magrpo.engines.vllm_place import open_pool  # defers aiohttp
 
             return open_pool(host, self.options)
-        if importlib.util.find_spec("vllm") is None:
-            raise ConfigError("engine.kind: vLLM is not installed; pip install 'magrpo[vllm]', or use 'transformers'")
-        import torch  # half a second, which a configuration that is only read need not take
-
         lineup = host.lineup
-        if lineup.device.type == "cpu" and torch.version.cuda:
-            raise ConfigError("engine.kind = 'vllm': its build needs a GPU; make setup GPU=0, or use 'transformers'")
+        if obstacle := find_obstacle(lineup.device.type):
+            raise ConfigError(f"engine.kind: {obstacle}, or use 'transformers'")
         has_adapters = any(lineup.weights(agent) == "lora" for agent in lineup.agents)
-        if has_adapters and lineup.device.type == "cuda" and lineup.dtype == torch.float32:
+        if has_adapters and lineup.device.type == "cuda" and lineup.dtype.itemsize == 4:
             raise ConfigError(
-                "engine.kind = 'vllm': its adapters take no float32 on CUDA; set model.dtype = 'bfloat16', or use "
-                "engine.kind = 'transformers'"
+                "engine.kind: vLLM has no float32 adapters on CUDA; set model.dtype = 'bfloat16', or use 'transformers'"
             )
         return VllmClient(lineup, self, host.num_served)
 
@@ -172,7 +166,7 @@ class VllmClient:
         The weights stay if what updates have taken so far fits beside them: moving them out and in takes seconds.
         """
         if self._lineup.device.type == "cuda" and not self._asleep:
-            import torch  # as above
+            import torch  # half a second, which a configuration that is only read need not take
 
             self._asleep = True
             if self._update_bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,6 +24,21 @@ class ServerOptions(NamedTuple):
     memory_frac: float
     cpu_cache_gib: float
     deadline_s: float
+
+
+def find_obstacle(device_type: str) -> str:
+    """Why no server of vLLM can start in this environment, and the remedy; empty if one can.
+
+    Args:
+        device_type: Where the servers are to compute: "cuda" or "cpu". vLLM's builds are for one of them, as torch's.
+    """
+    if importlib.util.find_spec("vllm") is None:
+        return "vLLM is not installed; pip install 'magrpo[vllm]'"
+    import torch  # half a second, which a configuration that is only read need not take
+
+    if device_type == "cpu" and torch.version.cuda:
+        return "vLLM's build here needs a GPU; make setup GPU=0"
+    return ""
 
 
 def make_arguments(

