@@ -65,7 +65,7 @@ class Machine:
         self.starting = 1
         """How many servers must be starting before one of them is ready."""
         monkeypatch.setattr("magrpo.engines.vllm.Child", self.child)
-        monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether or not vLLM is installed
+        monkeypatch.setattr("magrpo.engines.vllm.find_obstacle", lambda device_type: "")  # as if installed
         monkeypatch.setattr("torch.cuda.empty_cache", lambda: self.tell("empty_cache"))
         for name in ("max_memory_reserved", "memory_reserved"):
             monkeypatch.setattr(f"torch.cuda.{name}", lambda: 0)
@@ -175,7 +175,7 @@ def test_adapters_in_float32_are_refused_on_a_gpu_before_a_server_starts(tmp_pat
     agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(), seed=0)
     policy.lineup.device = torch.device("cuda")
-    with pytest.raises(ConfigError, match=r"no float32 on CUDA; set model.dtype = 'bfloat16'"):
+    with pytest.raises(ConfigError, match=r"no float32 adapters on CUDA; set model.dtype = 'bfloat16'"):
         VllmEngine().open(EngineHost.of(policy))
 
 

@@ -53,7 +53,7 @@ def policy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Policy:
     agents = [AgentConfig(name="main", role="main", model=str(tiny_base(tmp_path / "base")))]
     policy = Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
     monkeypatch.setattr("magrpo.engines.vllm.Child", lambda _, log, environment: Child(command, log, environment))
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)  # whether or not vLLM is installed
+    monkeypatch.setattr("magrpo.engines.vllm.find_obstacle", lambda device_type: "")  # as if installed
     monkeypatch.setenv("SCRIPT", str(tmp_path))
     return policy
 
