@@ -48,8 +48,8 @@ docs-pictures: setup ## take the pictures under docs/ anew, of the pages of real
 	@touch $@
 
 images: setup ## build the container images, train by Compose and in Kubernetes' pods, take all down (Debian, root)
-	@type podman runc debootstrap catatonit >/dev/null 2>&1 || { apt-get update -q && \
-		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns; }
+	@type podman runc debootstrap catatonit iptables >/dev/null 2>&1 || { apt-get update -q && \
+		apt-get install -y -q podman runc debootstrap catatonit netavark aardvark-dns iptables; }
 	@$(PYTHON_BIN) -m pytest -m slow tests/infra/test_images.py $(ARGS)
 
 bench: setup ## time an iteration, the loss beside other libraries, and an iteration beside CoMLRL's (ARGS are for the last)

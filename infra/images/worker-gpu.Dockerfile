@@ -9,6 +9,9 @@ RUN apt-get update \
 
 WORKDIR /opt/magrpo
 COPY requirements/cuda.txt requirements/ray.txt requirements/
+# CUDA's libraries and torch in a layer of their own: two are pulled side by side, and take less room while they are made.
+RUN grep --extended-regexp '^(cuda|nvidia|torch|triton)' requirements/cuda.txt > requirements/libraries.txt \
+    && pip install --no-cache-dir --no-deps -r requirements/libraries.txt
 RUN pip install --no-cache-dir --no-deps -r requirements/cuda.txt -r requirements/ray.txt
 COPY pyproject.toml README.md LICENSE ./
 COPY magrpo magrpo

@@ -34,12 +34,15 @@ PYTHON = "docker.io/library/python:3.11.14-slim-bookworm"
 POSTGRES = "docker.io/library/postgres:17.10"
 PREFECT = "docker.io/prefecthq/prefect:3.7.7-python3.11"
 WORKER, MLFLOW = "localhost/magrpo-worker:0.1.0", "localhost/magrpo-mlflow:0.1.0"
+WORKER_GPU = "localhost/magrpo-worker-gpu:0.1.0"
 SOURCES = "infra magrpo magrpo_kernels pipelines requirements pyproject.toml README.md LICENSE .dockerignore"
 RUNS = "/var/lib/magrpo/runs"
 SMALL = ["train.num_iterations=4", "eval.every=4", "eval.num_samples=1", "problems.num_test=12"]
 UNCONFINED = [f"--security-opt={option}" for option in ("seccomp=unconfined", "apparmor=unconfined", "unmask=ALL")]
 HEALTH = {"prefect": "http://127.0.0.1:4200/api/health", "mlflow": "http://127.0.0.1:5000/health"}
 PATIENCE_S = 900
+BUILD_ROOM = 30e9
+"""Free bytes that building the GPU image needs: its layers, and the largest of them twice more while it is written."""
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,8 @@ class Podman:
 
     project: Path
     env: dict[str, str]
+    pip_settings: list[str]
+    """Flags that give a build the settings of this machine's pip."""
 
     def __call__(self, *command: str | Path, text: str | None = None) -> str:
         """What ``podman COMMAND`` prints, with ``text`` as its input."""
@@ -60,6 +65,12 @@ class Podman:
         done = subprocess.run(command, env=self.env, cwd=self.project, text=True, input=text, capture_output=True)
         assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
         return done.stdout
+
+    def build(self, name: str, dockerfile: Path, context: Path, *arguments: str) -> None:
+        self(
+            *("build", "--network", "host", *self.pip_settings, *arguments),
+            *("--tag", name, "--file", dockerfile, context),
+        )
 
     def succeeds(self, *command: str) -> bool:
         return subprocess.run(["podman", *command], env=self.env, capture_output=True).returncode == 0
@@ -97,7 +108,7 @@ def podman(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Podman]:
     for name in SOURCES.split():
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy2
         copy(ROOT / name, project / name)
-    podman = Podman(project, os.environ | write_settings(folder))
+    podman = Podman(project, os.environ | write_settings(folder), mount_pip_settings(folder))
     build_images(podman, folder)
     podman.run("infra/make-env.sh", "infra/.env")
     yield podman
@@ -138,10 +149,6 @@ runroot = "{STORAGE}/run"
 
 def build_images(podman: Podman, folder: Path) -> None:
     """Build the images; where the registry is out of reach, on stand-ins made of Debian's packages."""
-    given = mount_pip_settings(folder)
-
-    def build(name: str, dockerfile: Path, context: Path, *arguments: str) -> None:
-        podman("build", "--network", "host", *given, *arguments, "--tag", name, "--file", dockerfile, context)
 
     def is_there(name: str) -> bool:
         return podman.succeeds("image", "exists", name) or podman.succeeds("pull", "--quiet", name)
@@ -150,13 +157,17 @@ def build_images(podman: Podman, folder: Path) -> None:
         make_python_image(podman, folder / "debian")
     index = [f"TORCH_INDEX={os.environ['TORCH_INDEX']}"] if "TORCH_INDEX" in os.environ else []
     for name in (WORKER, MLFLOW):
-        dockerfile = f"{name.removeprefix('localhost/magrpo-').partition(':')[0]}.Dockerfile"
         arguments = [part for value in index for part in ("--build-arg", value)] if name == WORKER else []
-        build(name, podman.project / "infra" / "images" / dockerfile, podman.project, *arguments)
+        podman.build(name, find_dockerfile(podman, name), podman.project, *arguments)
     if not is_there(POSTGRES):
-        build(POSTGRES, STAND_INS / "postgres.Dockerfile", STAND_INS, "--build-arg", f"BASE={PYTHON}")
+        podman.build(POSTGRES, STAND_INS / "postgres.Dockerfile", STAND_INS, "--build-arg", f"BASE={PYTHON}")
     if not is_there(PREFECT):
         podman("tag", WORKER, PREFECT)  # of the same version
+
+
+def find_dockerfile(podman: Podman, image: str) -> Path:
+    name = image.removeprefix("localhost/magrpo-").partition(":")[0]
+    return podman.project / "infra" / "images" / f"{name}.Dockerfile"
 
 
 def mount_pip_settings(folder: Path) -> list[str]:
@@ -357,3 +368,19 @@ def play(podman: Podman, name: str, objects: list[dict[str, Any]], folder: Path)
                 volume["hostPath"] = {"path": str(path), "type": "Directory"}
     (folder / f"{name}.yaml").write_text(yaml.safe_dump_all(objects))
     podman("kube", "play", "--network", f"kube:alias={name}", folder / f"{name}.yaml")
+
+
+@pytest.mark.timeout(3600)
+def test_the_gpu_image_has_all_that_a_gpu_needs(podman: Podman) -> None:
+    """Looked at without a GPU: builds for CUDA, an ordinary user, and the check of the GPU in its small form."""
+    if (free := shutil.disk_usage(STORAGE).free) < BUILD_ROOM:
+        pytest.skip(f"{STORAGE} has {free / 1e9:.0f} GB free; building takes {BUILD_ROOM / 1e9:.0f}")
+    podman.build(WORKER_GPU, find_dockerfile(podman, WORKER_GPU), podman.project)
+    assert int(podman.inspect(WORKER_GPU, "Size")) < 11e9
+    ask = "import os, torch, vllm; print(os.getuid(), torch.version.cuda.split('.')[0], vllm.__version__)"
+    run = ("run", "--rm", "--env", "HOME=/tmp", "--workdir", RUNS, WORKER_GPU)
+    assert podman(*run, "python", "-c", ask).split() == ["1000", "13", "0.32.0"]
+    found = podman(*run, "magrpo", "doctor", "--gpu", "--only", "machine", "--only", "kernels")
+    assert "failed" not in found
+    assert "the GPU is fit for training" in found
+    podman("rmi", "--force", WORKER_GPU)
