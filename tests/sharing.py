@@ -51,7 +51,6 @@ SLOW = (
     "tests/sandbox/test_corpora.py",
     "tests/sandbox/test_pool.py",
     "tests/stages/test_exact_game.py",
-    "tests/infra/test_images.py",
 )
 """How units of slow tests begin, the most valuable first: continuous integration may run out of time."""
 
