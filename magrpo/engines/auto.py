@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import TYPE_CHECKING
 
 from magrpo.engines.transformers import TransformersEngine
 from magrpo.engines.vllm import VllmEngine
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.place import EnginePlace
 from magrpo.plugins import Plugin
 
@@ -24,8 +24,7 @@ class AutoEngine(Plugin):
 
     def choose_engine(self, device: torch.device, place: EnginePlace) -> TransformersEngine | VllmEngine:
         """The engine plug-in for ``device`` and ``place``."""
-        installed = importlib.util.find_spec("vllm") is not None
-        is_vllm = place.is_remote or (installed and device.type == "cuda")
+        is_vllm = place.is_remote or (device.type == "cuda" and not find_obstacle("cuda"))
         return VllmEngine() if is_vllm else TransformersEngine()
 
     def open(self, host: EngineHost) -> Engine:

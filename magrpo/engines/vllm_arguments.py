@@ -27,18 +27,12 @@ class ServerOptions(NamedTuple):
 
 
 def find_obstacle(device_type: str) -> str:
-    """Why no server of vLLM can start in this environment, and the remedy; empty if one can.
-
-    Args:
-        device_type: Where the servers are to compute: "cuda" or "cpu". vLLM's builds are for one of them, as torch's.
-    """
+    """Why no server of vLLM can compute on ``device_type``, "cuda" or "cpu", here, and the remedy; empty if one can."""
     if importlib.util.find_spec("vllm") is None:
         return "vLLM is not installed; pip install 'magrpo[vllm]'"
     import torch  # half a second, which a configuration that is only read need not take
 
-    if device_type == "cpu" and torch.version.cuda:
-        return "vLLM's build here needs a GPU; make setup GPU=0"
-    return ""
+    return "vLLM's build here needs a GPU; make setup GPU=0" if device_type == "cpu" and torch.version.cuda else ""
 
 
 def make_arguments(

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Literal
 
+import torch
 from cyclopts import Parameter
 from rich.console import Console
 from rich.table import Table
@@ -81,12 +82,7 @@ def check_libraries() -> Iterator[Finding]:
     """Look for Python, PyTorch, GPUs and vLLM."""
     version, cores = platform.python_version(), len(os.sched_getaffinity(0))
     yield Finding("Python", "ok", f"{version} at {sys.executable}, {cores} CPU cores")
-    if not (version := _find_version("torch")):
-        yield Finding("PyTorch", "missing", "not installed", "make setup")
-        return
-    import torch  # takes seconds to load, and may be missing
-
-    yield Finding("PyTorch", "ok", version)
+    yield Finding("PyTorch", "ok", torch.__version__)
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
         remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1"

@@ -1,6 +1,5 @@
 """Step 1: driver, GPU, memory, compiler and libraries, before anything else is tried."""
 
-import importlib.util
 import os
 import re
 import shutil
@@ -11,6 +10,7 @@ from pathlib import Path
 import psutil
 import torch
 
+from magrpo.engines.vllm_arguments import find_obstacle
 from magrpo.planning.card import GIB, check_card
 from magrpo.planning.sizes import POLICY, estimate_memory
 from magrpo.plugins import ConfigError
@@ -38,7 +38,8 @@ def check_machine(setting: Setting) -> Iterator[Result]:
     memory = psutil.virtual_memory().available
     found, expected = f"{memory / GIB:.1f} GiB free", f"{2 * weights / GIB:.1f} GiB: twice the weights"
     yield judge("memory of the host", found, expected, memory >= 2 * weights, "free some, or take a smaller base model")
-    found = "installed" if importlib.util.find_spec("vllm") else "not installed; samples with engine.kind=transformers"
+    obstacle = find_obstacle("cpu" if setting.is_small else "cuda")
+    found = f"{obstacle}; samples with engine.kind=transformers" if obstacle else "installed"
     yield Result("vLLM", found, verdict="note")
 
 
