@@ -112,12 +112,17 @@ class Action:
 # -------------------------------------------------------------------------------------------------------- execution
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One program to run against one test; ``watch``: a function of it whose calls are counted (``aux``), or empty."""
+    """One program to run against one test.
+
+    ``watch``: a function of it whose calls are counted (``aux``), or empty. ``variant_of``: the source of the program
+    that it is a variant of, or empty: variants of one program may share a process.
+    """
 
     source: str
     entry_point: str
     test: str
     watch: str = ""
+    variant_of: str = ""
 
 
 @dataclass(frozen=True, slots=True)

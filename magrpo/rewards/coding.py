@@ -95,7 +95,7 @@ class CodingReward(ProgramReward):
         for name, source in program.variants.items():
             # a helper that keeps returning its first result still passes the first test of a run
             if name not in reports and (name != "constant" or most_passed > 1):
-                wanted |= make_executions(problem, name, source)
+                wanted |= make_executions(problem, name, source, variant_of=program.source)
         return wanted
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:

@@ -57,13 +57,16 @@ class ProgramReward(ScaledReward):
         return self._count_passed(report) / report.tests_total if report.tests_total else 0.0
 
 
-def make_executions(problem: Problem, name: str, source: str, watch: str = "") -> dict[str, Execution]:
+def make_executions(
+    problem: Problem, name: str, source: str, watch: str = "", variant_of: str = ""
+) -> dict[str, Execution]:
     """Executions of a program on the problem's tests and, as ``<name>_hidden``, on its hidden tests if any."""
     prompt, entry_point = problem.prompt, problem.entry_point
-    wanted = {name: Execution(source, entry_point, make_trusted_test(prompt, entry_point, problem.test), watch)}
+    test = make_trusted_test(prompt, entry_point, problem.test)
+    wanted = {name: Execution(source, entry_point, test, watch, variant_of)}
     if problem.hidden_test:
         hidden = make_trusted_test(prompt, entry_point, problem.hidden_test)
-        wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden)
+        wanted[f"{name}_hidden"] = Execution(source, entry_point, hidden, variant_of=variant_of)
     return wanted
 
 

@@ -125,8 +125,10 @@ def examine_level(spec: JailSpec) -> None:
 
 
 def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
-    job = make_job(Execution(source, entry_point, test))
-    cases = worker.run_job(job, CANARY_S).get("cases", [["timeout", "the canary did not answer"]])
+    reports = worker.run_jobs([make_job(Execution(source, entry_point, test))], CANARY_S)
+    cases = [case for report in reports for case in report.get("cases", [])] or [
+        ["timeout", "the canary did not answer"]
+    ]
     return [message for status, message in cases if status != "pass"]
 
 

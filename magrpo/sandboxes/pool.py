@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import queue
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
 from typing import Any, Literal
 
@@ -30,6 +31,8 @@ ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
 """Number of fresh workers that a program kills before it is blamed."""
 MAX_FAILURES = 3
+BATCHES, MAX_BATCH = 4, 16
+"""Programs with the same test are tested in batches: at least so many for each worker, of at most so many programs."""
 PAUSE_S = 0.3  # the user may have no process left for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
 RAN_OUT = ["timeout", "the test code ran out of time or memory on what the program returned"]
@@ -100,11 +103,20 @@ class PoolSandbox(Plugin):
         return JailSpec(self.make_limits(), level, tuple(PRELOAD.split()), self.packages)
 
 
+def group_by_test(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
+    """``executions`` in batches with the same test, at most ``most`` and ``MAX_BATCH`` in each."""
+    batches: dict[tuple[str, str], list[Execution]] = {}
+    for execution in executions:
+        batches.setdefault((execution.entry_point, execution.test), []).append(execution)
+    size = min(max(most, 1), MAX_BATCH)
+    return [batch[i : i + size] for batch in batches.values() for i in range(0, len(batch), size)]
+
+
 class Pool:
     """A :class:`magrpo.interfaces.Sandbox` of ``size`` workers; each is replaced after ``recycle_after`` candidates."""
 
     def __init__(self, spec: JailSpec, size: int, recycle_after: int) -> None:
-        self.spec, self.level, self.recycle_after = spec, spec.level, recycle_after
+        self.spec, self.level, self.size, self.recycle_after = spec, spec.level, size, recycle_after
         self.timeout_s = 20.0 + 4 * WALL_CAP * spec.limits.total_s
         self.failures = 0
         self.closed = False
@@ -120,16 +132,16 @@ class Pool:
             log.error("untrusted programs run without isolation, because sandbox.level = 'none'")
         counts = Counter(executions)
         reports: dict[Execution, ExecutionReport] = {}
-        futures: dict[Future[ExecutionReport], Execution] = {}
+        futures: dict[Future[list[ExecutionReport]], list[Execution]] = {}
         try:
-            for execution in counts:
+            for batch in group_by_test(counts, math.ceil(len(counts) / (BATCHES * self.size))):
                 self._check_open()
-                futures[self.threads.submit(self._run_one, execution)] = execution
+                futures[self.threads.submit(self._run_batch, batch)] = batch
             for future in as_completed(futures):
-                execution = futures[future]
-                reports[execution] = future.result()
-                if progress:
-                    progress(counts[execution])
+                for execution, report in zip(futures[future], future.result(), strict=True):
+                    reports[execution] = report
+                    if progress:
+                        progress(counts[execution])
         except CancelledError:  # by close(), in another thread
             raise SandboxDied(_CLOSED) from None
         finally:
@@ -166,6 +178,23 @@ class Pool:
         except WorkerDied as error:  # the next job tries again, and counts a failure
             log.warning("%s", error)
             return None
+
+    def _run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
+        """Run executions with the same test in one tester while the test leaves no trace in it, the others apart."""
+        reports = self._share_tester(batch) if len(batch) > 1 else []
+        return reports + [self._run_one(execution) for execution in batch[len(reports) :]]
+
+    def _share_tester(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
+        """The reports on as many of ``executions`` as one tester serves; none if the test or the worker is at fault."""
+        worker = self.idle.get()
+        try:
+            worker, results = self._run_jobs(worker, list(map(make_job, executions)))
+        except (SyntaxError, WorkerDied) as error:
+            log.debug("programs run apart: %s", error)
+            worker, results = None if isinstance(error, WorkerDied) else worker, []
+        finally:
+            self.idle.put(worker)
+        return list(map(self._make_report, results))
 
     def _run_one(self, execution: Execution) -> ExecutionReport:
         """Run one execution; if the worker fails, retry on new workers.
@@ -218,13 +247,19 @@ class Pool:
         Raises:
             WorkerDied: the worker died and was closed, or none could be started.
         """
+        worker, reports = self._run_jobs(worker, [job])
+        if not reports:
+            worker, reports = self._run_jobs(worker, [job | {"source": "", "verdict": RAN_OUT}])
+        return worker, reports[0] if reports else {}
+
+    def _run_jobs(self, worker: Worker | None, jobs: Sequence[dict[str, Any]]) -> tuple[Worker, list[dict[str, Any]]]:
+        """Run jobs on ``worker``, or on a new one; see :meth:`Worker.run_jobs`."""
         if worker and worker.jobs >= self.recycle_after:
             self._discard(worker)
             worker = None
         worker = worker or self._start_worker()
         try:
-            report = worker.run_job(job, self.timeout_s)
-            return worker, report or worker.run_job(job | {"source": "", "verdict": RAN_OUT}, self.timeout_s)
+            return worker, worker.run_jobs(jobs, self.timeout_s)
         except WorkerDied as error:
             self._discard(worker)
             if worker.jobs == 1:

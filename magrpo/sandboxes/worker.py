@@ -11,6 +11,8 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from magrpo.sandboxes.cgroup import make_cgroup
@@ -34,8 +36,9 @@ class WorkerDied(Exception):
 def make_job(execution: Execution) -> dict[str, Any]:
     """The message that tells a tester what to run; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
-    program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
-    return {**program, **dataclasses.asdict(test), "verdict": None}
+    program = dataclasses.asdict(execution) | {"verdict": None}
+    del program["test"]
+    return program | dataclasses.asdict(test)
 
 
 def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
@@ -97,42 +100,53 @@ class Worker:
                         self.cgroup.limit_growth(spec.limits.memory_bytes + TESTER_BYTES)
             started.pop_all()
 
-    def run_job(self, job: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """The tester's report; empty if the test code itself ran out of its limits.
+    def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
+        """The tester's reports on the first of ``jobs``, which have the same test and run one after another.
+
+        At least one, unless the test code itself ran out of its limits or a process was killed that could be anyone's;
+        those are missing that follow a test which left a trace.
 
         Raises:
-            WorkerDied: the worker died or went past ``timeout_s``; it must be closed.
+            WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.
         """
         self.jobs += 1
         kills = self._count_kills()
+        timeout_s *= len(jobs)
         deadline = time.monotonic() + timeout_s
+        reports: list[dict[str, Any]] = []
         try:
             near, far = socket.socketpair()
             with near:
                 with far:
                     socket.send_fds(self.control, [b"job"], [far.fileno()])
                 near.settimeout(timeout_s)
-                wire.send_message(near, job)
-                try:
-                    report: dict[str, Any] = wire.FrameReader(near, MAX_REPORT).read_message(wire.wait_until(deadline))
-                except wire.Closed:
-                    report = {}  # the zygote reports how the tester ended
+                wire.send_message(near, jobs)
+                reader = wire.FrameReader(near, MAX_REPORT)
+                with contextlib.suppress(wire.Closed):  # the zygote reports how the tester ended
+                    while len(reports) < len(jobs):
+                        reports.append(reader.read_message(wire.wait_until(deadline)))
             is_readable = wait_readable(max(0.0, deadline - time.monotonic()), self.control)
             message = self.control.recv(1 << 16) if is_readable else b""
         except (wire.WireError, OSError) as error:
             raise WorkerDied(f"no report: {error}") from error
         if not message:
             raise WorkerDied("the zygote died")
-        if "broken" in report:
-            raise WorkerDied(report["broken"])
+        last = reports[-1] if reports else {}
+        if "broken" in last:
+            raise WorkerDied(last["broken"])
         status, memory = json.loads(message)
         self.tester_memory = max(self.tester_memory, memory)
         ran_out = os.WIFSIGNALED(status) and os.WTERMSIG(status) in (signal.SIGXCPU, signal.SIGKILL)
-        if not report and not ran_out:
+        if not reports and not ran_out:
             raise WorkerDied(f"the tester ended with wait status {status}")
-        if "cases" in report and self._count_kills() > kills:  # it waited for what was killed
+        if self._count_kills() == kills:
+            return reports
+        waited = [any(case[0] == "timeout" for case in report.get("cases", [])) for report in reports]
+        if len(jobs) > 1:  # the report does not say whose it was
+            return reports[: waited.index(True)] if any(waited) else reports
+        for report in compress(reports, waited):  # it waited for what was killed
             report["cases"] = [KILLED if case[0] == "timeout" else case for case in report["cases"]]
-        return report
+        return reports
 
     def _count_kills(self) -> int:
         """Processes of this jail that the kernel has killed because they held too much memory."""

@@ -116,11 +116,11 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
     """A pool of one worker, with jails that a program can kill."""
 
     class Frail(Worker):
-        def run_job(self, job: dict[str, object], timeout_s: float) -> dict[str, object]:
+        def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
             if "kill the jail" in str(job["source"]):
                 self.kill()
                 wait_until_gone(self)  # else it may still answer
-            return super().run_job(job, timeout_s)
+            return super().run_jobs(jobs, timeout_s)
 
     monkeypatch.setattr(pool_module, "Worker", Frail)
     pool = open_pool(workers=1)

@@ -1,8 +1,10 @@
 """A candidate's process, observed from the tester: CPU time and memory."""
 
+import json
 import os
 import socket
 import time
+from collections.abc import Iterator
 
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -15,6 +17,7 @@ class CandidateProcess:
 
     def __init__(self, channel: socket.socket, pid: int, proc: int) -> None:
         self.channel, self.pid, self.proc = channel, pid, proc
+        self.has_greeted = False  # that it is confined
         self.family_cpu_s = 0.0
         self.clock = (~pid << 3) | 2  # CPU clock of another process, as clock_getcpuclockid(3) makes it
         self.schedstat = os.open(f"{pid}/schedstat", os.O_RDONLY | os.O_CLOEXEC, dir_fd=proc)
@@ -46,23 +49,30 @@ class CandidateProcess:
         Also updates ``family_cpu_s``, the CPU seconds of descendants, dead or alive. The process is the first of its
         pid namespace and so adopts orphans: a descendant never has a parent outside.
         """
-        outside = {0, 1, os.getppid()}
-        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
         resident = cpu_ticks = 0
-        try:
-            for name in os.listdir(folder):  # noqa: PTH208
-                if not name.isdigit():
-                    continue
-                fields = _read_stat(folder, name)
-                own = int(name) == self.pid
-                if fields is None or (int(fields[PARENT]) in outside and not own):
-                    continue
-                cpu_ticks += sum(map(int, fields[CPU_TIMES])) - own * sum(map(int, fields[OWN_CPU_TIMES]))
-                resident += int(fields[RESIDENT]) or _read_thread_memory(folder, name, int(fields[THREADS]))
-        finally:
-            os.close(folder)
+        for name, fields in self._read_family():
+            own = int(name) == self.pid
+            cpu_ticks += sum(map(int, fields[CPU_TIMES])) - own * sum(map(int, fields[OWN_CPU_TIMES]))
+            resident += int(fields[RESIDENT]) or _read_thread_memory(self.proc, name, int(fields[THREADS]))
         self.family_cpu_s = max(self.family_cpu_s, cpu_ticks * TICK_S)  # a process may die while its parent was read
         return resident * PAGE
+
+    def is_alone(self, children: bool) -> bool:
+        """Whether it lives, with one thread and, where it may have ``children``, no descendant."""
+        family = self._read_family() if children else [(str(self.pid), _read_stat(self.proc, str(self.pid)))]
+        return [(int(name), fields and int(fields[THREADS])) for name, fields in family] == [(self.pid, 1)]
+
+    def _read_family(self) -> Iterator[tuple[str, list[bytes]]]:
+        """Number and fields of ``stat`` of the process and all its descendants."""
+        outside = {0, 1, os.getppid()}
+        folder = os.open(".", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC, dir_fd=self.proc)
+        try:
+            for name in filter(str.isdigit, os.listdir(folder)):  # noqa: PTH208
+                fields = _read_stat(folder, name)
+                if fields and (int(name) == self.pid or int(fields[PARENT]) not in outside):
+                    yield name, fields
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         """Close the channel; the process counts as dead from here on, whoever gets its descriptors' numbers."""
@@ -71,6 +81,20 @@ class CandidateProcess:
         os.close(self.own_schedstat)
         os.close(self.status)
         self.schedstat = self.own_schedstat = self.status = -1
+
+
+def replace_process(
+    process: CandidateProcess, requests: socket.socket, how: bytes
+) -> tuple[CandidateProcess, tuple[int, float, int]]:
+    """Have the zygote kill ``process`` and start another: that one, and exit status, CPU seconds, memory of the first.
+
+    ``requests``: channel to the zygote; ``how``: ``GONE`` if the process died, so that its exit status tells the cause.
+    """
+    process.close()
+    requests.send(how)
+    reply, descriptors, _, _ = socket.recv_fds(requests, 200, 1)
+    *past, pid = json.loads(reply)
+    return CandidateProcess(socket.socket(fileno=descriptors[0]), pid, process.proc), tuple(past)
 
 
 def _read_waiting(schedstat: int) -> int:

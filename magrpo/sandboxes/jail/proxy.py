@@ -1,6 +1,5 @@
 """The proxy of the candidate in the tester: a callable whose body runs in another process, under limits."""
 
-import json
 import os
 import signal
 import socket
@@ -9,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from . import candidate, wire
-from .candidate_process import CandidateProcess
+from .candidate_process import CandidateProcess, replace_process
 from .clock import limit_cpu
 from .confine import Limits
 from .exports import check_operation, grant
@@ -30,6 +29,8 @@ WALL_CAP = 8.0
 """The same multiple for one call, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
+REUSE_CPU_S, REUSE_MEMORY_FRACTION = 1.0, 4
+"""A process that has used more CPU time, or more than one part in so many of its memory, runs no further program."""
 DECODING_S = 1.0
 """CPU time for decoding one answer: keys may collide."""
 
@@ -103,7 +104,7 @@ class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
     ``program``: source, entry point and watched function; ``requests``: channel to the zygote; ``process``: without a
-    program yet; ``limits``: of the candidate; ``children``: whether it may have any.
+    program, or :meth:`passed on <pass_on_process>`; ``limits``: of the candidate; ``children``: whether it may have any.
     """
 
     def __init__(
@@ -116,7 +117,7 @@ class Proxy(Callee):
         self.target = None
         self.spare: CandidateProcess | None = process
         self.lives, self.index, self.spent_s = 2, 0, 0.0
-        self.past_cpu_s, self.past_memory = 0.0, 0
+        self.past_cpu_s, self.past_memory = -process.read_times()[0] if process.has_greeted else 0.0, 0
         self.output_left = limits.output_bytes
         self.watched_calls = 0
         self.transcript: list[list[Any]] = []
@@ -209,6 +210,22 @@ class Proxy(Callee):
         self._measure_family()
         return self.past_cpu_s + self.process.read_times()[0], max(self.past_memory, self.process.read_peak_memory())
 
+    def pass_on_process(self, may_share: bool) -> CandidateProcess:
+        """The process for the next program: a fresh one, or this one if they ``may_share`` it and it is as before."""
+        if self.spare:
+            return self.spare
+        if may_share and self.failure is None and self._leaves_no_trace():
+            return self.process
+        return replace_process(self.process, self.requests, HUNG)[0]
+
+    def _leaves_no_trace(self) -> bool:
+        """Whether the process is as it was before the program, as far as can be told from outside."""
+        return (
+            self.process.is_alone(self.children)
+            and self.process.read_times()[0] < REUSE_CPU_S
+            and self.process.read_peak_memory() < self.limits.memory_bytes // REUSE_MEMORY_FRACTION
+        )
+
     def _measure_family(self) -> int:
         """Resident bytes of a candidate with its children; 0 if it may have none, or was measured a moment ago."""
         if not self.children or time.monotonic() - self.measured < WATCH_S:
@@ -225,10 +242,7 @@ class Proxy(Callee):
         )
         self.reader = wire.FrameReader(self.process.channel, self.output_left)
         self.lives -= 1
-        try:
-            assert self.reader.read_message(wire.wait_until(time.monotonic() + START_S)) == candidate.HELLO
-        except wire.WireError as error:
-            raise Broken(f"a candidate process could not be confined: {error}") from None
+        self._await_greeting()
         try:
             status, value, *_ = self._ask("load", self.program)
         except CandidateFailure as failure:
@@ -242,6 +256,15 @@ class Proxy(Callee):
             self.target = self.peer.read_answer("ok", value, [])
         except wire.WireError as error:
             self._replace_failed("protocol", str(error), HUNG, "load")
+
+    def _await_greeting(self) -> None:
+        """Wait until the process is confined."""
+        try:
+            if not self.process.has_greeted:
+                assert self.reader.read_message(wire.wait_until(time.monotonic() + START_S)) == candidate.HELLO
+        except wire.WireError as error:
+            raise Broken(f"a candidate process could not be confined: {error}") from None
+        self.process.has_greeted = True
 
     def _ask(self, verb: str, rest: list[Any], limit_s: float | None = None) -> list[Any]:
         """One question, one answer, within the limits of one test or ``limit_s``."""
@@ -303,13 +326,9 @@ class Proxy(Callee):
         self.output_left = self.reader.left
         self._measure_family()
         cpu_before_s = self.process.read_times()[0]
-        self.process.close()
-        self.requests.send(how)
-        reply, descriptors, _, _ = socket.recv_fds(self.requests, 200, 1)
-        wait_status, cpu_s, memory, pid = json.loads(reply)
+        self.spare, (wait_status, cpu_s, memory) = replace_process(self.process, self.requests, how)
         self.past_cpu_s += max(cpu_s, cpu_before_s)  # children that are killed with it count in neither's exit status
         self.past_memory = max(self.past_memory, memory)
-        self.spare = CandidateProcess(socket.socket(fileno=descriptors[0]), pid, self.process.proc)
         if how == GONE and os.WIFSIGNALED(wait_status):
             cause = os.WTERMSIG(wait_status)
             name = signal.Signals(cause).name if cause in set(signal.Signals) else f"signal {cause}"

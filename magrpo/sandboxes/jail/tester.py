@@ -29,12 +29,30 @@ def limit_process() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def serve_job(
+def serve_jobs(
     connection: socket.socket, requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> None:
-    """Read one job from the parent, run it and report. ``children``: whether the candidate may have any."""
-    job = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
-    began = time.monotonic()
+    """Read jobs with the same test from the parent, run one after another, and report on each.
+
+    Every program gets a process of its own; variants of one share it. Ends early after a test that leaves a trace here:
+    the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
+    """
+    jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
+    for job, following in zip(jobs, [*jobs[1:], None], strict=True):
+        began = time.monotonic()
+        report, proxy = run_job(job, requests, process, limits, children)
+        wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
+        if not (following and proxy and proxy.surroundings.restore() and time.process_time() < LEFT_S):
+            return
+        may_share = job["variant_of"] == following["variant_of"] != "" and "forgeable" not in report
+        process = proxy.pass_on_process(may_share)
+
+
+def run_job(
+    job: dict[str, Any], requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
+) -> tuple[dict[str, Any], Proxy | None]:
+    """The report on a job, and the proxy of its program if the test could be run."""
+    proxy = None
     try:
         if job["verdict"]:
             report: dict[str, Any] = {"cases": fail_all(job, *job["verdict"])}
@@ -44,13 +62,12 @@ def serve_job(
             report["compiles"] = proxy.compiles
             report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
-        report = {"unusable": escape_text(str(error))}
+        return {"unusable": escape_text(str(error))}, None
     except Broken as error:
-        report = {"broken": escape_text(str(error))}
+        return {"broken": escape_text(str(error))}, None
     except Exception as error:  # noqa: BLE001 - all that is not trusted here is the program
         report = {"cases": fail_all(job, "protocol", f"its answers cannot be served: {type(error).__name__}")}
-    report["duration_s"] = time.monotonic() - began
-    wire.send_message(connection, report)
+    return report, proxy
 
 
 def judge_candidate(job: dict[str, Any], proxy: Proxy) -> dict[str, Any]:

@@ -4,14 +4,15 @@ CPython adapts code that runs repeatedly and remembers where it found attributes
 every process forked later, which would otherwise learn it again, and for that copy the memory it stands in.
 """
 
+import json
 import marshal
 import os
-import random
 import socket
 import sys
 import time
 from _thread import start_new_thread
 from base64 import b64encode
+from types import ModuleType
 from typing import Any
 
 from . import candidate, tester, wire
@@ -25,27 +26,35 @@ for n in range(3):
     __magrpo__.verdict("candidate(n) == n", True, candidate(n) == n)
 """
 TEST = marshal.dumps(compile(CHECK, "<test>", "exec"))
-PROGRAM = {"source": "def f(n):\n    return n\n", "entry_point": "f", "watch": ""}
+PROGRAM = {"source": "def f(n):\n    return n\n", "entry_point": "f", "watch": "", "variant_of": ""}
 JOB: dict[str, Any] = {**PROGRAM, "code": b64encode(TEST).decode(), "needs": [], "verdict": None}
 
 
 def warm_up(limits: Limits) -> None:
-    """Judge a plain program several times; the candidate runs in a thread of this process."""
+    """Judge a plain program twice, several times; the candidates run in threads of this process."""
     proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)
-    seed = random.seed
+    sys.modules[candidate.MODULE] = ModuleType(candidate.MODULE)  # else the test seems to have imported it
     for _ in range(ROUNDS):
-        channel, far = socket.socketpair()
         parent, connection = socket.socketpair()
-        with parent, connection, far:
-            start_new_thread(candidate.Server(far).serve_calls, ())
-            wire.send_message(parent, JOB)
-            process = CandidateProcess(channel, os.getpid(), proc)
-            tester.serve_job(connection, channel, process, limits, False)
-            report = wire.FrameReader(parent, 1 << 20).read_message(lambda: None)
-            assert report.get("cases") == [["pass", ""]] * 3, report
-            process.close()
-            random.seed = seed  # testers replace it
-            while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
-                time.sleep(1e-4)
+        requests, zygote = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with parent, connection, requests, zygote, start_candidate() as second:
+            socket.send_fds(zygote, [json.dumps([0, 0.0, 0, os.getpid()]).encode()], [second.fileno()])
+            process = CandidateProcess(start_candidate(), os.getpid(), proc)
+            wire.send_message(parent, [JOB, JOB])
+            tester.serve_jobs(connection, requests, process, limits, False)
+            reader = wire.FrameReader(parent, 1 << 20)
+            for _ in range(2):
+                report = reader.read_message(lambda: None)
+                assert report.get("cases") == [["pass", ""]] * 3, report
+            second.shutdown(socket.SHUT_RDWR)
+        while len(os.listdir("/proc/self/task")) > 1:  # noqa: PTH208
+            time.sleep(1e-4)
     os.close(proc)
     del sys.modules[candidate.MODULE], sys.modules["test"]
+
+
+def start_candidate() -> socket.socket:
+    """The channel to a candidate in a thread of this process."""
+    channel, far = socket.socketpair()
+    start_new_thread(candidate.Server(far).serve_calls, ())
+    return channel

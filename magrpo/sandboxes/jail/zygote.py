@@ -1,7 +1,7 @@
 """The zygote: the process from which every candidate is forked. Imports once, sees no data, runs no foreign code.
 
 One request on the control socket is one candidate: a byte and the descriptor of a connection to the parent. The zygote
-forks the candidate, then the tester, which reads the job from that connection. It replaces the candidate on the
+forks the candidate, then the tester, which reads the jobs from that connection. It replaces the candidate on the
 tester's request, decides about new threads where the kernel does not count them, and reports the tester's exit status.
 """
 
@@ -155,7 +155,7 @@ class Zygote:
                 self.level.confine_tester()
                 tester.limit_process()
                 process = CandidateProcess(life.channel, life.pid, self.proc)
-                tester.serve_job(connection, requests, process, self.level.limits, self.level.namespaces)
+                tester.serve_jobs(connection, requests, process, self.level.limits, self.level.namespaces)
             finally:
                 os._exit(0)
         return pid
