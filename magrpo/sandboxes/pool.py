@@ -22,6 +22,7 @@ from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.ladder import Rung, choose_level
+from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
 from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
 
@@ -104,10 +105,14 @@ class PoolSandbox(Plugin):
 
 
 def group_by_test(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
-    """``executions`` in batches with the same test, at most ``most`` and ``MAX_BATCH`` in each."""
-    batches: dict[tuple[str, str], list[Execution]] = {}
+    """``executions`` in batches with the same test, at most ``most`` and ``MAX_BATCH`` in each.
+
+    A test that may leave a trace in the tester's process gets one program at a time.
+    """
+    batches: dict[Any, list[Execution]] = {}
     for execution in executions:
-        batches.setdefault((execution.entry_point, execution.test), []).append(execution)
+        shared = (execution.entry_point, execution.test)
+        batches.setdefault(shared if leaves_no_trace(execution.test) else execution, []).append(execution)
     size = min(max(most, 1), MAX_BATCH)
     return [batch[i : i + size] for batch in batches.values() for i in range(0, len(batch), size)]
 
@@ -136,7 +141,7 @@ class Pool:
         try:
             for batch in group_by_test(counts, math.ceil(len(counts) / (BATCHES * self.size))):
                 self._check_open()
-                futures[self.threads.submit(self._run_batch, batch)] = batch
+                futures[self.threads.submit(self.run_batch, batch)] = batch
             for future in as_completed(futures):
                 for execution, report in zip(futures[future], future.result(), strict=True):
                     reports[execution] = report
@@ -179,8 +184,8 @@ class Pool:
             log.warning("%s", error)
             return None
 
-    def _run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
-        """Run executions with the same test in one tester while the test leaves no trace in it, the others apart."""
+    def run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
+        """Run executions with the same test in one tester, as many as it serves, and the others apart."""
         reports = self._share_tester(batch) if len(batch) > 1 else []
         return reports + [self._run_one(execution) for execution in batch[len(reports) :]]
 
@@ -262,7 +267,7 @@ class Pool:
             return worker, worker.run_jobs(jobs, self.timeout_s)
         except WorkerDied as error:
             self._discard(worker)
-            if worker.jobs == 1:
+            if worker.jobs == len(jobs):
                 raise FreshWorkerDied(str(error)) from error
             raise
 

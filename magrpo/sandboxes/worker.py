@@ -19,6 +19,7 @@ from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command
+from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.types import Execution
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,9 @@ class WorkerDied(Exception):
 def make_job(execution: Execution) -> dict[str, Any]:
     """The message that tells a tester what to run; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
-    program = dataclasses.asdict(execution) | {"verdict": None}
-    del program["test"]
-    return program | dataclasses.asdict(test)
+    program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
+    variant_of = execution.variant_of if leaves_no_trace(execution.variant_of) else ""
+    return {**program, "variant_of": variant_of, **dataclasses.asdict(test), "verdict": None}
 
 
 def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:
@@ -104,12 +105,12 @@ class Worker:
         """The tester's reports on the first of ``jobs``, which have the same test and run one after another.
 
         At least one, unless the test code itself ran out of its limits or a process was killed that could be anyone's;
-        those are missing that follow a test which left a trace.
+        those are missing that follow a test which used much CPU time.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.
         """
-        self.jobs += 1
+        self.jobs += len(jobs)
         kills = self._count_kills()
         timeout_s *= len(jobs)
         deadline = time.monotonic() + timeout_s

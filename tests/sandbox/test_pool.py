@@ -15,7 +15,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -117,7 +117,7 @@ def deadly(monkeypatch: pytest.MonkeyPatch) -> Iterator[Pool]:
 
     class Frail(Worker):
         def run_jobs(self, jobs: Sequence[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
-            if "kill the jail" in str(job["source"]):
+            if any("kill the jail" in str(job["source"]) for job in jobs):
                 self.kill()
                 wait_until_gone(self)  # else it may still answer
             return super().run_jobs(jobs, timeout_s)

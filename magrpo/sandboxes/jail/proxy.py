@@ -104,7 +104,8 @@ class Proxy(Callee):
     """Calls the candidate, and replaces its process once if it hangs or dies.
 
     ``program``: source, entry point and watched function; ``requests``: channel to the zygote; ``process``: without a
-    program, or :meth:`passed on <pass_on_process>`; ``limits``: of the candidate; ``children``: whether it may have any.
+    program, or :meth:`passed on <pass_on_process>`; ``limits``: of the candidate; ``children``: whether it may have
+    any.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ def serve_jobs(
 ) -> None:
     """Read jobs with the same test from the parent, run one after another, and report on each.
 
-    Every program gets a process of its own; variants of one share it. Ends early after a test that leaves a trace here:
+    Every program gets a process of its own; variants of one share it. Ends early when the test has used much CPU time:
     the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
     """
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
@@ -42,8 +42,9 @@ def serve_jobs(
         began = time.monotonic()
         report, proxy = run_job(job, requests, process, limits, children)
         wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
-        if not (following and proxy and proxy.surroundings.restore() and time.process_time() < LEFT_S):
+        if not following or not proxy or time.process_time() > LEFT_S:
             return
+        proxy.surroundings.restore_seeds()
         may_share = job["variant_of"] == following["variant_of"] != "" and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
 

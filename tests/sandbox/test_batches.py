@@ -1,0 +1,147 @@
+"""Programs with the same test share a tester, variants of one program a process: verdicts are as if each ran alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from magrpo.sandboxes.pool import Pool, group_by_test
+from magrpo.sandboxes.traces import leaves_no_trace
+from magrpo.sandboxes.worker import Worker
+from magrpo.types import Execution, ExecutionReport
+
+from .conftest import LEVELS, open_pool
+
+CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
+RIGHT = "def f(n):\n    return n + 1\n"
+COUNT = "import math\ndef f(n):\n    math.calls = getattr(math, 'calls', 0) + 1\n    return math.calls\n"
+"""Returns how often the process has called it."""
+COUNTS = "def check(candidate):\n    assert candidate(0) == 1\n"
+MISCHIEF = {
+    "never returns": "def f(n):\n    while True:\n        pass\n",
+    "ends its process": "import os\ndef f(n):\n    os._exit(3)\n",
+    "fills the memory": "def f(n):\n    return len([bytearray(1 << 20) for _ in range(4096)])\n",
+    "starts a thread": "import threading\ndef f(n):\n    threading.Thread(target=threading.Event().wait).start()\n",
+    "answers twice": "import os\ndef f(n):\n    os.write(3, b'\\0\\0\\0\\x02[]')\n    return n + 1\n",
+    "is no Python": "def f(n)\n    return n + 1\n",
+    "raises": "def f(n):\n    raise KeyError(n)\n",
+    "is wrong": "def f(n):\n    return n\n",
+}
+EVEN_RANDOM = "import random\ndef check(candidate):\n    n = random.random()\n    assert candidate(n) == n + 1, n\n"
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def level_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    pool = open_pool(workers=1, level=request.param, test_s=0.5, total_s=1.0)
+    yield pool
+    pool.close()
+
+
+def describe(report: ExecutionReport) -> tuple[object, ...]:
+    """All of a report that does not depend on time."""
+    return report.status, [case.status for case in report.cases], report.compiles, report.forgeable
+
+
+def test_programs_in_one_batch_have_the_verdicts_of_programs_alone(level_pool: Pool) -> None:
+    sources = [source for mischief in MISCHIEF.values() for source in (mischief, RIGHT)]
+    executions = [Execution(f"{source}# {k}\n", "f", CHECK) for k, source in enumerate(sources)]
+    [batch] = group_by_test(executions, len(executions))
+    assert batch == executions
+    alone = [level_pool.run([execution])[0] for execution in executions]
+    assert [report.status for report in alone[1::2]] == ["pass"] * len(MISCHIEF)
+    assert [report.status for report in alone[::2]].count("pass") <= 1
+    together = level_pool.run_batch(batch)
+    assert [describe(report) for report in together] == [describe(report) for report in alone]
+
+
+def test_programs_have_processes_of_their_own_and_variants_share_one(level_pool: Pool) -> None:
+    executions = [Execution(f"{COUNT}# {k}\n", "f", COUNTS) for k in range(2)]
+    assert [report.status for report in level_pool.run_batch(executions)] == ["pass", "pass"]
+    variants = [replace(execution, variant_of=RIGHT) for execution in executions]
+    assert [report.status for report in level_pool.run_batch(variants)] == ["pass", "wrong"], "they share a process"
+    apart = [replace(execution, variant_of=COUNT) for execution in executions]
+    assert [report.status for report in level_pool.run_batch(apart)] == ["pass", "pass"], "the program leaves a trace"
+
+
+@pytest.mark.parametrize("mischief", MISCHIEF)
+def test_a_variant_that_leaves_a_trace_has_the_process_for_itself(level_pool: Pool, mischief: str) -> None:
+    sources = [RIGHT, MISCHIEF[mischief], RIGHT + "\n", MISCHIEF[mischief] + "\n", RIGHT + "\n\n"]
+    variants = [Execution(source, "f", CHECK, variant_of=RIGHT) for source in sources]
+    first, bad, second, _, third = level_pool.run_batch(variants)
+    assert [report.status for report in (first, second, third)] == ["pass"] * 3
+    assert describe(bad) == describe(level_pool.run([replace(variants[1], variant_of="")])[0])
+
+
+def test_each_test_of_a_batch_draws_the_same_random_numbers(level_pool: Pool) -> None:
+    executions = [Execution(f"def f(n):\n    return n + 2\n# {k}", "f", EVEN_RANDOM) for k in range(3)]
+    messages = {report.cases for report in level_pool.run_batch(executions)}
+    assert len(messages) == 1
+
+
+def test_batches_hold_one_test_and_leave_work_for_every_worker() -> None:
+    executions = [Execution(f"{RIGHT}# {k}", "f", CHECK if k % 2 else COUNTS) for k in range(50)]
+    batches = group_by_test(executions, 7)
+    assert max(map(len, batches)) == 7
+    assert sorted(map(str, executions)) == sorted(str(execution) for batch in batches for execution in batch)
+    assert all(len({execution.test for execution in batch}) == 1 for batch in batches)
+    alone = [Execution(f"{RIGHT}# {k}", "f", f"import sys\nsys.mark = 1\n{CHECK}") for k in range(5)]
+    assert group_by_test(alone, 7) == [[execution] for execution in alone]
+
+
+def test_a_worker_that_dies_in_a_batch_costs_no_verdict(level_pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = []
+    run_jobs = Worker.run_jobs
+
+    def die_once(worker: Worker, jobs: list[dict[str, object]], timeout_s: float) -> list[dict[str, object]]:
+        served.append(len(jobs))
+        if len(served) == 1:
+            worker.kill()
+        return run_jobs(worker, jobs, timeout_s)
+
+    monkeypatch.setattr(Worker, "run_jobs", die_once)
+    executions = [Execution(f"{RIGHT}# {k}", "f", CHECK) for k in range(8)]
+    assert [report.status for report in level_pool.run(executions)] == ["pass"] * 8
+    assert served[0] > 1
+    assert served[1:].count(1) >= served[0]
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        RIGHT,
+        CHECK,
+        EVEN_RANDOM,
+        "from collections import Counter\nimport math as m\ndef f(x):\n    return Counter(x), m.pi\n",
+        "class A:\n    def __init__(self):\n        self.x = {}\n        self.x['y'].z = 1\n",
+        "def f(code, queue):\n    token = code\n    return token, queue, f.__name__\n",
+    ],
+)
+def test_code_that_leaves_no_trace(source: str) -> None:
+    assert leaves_no_trace(source)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import os",
+        "import collections, sys",
+        "from decimal import getcontext",
+        "from . import math",
+        "import math\nmath.pi = 3",
+        "import math\ndel math.pi",
+        "import math\nmath.memory[0].x = 1",
+        "def f(x):\n    g(x).y = 1\n",
+        "setattr(f, 'x', 1)",
+        "def f(x):\n    return __import__('os')\n",
+        "def f(x):\n    return x.__class__.__mro__\n",
+        "open('/tmp/x', 'w')",
+        "assert f(sys.maxsize) == 1",
+        "def f(",
+        "x = '\0'",
+        "(" * 3000,
+    ],
+)
+def test_code_that_may_leave_a_trace(source: str) -> None:
+    assert not leaves_no_trace(source)
