@@ -32,8 +32,8 @@ ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
 """Number of fresh workers that a program kills before it is blamed."""
 MAX_FAILURES = 3
-BATCHES, MAX_BATCH = 4, 16
-"""Programs with the same test are tested in batches: at least so many for each worker, of at most so many programs."""
+BATCHES, MAX_BATCH = 8, 16
+"""Programs that may share a tester run in batches: at least so many for each worker, of at most so many programs."""
 PAUSE_S = 0.3  # the user may have no process left for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
 RAN_OUT = ["timeout", "the test code ran out of time or memory on what the program returned"]
@@ -104,17 +104,17 @@ class PoolSandbox(Plugin):
         return JailSpec(self.make_limits(), level, tuple(PRELOAD.split()), self.packages)
 
 
-def group_by_test(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
-    """``executions`` in batches with the same test, at most ``most`` and ``MAX_BATCH`` in each.
-
-    A test that may leave a trace in the tester's process gets one program at a time.
-    """
-    batches: dict[Any, list[Execution]] = {}
+def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
+    """``executions`` in batches of at most ``most`` and ``MAX_BATCH``; each whose test may leave a trace is alone."""
+    sharing: list[Execution] = []
+    alone: list[list[Execution]] = []
     for execution in executions:
-        shared = (execution.entry_point, execution.test)
-        batches.setdefault(shared if leaves_no_trace(execution.test) else execution, []).append(execution)
+        if leaves_no_trace(execution.test):
+            sharing.append(execution)
+        else:
+            alone.append([execution])
     size = min(max(most, 1), MAX_BATCH)
-    return [batch[i : i + size] for batch in batches.values() for i in range(0, len(batch), size)]
+    return alone + [sharing[i : i + size] for i in range(0, len(sharing), size)]
 
 
 class Pool:
@@ -139,7 +139,7 @@ class Pool:
         reports: dict[Execution, ExecutionReport] = {}
         futures: dict[Future[list[ExecutionReport]], list[Execution]] = {}
         try:
-            for batch in group_by_test(counts, math.ceil(len(counts) / (BATCHES * self.size))):
+            for batch in make_batches(counts, math.ceil(len(counts) / (BATCHES * self.size))):
                 self._check_open()
                 futures[self.threads.submit(self.run_batch, batch)] = batch
             for future in as_completed(futures):
@@ -185,7 +185,7 @@ class Pool:
             return None
 
     def run_batch(self, batch: Sequence[Execution]) -> list[ExecutionReport]:
-        """Run executions with the same test in one tester, as many as it serves, and the others apart."""
+        """Run executions in one tester, as many as it serves, and the others apart."""
         reports = self._share_tester(batch) if len(batch) > 1 else []
         return reports + [self._run_one(execution) for execution in batch[len(reports) :]]
 

@@ -102,10 +102,10 @@ class Worker:
             started.pop_all()
 
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
-        """The tester's reports on the first of ``jobs``, which have the same test and run one after another.
+        """The tester's reports on the first of ``jobs``, which run one after another.
 
         At least one, unless the test code itself ran out of its limits or a process was killed that could be anyone's;
-        those are missing that follow a test which used much CPU time.
+        those are missing that follow tests which used much CPU time.
 
         Raises:
             WorkerDied: the worker died or went past ``timeout_s`` for each job; it must be closed.

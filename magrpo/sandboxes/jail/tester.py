@@ -32,9 +32,9 @@ def limit_process() -> None:
 def serve_jobs(
     connection: socket.socket, requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> None:
-    """Read jobs with the same test from the parent, run one after another, and report on each.
+    """Read jobs from the parent, run one after another, and report on each.
 
-    Every program gets a process of its own; variants of one share it. Ends early when the test has used much CPU time:
+    Every program gets a process of its own; variants of one share it. Ends early when tests have used much CPU time:
     the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
     """
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
