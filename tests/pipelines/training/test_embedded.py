@@ -43,8 +43,8 @@ def test_two_agents_learn_to_write_programs_together(tmp_path: Path, seed: int) 
     before, after = (_report(store, i).summary for i in (0, store.config().train.num_iterations))
     gain = after["test/sampled"]["return"].mean - before["test/sampled"]["return"].mean
     assert 4 * gain >= 1.0
-    assert after["test/sampled"]["return"].high >= 0.9, "the mean of a seed may lie a little below"
-    assert after["test/sampled"]["return"].mean >= 0.86
+    assert after["test/sampled"]["return"].high >= 0.9
+    assert after["test/sampled"]["return"].mean >= 0.88, "on the machines tried 0.9 and more"
     assert after["test/sampled"]["return"].low > before["test/sampled"]["return"].high
     assert after["ood/sampled"]["return"].mean > before["ood/sampled"]["return"].high
 
