@@ -22,7 +22,7 @@ COUNTS = "def check(candidate):\n    assert candidate(0) == 1\n"
 MISCHIEF = {
     "never returns": "def f(n):\n    while True:\n        pass\n",
     "ends its process": "import os\ndef f(n):\n    os._exit(3)\n",
-    "fills the memory": "def f(n):\n    return len([bytearray(1 << 20) for _ in range(4096)])\n",
+    "wants too much memory": "def f(n):\n    return len(bytearray(1 << 30))\n",
     "starts a thread": "import threading\ndef f(n):\n    threading.Thread(target=threading.Event().wait).start()\n",
     "answers twice": "import os\ndef f(n):\n    os.write(3, b'\\0\\0\\0\\x02[]')\n    return n + 1\n",
     "is no Python": "def f(n)\n    return n + 1\n",
