@@ -58,7 +58,7 @@ SECONDS = {
     "tests/pipelines/flows/test_train.py": 125,
     "tests/pipelines/training/test_resume.py": 90,
     "tests/engines/test_vllm.py": 80,
-    "hostile": 64,
+    "hostile": 90,
     "tests/contracts/test_engines.py": 52,
     "tests/test_notebook.py": 42,
     "tests/problems/test_coopcode.py": 40,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from magrpo.sandboxes.pool import Pool
+from magrpo.sandboxes.pool import MAX_BATCH, Pool, make_batches
 from magrpo.types import Execution, ExecutionReport
 
 from .conftest import open_pool
@@ -54,6 +54,25 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
     assert (honest.status, honest.tests_passed) == ("pass", 5)
     assert world.worker_pid() == worker, "the worker had to be replaced"
     for harm in ("secret_kept", "target_untouched", "not_contacted", "victim_alive", "nothing_left", "memory_bounded"):
+        getattr(world, harm)(report)
+
+
+def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: World) -> None:
+    worker = world.worker_pid()
+    sources = [world.aim(program.source) for program in CORPUS]
+    batch = [execution for source in sources for execution in (Execution(source, "f", TEST), HONEST)]
+    assert len(make_batches(batch[:MAX_BATCH], MAX_BATCH)) == 1, "their tests leave no trace"
+    for start in range(0, len(batch), MAX_BATCH):
+        reports = world.pool.run_batch(batch[start : start + MAX_BATCH])
+        for report in reports[::2]:
+            world.forged(report)
+            assert report.status != "infra_error"
+            assert report.tests_total == 3
+            world.memory_bounded(report)
+        for report in reports[1::2]:
+            assert (report if report.status != "timeout" else run_honest(world.pool)).status == "pass"
+    assert world.worker_pid() == worker, "the worker had to be replaced"
+    for harm in ("target_untouched", "not_contacted", "victim_alive", "nothing_left"):
         getattr(world, harm)(report)
 
 
