@@ -42,7 +42,7 @@ def serve_jobs(
         began = time.monotonic()
         report, proxy = run_job(job, requests, process, limits, children)
         wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
-        if not following or not proxy or time.process_time() > LEFT_S:
+        if not following or not proxy or time.process_time() > LEFT_S:  # the next test gets all of its CPU time
             return
         proxy.surroundings.restore_seeds()
         may_share = job["variant_of"] == following["variant_of"] != "" and "forgeable" not in report
@@ -52,22 +52,20 @@ def serve_jobs(
 def run_job(
     job: dict[str, Any], requests: socket.socket, process: CandidateProcess, limits: Limits, children: bool
 ) -> tuple[dict[str, Any], Proxy | None]:
-    """The report on a job, and the proxy of its program if the test could be run."""
-    proxy = None
+    """The report on a job, and the proxy of its program, unless something went wrong outside of that."""
     try:
         if job["verdict"]:
-            report: dict[str, Any] = {"cases": fail_all(job, *job["verdict"])}
-        else:
-            proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
-            report = judge_candidate(job, proxy)
-            report["compiles"] = proxy.compiles
-            report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
+            return {"cases": fail_all(job, *job["verdict"])}, None
+        proxy = Proxy([job["source"], job["entry_point"], job["watch"]], requests, process, limits, children)
+        report = judge_candidate(job, proxy)
+        report["compiles"] = proxy.compiles
+        report["cpu_s"], report["memory_bytes"] = proxy.measure_usage()
     except Unusable as error:
         return {"unusable": escape_text(str(error))}, None
     except Broken as error:
         return {"broken": escape_text(str(error))}, None
     except Exception as error:  # noqa: BLE001 - all that is not trusted here is the program
-        report = {"cases": fail_all(job, "protocol", f"its answers cannot be served: {type(error).__name__}")}
+        return {"cases": fail_all(job, "protocol", f"its answers cannot be served: {type(error).__name__}")}, None
     return report, proxy
 
 
