@@ -371,6 +371,14 @@ def play(podman: Podman, name: str, objects: list[dict[str, Any]], folder: Path)
 
 
 @pytest.mark.timeout(3600)
+def test_images_are_no_larger_than_what_they_run(podman: Podman) -> None:
+    sizes_gb = {name: int(podman.inspect(name, "Size")) / 1e9 for name in (PYTHON, WORKER, MLFLOW)}
+    print(*(f"{name}: {size:.2f} GB" for name, size in sizes_gb.items()), sep="\n")
+    assert sizes_gb[WORKER] < 4
+    assert sizes_gb[MLFLOW] < 2
+
+
+@pytest.mark.timeout(3600)
 def test_the_gpu_image_has_all_that_a_gpu_needs(podman: Podman) -> None:
     """Looked at without a GPU: builds for CUDA, an ordinary user, and the check of the GPU in its small form."""
     if (free := shutil.disk_usage(STORAGE).free) < BUILD_ROOM:
