@@ -125,10 +125,8 @@ def examine_level(spec: JailSpec) -> None:
 
 
 def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> list[str]:
-    reports = worker.run_jobs([make_job(Execution(source, entry_point, test))], CANARY_S)
-    cases = [case for report in reports for case in report.get("cases", [])] or [
-        ["timeout", "the canary did not answer"]
-    ]
+    reports = worker.run_jobs([make_job(Execution(source, entry_point, test))], CANARY_S) or [{}]
+    cases = reports[0].get("cases", [["timeout", "the canary did not answer"]])
     return [message for status, message in cases if status != "pass"]
 
 

@@ -191,12 +191,17 @@ class Pool:
 
     def _share_tester(self, executions: Sequence[Execution]) -> list[ExecutionReport]:
         """The reports on as many of ``executions`` as one tester serves; none if the test or the worker is at fault."""
+        try:
+            jobs = [make_job(execution) for execution in executions]
+        except SyntaxError:
+            return []
+        results: list[dict[str, Any]] = []
         worker = self.idle.get()
         try:
-            worker, results = self._run_jobs(worker, list(map(make_job, executions)))
-        except (SyntaxError, WorkerDied) as error:
+            worker, results = self._run_jobs(worker, jobs)
+        except WorkerDied as error:
             log.debug("programs run apart: %s", error)
-            worker, results = None if isinstance(error, WorkerDied) else worker, []
+            worker = None
         finally:
             self.idle.put(worker)
         return list(map(self._make_report, results))
