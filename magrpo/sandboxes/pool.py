@@ -32,7 +32,7 @@ ATTEMPTS = 3
 FATAL_ATTEMPTS = 2
 """Number of fresh workers that a program kills before it is blamed."""
 MAX_FAILURES = 3
-BATCHES, MAX_BATCH = 8, 16
+BATCHES, MAX_BATCH = 4, 32
 """Programs that may share a tester run in batches: at least so many for each worker, of at most so many programs."""
 PAUSE_S = 0.3  # the user may have no process left for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")

@@ -1,6 +1,8 @@
 """Which code leaves nothing behind in a process, so that other code may follow in it."""
 
 import ast
+import builtins
+import math
 import sys
 from functools import lru_cache
 
@@ -17,6 +19,30 @@ FAR_REACHING = frozenset(_FAR_REACHING.split())
 """Builtin names that reach what a syntax tree does not show."""
 HARMLESS = frozenset({"__doc__", "__init__", "__name__"})
 
+_OWN_BUILTINS = (
+    "abs all any bin bool callable chr complex dict divmod enumerate filter float frozenset hash hex int isinstance iter "
+    "len list map max min next oct ord pow print range repr reversed round set slice sorted str sum tuple zip"
+)
+_ERRORS = (name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception))
+OWN_BUILTINS = frozenset({*_OWN_BUILTINS.split(), *_ERRORS})
+"""Builtin names of what makes and reads data, and reaches nothing else."""
+_TYPING = "Any Callable Dict FrozenSet Iterable Iterator List Mapping Optional Sequence Set Tuple Union"
+_MATH = frozenset(name for name in dir(math) if not name.startswith("_"))
+IMPORTABLE = {"math": _MATH, "typing": frozenset(_TYPING.split())}
+"""What self-contained code may import, by module."""
+_DATA = (bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
+_CODES = frozenset({"encode", "format", "format_map"})
+"""Methods that load codecs, or read attributes that a text names."""
+OWN_ATTRIBUTES = _MATH | {name for kind in _DATA for name in dir(kind) if not name.startswith("_")} - _CODES
+_OWN_NODES = (
+    *(ast.Module, ast.arguments, ast.Return, ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Delete, ast.For, ast.While),
+    *(ast.If, ast.Pass, ast.Break, ast.Continue, ast.Expr, ast.Raise, ast.Try, ast.ExceptHandler, ast.Assert),
+    *(ast.alias, ast.comprehension, ast.keyword, ast.expr, ast.expr_context, ast.boolop, ast.operator, ast.unaryop),
+    ast.cmpop,
+)
+_SUSPENDED = (ast.Await, ast.Yield, ast.YieldFrom)
+"""Expressions of code that may go on when other code runs."""
+
 
 @lru_cache(maxsize=4096)
 def leaves_no_trace(source: str) -> bool:
@@ -25,18 +51,63 @@ def leaves_no_trace(source: str) -> bool:
     It uses modules without a state only, sets none of their attributes, and uses no other special attribute or far
     reaching function. A witness of honest code alone: code that means to leave a trace finds a way.
     """
-    try:
-        tree = parse_python(source)
-        check_depth(tree, MAX_DEPTH)
-    except (SyntaxError, ValueError):
-        return False
-    nodes = list(ast.walk(tree))
+    nodes = _list_nodes(source)
     imported = {name for node in nodes for name in _list_imported_names(node)}
     bound = {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     bound |= {node.arg for node in nodes if isinstance(node, ast.arg)} | imported
     # instrument_test imports the modules that a test uses without importing them
     forbidden = (sys.stdlib_module_names - STATELESS - bound) | FAR_REACHING
-    return not any(_leaves_trace(node, imported, forbidden) for node in nodes)
+    return bool(nodes) and not any(_leaves_trace(node, imported, forbidden) for node in nodes)
+
+
+@lru_cache(maxsize=4096)
+def is_self_contained(source: str) -> bool:
+    """Whether, by its syntax tree, Python code reaches nothing but its own functions, its arguments and new data.
+
+    Nothing is allowed but what is listed above, so that code which means to leave a trace finds no way either: it sets
+    no attribute, reads none but methods of data, defines no class, and ends before other code begins.
+    """
+    nodes = _list_nodes(source)
+    modules = {name for node in nodes if isinstance(node, ast.Import) for name in _list_imported_names(node)}
+    owners = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+    return bool(nodes) and all(_is_own(node, modules, owners) for node in nodes)
+
+
+def _is_own(node: ast.AST, modules: set[str], owners: set[int]) -> bool:
+    """Whether a node keeps within its code, which reads ``modules`` only as ``owners`` of attributes, by ``id``."""
+    match node:
+        case ast.Import(names=names):
+            own = all(alias.name in IMPORTABLE for alias in names)
+        case ast.ImportFrom(module=module, names=names, level=level):
+            own = level == 0 and {alias.name for alias in names} <= IMPORTABLE.get(module or "", frozenset())
+        case ast.Name(id=name, ctx=ast.Load()) if name in OWN_BUILTINS:
+            own = True
+        case ast.Name(id=name):
+            own = _is_own_name(name) and (name not in modules or id(node) in owners)
+        case ast.Attribute(attr=name, ctx=context):
+            own = isinstance(context, ast.Load) and name in OWN_ATTRIBUTES
+        case ast.arg(arg=name) | ast.FunctionDef(name=name) | ast.ExceptHandler(name=str(name)):
+            own = _is_own_name(name)
+        case ast.Global(names=names) | ast.Nonlocal(names=names):
+            own = all(map(_is_own_name, names))
+        case _:
+            own = isinstance(node, _OWN_NODES) and not isinstance(node, _SUSPENDED)
+    return own and all(map(_is_own_name, _list_imported_names(node)))
+
+
+def _is_own_name(name: str) -> bool:
+    """Whether code that reads or binds a name cannot mean one of Python's own."""
+    return not name.startswith("__") and not hasattr(builtins, name)
+
+
+def _list_nodes(source: str) -> list[ast.AST]:
+    """All nodes of the syntax tree; none if the source is not Python, or nested too deeply."""
+    try:
+        tree = parse_python(source)
+        check_depth(tree, MAX_DEPTH)
+    except (SyntaxError, ValueError):
+        return []
+    return list(ast.walk(tree))
 
 
 def _list_imported_names(node: ast.AST) -> list[str]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from magrpo.sandboxes.pool import MAX_BATCH, Pool, make_batches
+from magrpo.sandboxes.traces import is_self_contained
 from magrpo.types import Execution, ExecutionReport
 
 from .conftest import open_pool
@@ -21,6 +22,13 @@ HONEST = Execution(
     "def check(candidate):\n    for n in range(1, 6):\n        assert candidate(n) == [0, n]\n",
 )
 
+SELF_CONTAINED = Execution(
+    "def f(n):\n    return sorted({n: 1, 0: 2})\n",
+    "f",
+    "def check(candidate):\n    for n in range(1, 6):\n        assert candidate(n) == [0, n]\n",
+)
+"""Shares a process with hostile programs that the rules take for self-contained ones."""
+
 
 @pytest.fixture(scope="module", params=["namespaces", "namespaces-flat", "landlock"])
 def world(request: pytest.FixtureRequest) -> Iterator[World]:
@@ -33,10 +41,10 @@ def world(request: pytest.FixtureRequest) -> Iterator[World]:
     del os.environ["MAGRPO_TEST_SECRET"]
 
 
-def run_honest(pool: Pool) -> ExecutionReport:
-    """The report of the honest program; run again where a busy machine keeps it waiting beyond the short limits."""
+def run_honest(pool: Pool, program: Execution = HONEST) -> ExecutionReport:
+    """The report of an honest program; run again where a busy machine keeps it waiting beyond the short limits."""
     for _ in range(5):
-        [report] = pool.run([HONEST])
+        [report] = pool.run([program])
         if report.status != "timeout":
             break
     return report
@@ -57,10 +65,12 @@ def test_scores_nothing_and_harms_nothing(world: World, program: Hostile) -> Non
         getattr(world, harm)(report)
 
 
-def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: World) -> None:
+@pytest.mark.parametrize("honest", [HONEST, SELF_CONTAINED], ids=["reads files", "self-contained"])
+def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: World, honest: Execution) -> None:
     worker = world.worker_pid()
     sources = [world.aim(program.source) for program in CORPUS]
-    batch = [execution for source in sources for execution in (Execution(source, "f", TEST), HONEST)]
+    assert len(list(filter(is_self_contained, sources))) > 20, "these share a process, too"
+    batch = [execution for source in sources for execution in (Execution(source, "f", TEST), honest)]
     assert len(make_batches(batch[:MAX_BATCH], MAX_BATCH)) == 1, "their tests leave no trace"
     for start in range(0, len(batch), MAX_BATCH):
         reports = world.pool.run_batch(batch[start : start + MAX_BATCH])
@@ -70,7 +80,7 @@ def test_programs_that_share_a_tester_with_hostile_ones_are_unharmed(world: Worl
             assert report.tests_total == 3
             world.memory_bounded(report)
         for report in reports[1::2]:
-            assert (report if report.status != "timeout" else run_honest(world.pool)).status == "pass"
+            assert (report if report.status != "timeout" else run_honest(world.pool, honest)).status == "pass"
     assert world.worker_pid() == worker, "the worker had to be replaced"
     for harm in ("target_untouched", "not_contacted", "victim_alive", "nothing_left"):
         getattr(world, harm)(report)

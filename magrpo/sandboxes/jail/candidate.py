@@ -118,11 +118,9 @@ class CandidateProgram:
 
     def __init__(self, ask: Callable[..., Any], source: str, entry_point: str, watch: str) -> None:
         self.ask, self.entry_point, self.watch = ask, entry_point, watch
-        tree = ast.parse(source, "<program>")
-        bound = [i for i, node in enumerate(tree.body, start=1) if watch in list_bound_names(node)]
-        if bound:  # a function bound to the name later, by other means, is another one and is not watched
-            tree.body[bound[-1] : bound[-1]] = ast.parse("__watch__()").body
-        self.code: CodeType = compile(tree, "<program>", "exec", dont_inherit=True)
+        self.code: CodeType = compile(
+            begin_watch(source, watch) if watch else source, "<program>", "exec", dont_inherit=True
+        )
 
     def load(self, hide: str = "") -> Any:
         """Run the program from its beginning; return the encoding of its entry point."""
@@ -183,6 +181,19 @@ class CandidateProgram:
         tracer.running = True
         names = dict(vars(sys.modules[MODULE]))
         return recorder.run_test_code(base64.b64decode(code), self.entry_point, Local(function), names), tracer
+
+
+def begin_watch(source: str, watch: str) -> ast.Module:
+    """The program's tree, with a call of ``__watch__`` behind the last top-level statement that binds ``watch``.
+
+    A function that is bound to the name later, by other means, is another one and is not watched.
+    """
+    tree = ast.parse(source, "<program>")
+    for i in reversed(range(len(tree.body))):
+        if watch in list_bound_names(tree.body[i]):
+            tree.body[i + 1 : i + 1] = ast.parse("__watch__()").body
+            break
+    return tree
 
 
 def list_bound_names(statement: ast.stmt) -> set[str]:

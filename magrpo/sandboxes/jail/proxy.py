@@ -29,7 +29,7 @@ WALL_CAP = 8.0
 """The same multiple for one call, counting all waiting: otherwise a program could wait for its own children."""
 WATCH_S = 0.05  # between two measurements of a candidate that may have children
 STATUSES = frozenset({"ok", "exception", "memory", "output_limit"})
-REUSE_CPU_S, REUSE_MEMORY_FRACTION = 1.0, 4
+REUSE_CPU_S, REUSE_MEMORY_FRACTION = 1.0, 16
 """A process that has used more CPU time, or more than one part in so many of its memory, runs no further program."""
 DECODING_S = 1.0
 """CPU time for decoding one answer: keys may collide."""

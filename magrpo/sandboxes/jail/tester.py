@@ -34,8 +34,8 @@ def serve_jobs(
 ) -> None:
     """Read jobs from the parent, run one after another, and report on each.
 
-    Every program gets a process of its own; variants of one share it. Ends early when tests have used much CPU time:
-    the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
+    Programs get a process each, but neighbours that the parent lets share one. Ends early when tests have used much CPU
+    time: the parent has the other jobs run elsewhere. ``children``: whether the candidate may have any.
     """
     jobs = wire.FrameReader(connection, 1 << 30).read_message(lambda: None)
     for job, following in zip(jobs, [*jobs[1:], None], strict=True):
@@ -45,7 +45,7 @@ def serve_jobs(
         if not following or not proxy or time.process_time() > LEFT_S:  # the next test gets all of its CPU time
             return
         proxy.surroundings.restore_seeds()
-        may_share = job["variant_of"] == following["variant_of"] != "" and "forgeable" not in report
+        may_share = job["shares_with"] == following["shares_with"] != "" and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
 
 
