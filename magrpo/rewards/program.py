@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from textwrap import dedent
 
-from magrpo.syntax import check_depth, parse_python
+from magrpo.syntax import check_depth, list_nodes, parse_python
 
 MAX_CHARS = 32_768  # of a completion; the rest is cut off first
 MAX_DEPTH = 300  # of a syntax tree, so that the result does not depend on the depth of the caller's stack
@@ -263,7 +263,7 @@ def _name_import(alias: ast.alias) -> str:
 def _is_demonstration(node: ast.stmt) -> bool:
     match node:
         case ast.If(test=test):
-            return any(isinstance(part, ast.Name) and part.id == "__name__" for part in ast.walk(test))
+            return any(isinstance(part, ast.Name) and part.id == "__name__" for part in list_nodes(test))
         case ast.Expr(value=ast.Call(func=function)):
             return isinstance(function, ast.Name) and function.id == "print"
     return isinstance(node, ast.Expr | ast.Assert) or (isinstance(node, ast.AnnAssign) and node.value is None)

@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal
 
 from magrpo.rewards.program import find_functions, parse_source, walk_own_scope
+from magrpo.syntax import list_nodes
 
 Use = Literal["none", "discarded", "in place", "used"]
 
@@ -55,8 +56,8 @@ def classify_use(source: str, name: str, bound: str = "") -> Use:
 def changes_arguments(source: str, name: str) -> bool:
     """Whether the function ``name`` may change what it is given in place: it sets a part, or calls a method of it."""
     function = find_functions(parse_source(source), name)[-1]
-    given = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-    for node in ast.walk(function):
+    given = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
+    for node in list_nodes(function):
         match node:
             case ast.For(target=ast.Name(id=part), iter=ast.Name(id=whole)) if whole in given:
                 given.add(part)
@@ -109,11 +110,11 @@ def does_nothing(source: str, name: str) -> bool:
     count as reading their parameters.
     """
     function = find_functions(parse_source(source), name)[-1]
-    nodes = [node for statement in function.body for node in ast.walk(statement)]
+    nodes = [node for statement in function.body for node in list_nodes(statement)]
     if all(isinstance(node, _CARRYING) for node in nodes):
         return True
     read = {load.id for load in _list_loads(nodes)}
-    parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
+    parameters = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
     works_later = (ast.Yield, ast.YieldFrom, ast.Lambda, ast.FunctionDef)
     return not read & parameters and not any(isinstance(node, works_later) for node in nodes)
 
@@ -134,8 +135,8 @@ def find_forwarding_call(source: str, name: str, to: str) -> str:
     if not functions:
         return ""
     function = functions[-1]
-    parameters = {node.arg for node in ast.walk(function.args) if isinstance(node, ast.arg)}
-    for node in ast.walk(function):
+    parameters = {node.arg for node in list_nodes(function.args) if isinstance(node, ast.arg)}
+    for node in list_nodes(function):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == to):
             continue
         given = [part for argument in (*node.args, *node.keywords) for part in _walk_carrying(argument)]
@@ -151,7 +152,7 @@ def cancels_work(source: str, name: str, helper_source: str, helper: str) -> boo
     values = _list_returned(find_functions(parse_source(source), name)[-1])
     answers = _list_returned(find_functions(parse_source(helper_source), helper)[-1])
     answers = [value for value in answers if not isinstance(value, ast.Constant)]
-    recurs = any(isinstance(part, ast.Name) and part.id == helper for value in answers for part in ast.walk(value))
+    recurs = any(isinstance(part, ast.Name) and part.id == helper for value in answers for part in list_nodes(value))
     if len(values) != 1 or not answers or recurs:
         return False
     operations: list[_Operation] = []
@@ -250,11 +251,11 @@ def _list_returned(function: ast.FunctionDef) -> list[ast.expr]:
             case ast.FunctionDef() | ast.ClassDef():
                 pass
             case _:
-                bound = (node for node in ast.walk(statement) if isinstance(node, ast.Name))
+                bound = (node for node in list_nodes(statement) if isinstance(node, ast.Name))
                 for node in bound:
                     if not isinstance(node.ctx, ast.Load):
                         values.pop(node.id, None)
-                inner = [node.value for node in ast.walk(statement) if isinstance(node, ast.Return)]
+                inner = [node.value for node in list_nodes(statement) if isinstance(node, ast.Return)]
                 returned += [_fill_in(value, values) for value in inner if value]
     return returned
 
@@ -406,7 +407,7 @@ def _is_inert(statement: ast.stmt, live: set[str]) -> bool:
             return True
         case ast.Assign() | ast.AnnAssign() | ast.AugAssign() | ast.Expr():
             targets = _find_sink(statement, statement, None)
-            calls = (node for node in ast.walk(statement) if isinstance(node, ast.Call))
+            calls = (node for node in list_nodes(statement) if isinstance(node, ast.Call))
             return targets is not None and not targets.names & live and all(map(_is_pure, calls))
     return False
 

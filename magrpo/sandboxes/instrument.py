@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from magrpo.sandboxes.jail.recorder import HOOK
-from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
+from magrpo.syntax import MAX_DEPTH, check_depth, list_nodes, parse_python
 
 Compound = ast.If | ast.While | ast.For | ast.With | ast.Try | ast.TryStar | ast.Match
 
@@ -53,8 +53,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
     """
     tree = parse_python(test, "<test>")
     check_depth(tree, MAX_DEPTH)
-    _import_used_modules(tree, _find_needed_names(tree, entry_point))
-    needs = _find_needed_names(tree, entry_point)
+    needs = _import_used_modules(tree, _find_needed_names(tree, entry_point))
     has_check = any(isinstance(node, ast.FunctionDef) and node.name == "check" for node in tree.body)
     tree = _Instrument(tree, _find_tainted_names(tree, entry_point), _list_definitions(tree)).visit(tree)
     if has_check:
@@ -66,7 +65,7 @@ def instrument_test(test: str, entry_point: str) -> Instrumented:
 def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     known = {"candidate", entry_point, "__name__", *dir(builtins)}
     known |= _list_definitions(tree) | _list_names(tree, ast.Store)
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         match node:
             case ast.alias(name=name, asname=alias):
                 known.add((alias or name).partition(".")[0])
@@ -75,25 +74,28 @@ def _find_needed_names(tree: ast.Module, entry_point: str) -> tuple[str, ...]:
     return () if "*" in known else tuple(sorted(_list_names(tree, ast.Load) - known))
 
 
-def _import_used_modules(tree: ast.Module, needs: tuple[str, ...]) -> None:
-    """Import modules of the standard library whose members the test uses, but which only the program imports."""
-    loads = [node.id for node in ast.walk(tree) if isinstance(node, ast.Name)]
-    owners = [
-        node.value.id for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)
-    ]
+def _import_used_modules(tree: ast.Module, needs: tuple[str, ...]) -> tuple[str, ...]:
+    """Import modules of the standard library whose members the test uses, but which only the program imports.
+
+    Returns the other names of ``needs``.
+    """
+    nodes = list_nodes(tree)
+    loads = [node.id for node in nodes if isinstance(node, ast.Name)]
+    owners = [node.value.id for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name)]
     names = [name for name in needs if name in sys.stdlib_module_names and owners.count(name) == loads.count(name)]
     futures = [node for node in tree.body if isinstance(node, ast.ImportFrom) and node.module == "__future__"]
     start = tree.body.index(futures[-1]) + 1 if futures else 0
     tree.body[start:start] = parse_python("".join(f"import {name}\n" for name in names)).body
+    return tuple(name for name in needs if name not in names)
 
 
 def _list_definitions(tree: ast.Module) -> set[str]:
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-    return {node.name for node in ast.walk(tree) if isinstance(node, kinds)}
+    return {node.name for node in list_nodes(tree) if isinstance(node, kinds)}
 
 
 def _list_names(node: ast.AST, context: type[ast.expr_context]) -> set[str]:
-    return {item.id for item in ast.walk(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
+    return {item.id for item in list_nodes(node) if isinstance(item, ast.Name) and isinstance(item.ctx, context)}
 
 
 def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
@@ -103,7 +105,7 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
     """
     tainted, imported = {"candidate", entry_point}, set()
     flows: list[tuple[set[str], set[str]]] = []  # names that are read, and names that depend on them
-    for node in ast.walk(tree):
+    for node in list_nodes(tree):
         match node:
             case ast.alias(name=name, asname=alias):
                 imported.add((alias or name).partition(".")[0])
@@ -135,7 +137,7 @@ def _find_tainted_names(tree: ast.Module, entry_point: str) -> set[str]:
 def _list_changed_names(node: ast.AST) -> set[str]:
     """Names that ``node`` may set, or whose values it may change: arguments of calls, owners of methods, of items."""
     changed = _list_names(node, ast.Store)
-    for item in ast.walk(node):
+    for item in list_nodes(node):
         match item:
             case ast.Call(func=function, args=arguments, keywords=keywords):
                 for argument in [*arguments, *keywords]:
@@ -152,7 +154,7 @@ def _list_changed_names(node: ast.AST) -> set[str]:
 class _Instrument(ast.NodeTransformer):
     def __init__(self, tree: ast.Module, tainted: set[str], defined: set[str]) -> None:
         self.tainted, self.defined = tainted, defined
-        asserts = [node for node in ast.walk(tree) if isinstance(node, ast.Assert)]
+        asserts = [node for node in list_nodes(tree) if isinstance(node, ast.Assert)]
         self.asserted = {name for node in asserts for name in _list_names(node, ast.Load)}
         self.guarding = True  # False where the test expects an exception of the candidate
         self.dependent = False  # True inside a branch or loop whose condition depends on the candidate
@@ -241,7 +243,7 @@ except BaseException as __error:
         """A ``try`` with handlers."""
         number, dependent, expecting = sum(map(_count_asserts, node.body)), self.dependent, self.expecting
         dependent |= any(self._touches(child) for child in node.body)
-        inside = [item for child in [*node.body, *node.orelse] for item in ast.walk(child)]
+        inside = [item for child in [*node.body, *node.orelse] for item in list_nodes(child)]
         must_raise = any(isinstance(item, ast.Raise) or _is_false_assert(item) for item in inside)
         hiding = [not (must_raise or self._expects_exception(handler)) for handler in node.handlers]
         self.expecting = not all(hiding)
@@ -263,7 +265,7 @@ except BaseException as __error:
     def _expects_exception(self, handler: ast.ExceptHandler) -> bool:
         """Whether a handler names a class that is not broad, or asserts something, or changes what an assert reads."""
         is_broad = handler.type is None or _list_names(handler.type, ast.Load) & BROAD
-        asserts = any(isinstance(item, ast.Assert) for item in ast.walk(handler))
+        asserts = any(isinstance(item, ast.Assert) for item in list_nodes(handler))
         return not is_broad or asserts or bool(self.asserted & _list_changed_names(handler))
 
     def _guard(self, node: ast.stmt, number: int, names: set[str]) -> list[ast.stmt]:

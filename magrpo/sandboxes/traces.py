@@ -6,7 +6,7 @@ import math
 import sys
 from functools import lru_cache
 
-from magrpo.syntax import MAX_DEPTH, check_depth, parse_python
+from magrpo.syntax import MAX_DEPTH, check_depth, list_nodes, parse_python
 
 _STATELESS = (
     "__future__ abc bisect cmath collections copy dataclasses datetime enum fractions functools hashlib heapq "
@@ -107,7 +107,7 @@ def _list_nodes(source: str) -> list[ast.AST]:
         check_depth(tree, MAX_DEPTH)
     except (SyntaxError, ValueError):
         return []
-    return list(ast.walk(tree))
+    return list_nodes(tree)
 
 
 def _list_imported_names(node: ast.AST) -> list[str]:
