@@ -202,7 +202,7 @@ class OptimConfig(Section):
     """Limit of the gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int | Literal["auto"] = "auto"
     """Number of padded tokens in a forward and backward pass; affects speed, memory and rounding only. ``auto``: 16384
-    on a GPU; 2048 on a CPU, whose caches hold the activations of so many (prompts of 1000 tokens or more want 4096)."""
+    on a GPU; 1024 on a CPU, whose caches hold the activations of so many (prompts of 1000 tokens or more want 4096)."""
     gradient_checkpointing: bool = False
     """Keep only the inputs of layers for the backward pass, which computes the layers again: the same gradients, in
     about a third more time and a fraction of the memory."""
@@ -223,7 +223,7 @@ class OptimConfig(Section):
     def count_micro_batch_tokens(self, device: str) -> int:
         """The tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
         if self.micro_batch_tokens == "auto":
-            return 2048 if device == "cpu" else 16384
+            return 1024 if device == "cpu" else 16384
         return self.micro_batch_tokens
 
     @field_validator("lanes")

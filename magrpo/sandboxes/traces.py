@@ -20,8 +20,8 @@ FAR_REACHING = frozenset(_FAR_REACHING.split())
 HARMLESS = frozenset({"__doc__", "__init__", "__name__"})
 
 _OWN_BUILTINS = (
-    "abs all any bin bool callable chr complex dict divmod enumerate filter float frozenset hash hex int isinstance iter "
-    "len list map max min next oct ord pow print range repr reversed round set slice sorted str sum tuple zip"
+    "abs all any bin bool callable chr complex dict divmod enumerate filter float frozenset hash hex int isinstance "
+    "iter len list map max min next oct ord pow print range repr reversed round set slice sorted str sum tuple zip"
 )
 _ERRORS = (name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception))
 OWN_BUILTINS = frozenset({*_OWN_BUILTINS.split(), *_ERRORS})

@@ -3,8 +3,8 @@
 Every trained agent has its own optimizer and its own batch; only the joint returns connect the agents. Samples without
 advantage (degenerate groups) are dropped before the forward pass unless a KL term needs them. Micro-batches that do not
 fit in GPU memory are halved, for this update and later ones; gradients stay the same up to rounding. On a CPU adapters
-are trained side by side, each on its share of the cores. Several ranks may compute one update together, each some lanes
-of some agents (:mod:`magrpo.stages.lanes`).
+are trained side by side: threads with a share of the cores each take the micro-batches of all agents. Several ranks may
+compute one update together, each some lanes of some agents (:mod:`magrpo.stages.lanes`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from magrpo.stages.work import (
     CompletionCounter,
     MicroBatchTooLarge,
     NonFiniteLoss,
+    OrderedGradient,
     Part,
     SamplingGapTooLarge,
     Work,
@@ -296,15 +297,30 @@ class Updater:
             yield collate(samples, [(shortest,)], self.policy.device)
 
     def _run_tasks(self, tasks: Sequence[Callable[[Stop], ResultT]]) -> list[ResultT]:
-        """One task for each agent, on the threads that it has in one process."""
+        """Tasks that share the threads of one process."""
         return run_side_by_side(tasks, self._num_threads, self.at_once, in_turn=self.ranks.count > 1)
 
     def _compute_gradients(
         self, constants: Mapping[str, _Constants], counter: CompletionCounter, works: Sequence[Work]
     ) -> list[Part]:
         counter.restart()
-        tasks = [partial(self._compute_gradient, constants[work.agent], counter, work) for work in works]
-        parts = self._run_tasks(tasks)
+        parts = [
+            Part(
+                torch.zeros(len(self._sum_names), len(work.batches), device=self.policy.device),
+                torch.zeros(sum(work.lengths), device=self.policy.device),
+            )
+            for work in works
+        ]
+        tasks: list[Callable[[Stop], None]] = []
+        for work, part in zip(works, parts, strict=True):
+            self._optimizers[work.agent].zero_grad(set_to_none=True)
+            run = partial(self._run_batches, constants[work.agent], counter, work, part)
+            if self.at_once > 1 and self.ranks.count == 1 and self._plan.is_trivial:
+                add = OrderedGradient(list(self.policy.parameters(work.agent).values())).add
+                tasks += [partial(run, add, iter(range(len(work.batches))))] * min(self.at_once, len(work.batches))
+            else:
+                tasks.append(partial(self._sum_lanes, run, work, part))
+        self._run_tasks(tasks)
         for batch in self._idle_batches(works):
             loss, _, _ = self._compute_loss(works[0], batch, constants[works[0].agent])
             (loss * 0).backward()  # type: ignore[no-untyped-call]
@@ -313,36 +329,46 @@ class Updater:
                 self._optimizers[work.agent].zero_grad(set_to_none=True)
         return parts
 
-    def _compute_gradient(self, constants: _Constants, counter: CompletionCounter, work: Work, stop: Stop) -> Part:
+    def _run_batches(
+        self,
+        constants: _Constants,
+        counter: CompletionCounter,
+        work: Work,
+        part: Part,
+        add: Callable[[int, Tensor], None],
+        numbers: Iterator[int],
+        stop: Stop,
+    ) -> None:
+        """Compute micro-batches by their numbers, which several threads may take from; ``add`` the gradient of each."""
+        for number in takewhile(lambda _: not stop(), numbers):
+            self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
+            batch = collate(work.samples, work.batches[number], self.policy.device)
+            loss, metrics, sampled = self._compute_loss(work, batch, constants)
+            add(number, loss)
+            values = {"clipped": torch.zeros_like(loss), **metrics, "loss": loss.detach()}
+            part.sums[:, number] = torch.stack([values[name] for name in self._sum_names])
+            work.put_values(part.logps, batch.samples, sampled)
+            counter.add(len(batch.samples))
+
+    def _sum_lanes(self, run: Callable[..., None], work: Work, part: Part, stop: Stop) -> None:
         """Sum the gradient over the lanes of this rank.
 
         The only lane of an only rank leaves it in the parameters; so does FSDP, which adds gradients over ranks.
         """
         parameters = list(self.policy.parameters(work.agent).values())
-        sums = torch.zeros(len(self._sum_names), len(work.batches), device=self.policy.device)
-        logps = torch.zeros(sum(work.lengths), device=self.policy.device)
 
-        def accumulate(lane: Sequence[int]) -> None:
-            self._optimizers[work.agent].zero_grad(set_to_none=True)
-            for number in takewhile(lambda _: not stop(), lane):
-                self.ranks.tell_progress(f"agent {work.agent!r}, micro-batch {number + 1} of {len(work.batches)}")
-                batch = collate(work.samples, work.batches[number], self.policy.device)
-                loss, metrics, sampled = self._compute_loss(work, batch, constants)
-                loss.backward()  # type: ignore[no-untyped-call]
-                values = {"clipped": torch.zeros_like(loss), **metrics, "loss": loss.detach()}
-                sums[:, number] = torch.stack([values[name] for name in self._sum_names])
-                work.put_values(logps, batch.samples, sampled)
-                counter.add(len(batch.samples))
+        def backward(_: int, loss: Tensor) -> None:
+            loss.backward()  # type: ignore[no-untyped-call]
 
         def take_lane(lane: Sequence[int]) -> Tensor:
-            accumulate(lane)
+            run(backward, iter(lane), stop)
             return take_gradient(parameters)
 
         lanes = self._lanes_of(work, self.ranks.number)
         if self._is_summed_in_place(work.agent):
-            accumulate([number for lane in lanes for number in lane])
-            return Part(None, sums, logps)
-        return Part(add_in_pairs(map(take_lane, lanes)) if lanes else None, sums, logps)
+            run(backward, chain.from_iterable(lanes), stop)
+        elif lanes:
+            part.branch = add_in_pairs(map(take_lane, lanes))
 
     def _add_ranks(self, work: Work, part: Part) -> Tensor:
         """Put the gradient of all lanes into the parameters; returns the sums of all micro-batches."""

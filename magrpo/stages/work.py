@@ -8,7 +8,7 @@ from functools import cached_property
 from threading import Lock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from magrpo.collate import Row
 from magrpo.interfaces import Progress
@@ -56,16 +56,40 @@ class Work:
         return all(len(rows) == len(rows[0]) == 1 for rows in self.batches)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Part:
-    """What this rank has computed of one agent's gradient."""
+    """What this rank has computed of one agent's gradient. Several threads may fill it."""
 
-    branch: Tensor | None
-    """The sum of its lanes, as :func:`take_gradient` returns it; None: it has none, or left it in the parameters."""
     sums: Tensor
     """Loss and metric sums, [name, micro-batch], 0 where another rank computes them."""
     logps: Tensor
     """Log-probabilities of the agent's sampled tokens, 0 where another rank computes them."""
+    branch: Tensor | None = None
+    """The sum of its lanes, as :func:`take_gradient` returns it; None: it has none, or left it in the parameters."""
+
+
+@dataclass
+class OrderedGradient:
+    """The gradient of parameters, of which several threads compute micro-batches.
+
+    These are added in their order, whoever is done first: the sum has the bits that one thread gives.
+    """
+
+    parameters: Sequence[nn.Parameter]
+    _waiting: dict[int, Sequence[Tensor | None]] = field(default_factory=dict)
+    _num_added: int = 0
+    _adding: Lock = field(default_factory=Lock)
+
+    def add(self, number: int, loss: Tensor) -> None:
+        """Add the gradient of the loss of a micro-batch, by number from 0."""
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        with self._adding:
+            self._waiting[number] = gradients
+            while self._num_added in self._waiting:
+                for parameter, gradient in zip(self.parameters, self._waiting.pop(self._num_added), strict=True):
+                    if gradient is not None:
+                        parameter.grad = gradient.clone() if parameter.grad is None else parameter.grad.add_(gradient)
+                self._num_added += 1
 
 
 @dataclass

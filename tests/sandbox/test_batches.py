@@ -158,7 +158,7 @@ def test_code_that_leaves_no_trace(source: str) -> None:
         "from math import gcd\ndef f(x, y=(), *a, key=None, **k):\n    return gcd(*a) or f'{x!r:>{y}}'\n",
         "def f(x):\n    try:\n        return aux(x)\n    except ValueError as e:\n        raise KeyError(x) from e\n",
         "n = 0\ndef f(x):\n    global n\n    n += 1\n    return ' '.join(str(c) for c in x).split()[::-1]\n",
-        "def f(s):\n    return dict.fromkeys(sorted(s, key=lambda c: -ord(c)), {c: 1 for c in s if not s[:1] == '(' })\n",
+        "def f(s):\n    return dict.fromkeys(sorted(s, key=lambda c: -ord(c)), {c: 1 for c in s if s[:1]})\n",
     ],
 )
 def test_self_contained_code(source: str) -> None:

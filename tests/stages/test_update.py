@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from threading import current_thread
+from threading import Barrier, current_thread
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from torch import Tensor
 from magrpo.collate import plan_batches
 from magrpo.config import LoraConfig, OptimConfig
 from magrpo.engines.local.decoding import decoding_model
+from magrpo.stages.work import OrderedGradient
 from magrpo.types import Sample
 from tests.stages.updating import (
     assert_close,
@@ -111,7 +112,7 @@ def test_micro_batches_and_order_change_nothing_but_rounding(base: Path, dump: P
 
 
 def test_the_size_of_micro_batches_follows_the_device_unless_it_is_given(base: Path, dump: Path) -> None:
-    assert make(base, dump).micro_batch_tokens == 2048
+    assert make(base, dump).micro_batch_tokens == 1024
     assert make(base, dump, micro_batch_tokens=30).micro_batch_tokens == 30
     assert OptimConfig().count_micro_batch_tokens("cuda") == 16384
     assert OptimConfig(micro_batch_tokens=30).count_micro_batch_tokens("cuda") == 30
@@ -240,7 +241,7 @@ def test_agents_side_by_side_take_the_steps_that_each_takes_alone(
     torch.set_num_threads(3)
     together = make(base, dump, agents=tuple(samples), micro_batch_tokens=30, algo=options)
     threads = set[str]()
-    together.policy.run = note_thread(together.policy.run, threads)  # type: ignore[method-assign]
+    together.policy.run = note_thread(together.policy.run, threads, Barrier(3))  # type: ignore[method-assign]
     together.update(samples, finished.append)
     assert len(threads) == 3
     assert sum(finished) == sum(map(len, samples.values()))
@@ -249,14 +250,27 @@ def test_agents_side_by_side_take_the_steps_that_each_takes_alone(
         assert_equal(weights_of(together, agent), weights)
 
 
-def note_thread(run: Callable[..., Any], threads: set[str]) -> Callable[..., Any]:
-    """The same function, which adds the name of the thread that calls it."""
+def note_thread(run: Callable[..., Any], threads: set[str], meeting: Barrier) -> Callable[..., Any]:
+    """The same function, which adds the name of the thread that calls it; in its first call each waits for all."""
 
     def noting(*arguments: Any) -> Any:
-        threads.add(current_thread().name)
+        if current_thread().name not in threads:
+            threads.add(current_thread().name)
+            meeting.wait(60)
         return run(*arguments)
 
     return noting
+
+
+def test_micro_batches_are_added_in_their_order_whichever_is_done_first() -> None:
+    weights, idle = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(1))
+    gradient = OrderedGradient([weights, idle])
+    slopes = [1e8, 1.0, -1e8]
+    for number in (2, 0, 1):
+        gradient.add(number, slopes[number] * weights.sum())
+    assert weights.grad is not None
+    assert weights.grad.tolist() == [0.0] * 3, "1e8 + 1 - 1e8 in float32"
+    assert idle.grad is None
 
 
 def test_agents_that_share_an_adapter_take_one_step_on_all_samples(base: Path, dump: Path, tmp_path: Path) -> None:
