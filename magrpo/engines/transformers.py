@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ class TransformersEngine(Plugin):
 
     kind: str = "transformers"
     max_batch: int = Field(256, ge=1)
-    """Maximum number of completions of one agent in a batch. Affects only speed, memory and rounding."""
+    """Maximum number of completions of one agent decoded at once. Affects only speed and memory."""
 
     def open(self, host: EngineHost) -> LocalEngine:
         if host.place.is_remote:
@@ -38,19 +37,6 @@ class TransformersEngine(Plugin):
                 "the place; set engine.kind = 'vllm' or 'auto', or leave engine.servers out"
             )
         return LocalEngine(host.open_policy(), self.max_batch)
-
-
-SHARED_FROM = 96
-"""So many completions of one agent are two batches at least: threads that are done with another agent's take one."""
-
-
-def split_evenly(numbers: Sequence[int], most: int, halved_from: int | None) -> list[Sequence[int]]:
-    """Neighbours in batches of like size, of at most ``most``; two or more if there are ``halved_from``."""
-    num_batches = math.ceil(len(numbers) / most)
-    if halved_from is not None and len(numbers) >= halved_from:
-        num_batches = max(num_batches, 2)
-    size = math.ceil(len(numbers) / num_batches)
-    return [numbers[start : start + size] for start in range(0, len(numbers), size)]
 
 
 def _count_threads() -> int:
@@ -123,21 +109,21 @@ class LocalWeights:
                 with counting:
                     progress(finished)
 
-        def decode(numbers: Sequence[int], stop: Stop) -> list[tuple[int, Completion]]:
-            batch = [requests[i] for i in numbers]
-            agent = batch[0].agent
-            with decoding_model(policy, agent) as model:
-                completions = decode_batch(model, batch, policy.lineup.stop_token_ids(agent), advance, stop)
-            return list(zip(numbers, completions, strict=True))
+        def decode_agent(agent: str, stop: Stop) -> dict[int, Completion]:
+            stops = policy.lineup.stop_token_ids(agent)
+            of_agent = [(i, request) for i, request in by_prompt if request.agent == agent]
+            completions: dict[int, Completion] = {}
+            with ExitStack() as models:
+                model = models.enter_context(decoding_model(policy, agent))
+                for start in range(0, len(of_agent), self._engine.max_batch):
+                    numbers, batch = zip(*of_agent[start : start + self._engine.max_batch], strict=True)
+                    completions |= zip(numbers, decode_batch(model, batch, stops, advance, stop), strict=True)
+            return completions
 
-        apart = can_decode_apart(policy)
-        batches: list[Sequence[int]] = []
-        for agent in agents:
-            of_agent = [i for i, request in by_prompt if request.agent == agent]
-            batches += split_evenly(of_agent, self._engine.max_batch, SHARED_FROM if apart else None)
-        at_once = min(len(agents), self._engine.num_threads) if apart else 1
-        parts = run_side_by_side([partial(decode, batch) for batch in batches], self._engine.num_threads, at_once)
-        completions = dict(chain.from_iterable(parts))
+        tasks = [partial(decode_agent, agent) for agent in agents]
+        at_once = min(len(tasks), self._engine.num_threads) if can_decode_apart(policy) else 1
+        parts = run_side_by_side(tasks, self._engine.num_threads, at_once)
+        completions = dict(chain.from_iterable(part.items() for part in parts))
         return [make_action(policy.lineup, r, completions[i], self._version) for i, r in enumerate(requests)]
 
     def with_listener(self, listen: Listener) -> StreamingWeights:

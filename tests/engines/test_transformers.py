@@ -18,7 +18,7 @@ from magrpo.engines import EngineError
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.host import EngineHost
 from magrpo.engines.local.decoding import can_decode_apart
-from magrpo.engines.transformers import SHARED_FROM, LocalEngine, TransformersEngine, split_evenly
+from magrpo.engines.transformers import LocalEngine, TransformersEngine
 from magrpo.fleets.side_by_side import Stop, run_side_by_side
 from magrpo.place import EnginePlace
 from magrpo.policy import Policy
@@ -79,24 +79,6 @@ def test_agents_side_by_side_say_what_they_say_alone(tmp_path: Path, num_threads
         expected = next(alone[action.agent])
         assert action.token_ids == expected.token_ids
         assert action.sampling_logps == pytest.approx(expected.sampling_logps, abs=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("count", "most", "halved_from", "sizes"),
-    [(95, 256, 96, [95]), (96, 256, 96, [48, 48]), (192, 256, None, [192]), (7, 3, None, [3, 3, 1]), (1, 3, 1, [1])],
-)
-def test_batches_are_of_like_size(count: int, most: int, halved_from: int | None, sizes: list[int]) -> None:
-    batches = split_evenly(range(count), most, halved_from)
-    assert [len(batch) for batch in batches] == sizes
-    assert [number for batch in batches for number in batch] == [*range(count)]
-
-
-@pytest.mark.usefixtures("threads")
-def test_the_number_of_threads_changes_no_batch(tmp_path: Path) -> None:
-    policy = open_team(tmp_path)
-    asked = [replace(request, agent=["helper", "main"][i > 20]) for i, request in enumerate(ask(SHARED_FROM + 22))]
-    alone, together = (LocalEngine(policy, 256, n).serve(0, {}).generate(asked) for n in (1, 2))
-    assert together == alone, "each batch on one core, with the same bits"
 
 
 @pytest.mark.usefixtures("threads")
