@@ -115,7 +115,7 @@ class Execution:
     """One program to run against one test.
 
     ``watch``: a function of it whose calls are counted (``aux``), or empty. ``variant_of``: the source of the program
-    that it is a variant of, or empty: variants of one program may share a process.
+    that it is a variant of, or empty: a variant may share a process with others if that program may.
     """
 
     source: str

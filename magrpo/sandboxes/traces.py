@@ -49,7 +49,7 @@ def leaves_no_trace(source: str) -> bool:
     """Whether, by its syntax tree, Python code changes nothing that other code in the same process could see.
 
     It uses modules without a state only, sets none of their attributes, and uses no other special attribute or far
-    reaching function. A witness of honest code alone: code that means to leave a trace finds a way.
+    reaching function. A rule for tests, which are trusted: code that means to leave a trace finds a way.
     """
     nodes = _list_nodes(source)
     imported = {name for node in nodes for name in _list_imported_names(node)}

@@ -19,7 +19,7 @@ from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
 from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command
-from magrpo.sandboxes.traces import is_self_contained, leaves_no_trace
+from magrpo.sandboxes.traces import is_self_contained
 from magrpo.types import Execution
 
 log = logging.getLogger(__name__)
@@ -38,14 +38,8 @@ def make_job(execution: Execution) -> dict[str, Any]:
     """The message that tells a tester what to run; SyntaxError if the test is not Python."""
     test = instrument_test(execution.test, execution.entry_point)
     program = {"source": execution.source, "entry_point": execution.entry_point, "watch": execution.watch}
-    return {**program, "shares_with": find_company(execution), **dataclasses.asdict(test), "verdict": None}
-
-
-def find_company(execution: Execution) -> str:
-    """Programs of the same company may run in one process; those of ``""`` have one each."""
-    if is_self_contained(execution.variant_of or execution.source):
-        return "self-contained programs"
-    return execution.variant_of if leaves_no_trace(execution.variant_of) else ""
+    may_share = is_self_contained(execution.variant_of or execution.source)
+    return {**program, "may_share": may_share, **dataclasses.asdict(test), "verdict": None}
 
 
 def wait_readable(timeout_s: float, *files: int | socket.socket) -> bool:

@@ -21,7 +21,8 @@ from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
 from pipelines.arguments import Positive
 
-SOURCE = "def f(n):\n    return n + 1\n# {}\n"
+SOURCE = "import os\ndef f(n):\n    return n + 1\n# {}\n"
+"""Has a process of its own; without its import it is self-contained and shares one."""
 ASSERTS = ["assert {}(1) == 2", "assert {}(2) == 3", "assert {}(7) == 8"]
 TEST = "def check(candidate):\n" + "".join(f"    {line.format('candidate')}\n" for line in ASSERTS)
 PEER = SOURCE + "\n".join(line.format("f") for line in ASSERTS) + "\nprint('passed')\n"
@@ -83,10 +84,14 @@ def measure_sandbox(
         latencies_ms = [1e3 * _time(partial(pool.run, [execution])) for execution in executions]
     with closing(PoolSandbox(level=level, workers=workers).open()) as pool:
         pool.run(_make_executions(WARM_UP, "warm"))
-        rate = candidates / _time(partial(pool.run, _make_executions(candidates, "batch")))
+        rate, shared_rate = (
+            candidates / _time(partial(pool.run, _make_executions(candidates, "batch", sharing)))
+            for sharing in (False, True)
+        )
     one_worker = "latency of one candidate, one worker"
     figures = [
         Figure(f"candidates per second, {workers} workers, level {level}", rate, "1/s", at_least=150),
+        Figure("the same, self-contained ones", shared_rate, "1/s"),
         Figure(f"{one_worker}, median", statistics.median(latencies_ms), "ms", at_most=8),
         Figure(f"{one_worker}, 95th percentile", statistics.quantiles(latencies_ms, n=20)[-1], "ms"),
         Figure("start of a worker, median", 1e3 * statistics.median(starts_s), "ms", at_most=300),
@@ -98,6 +103,7 @@ def measure_sandbox(
             figures += [
                 Figure(f"one bubblewrap per candidate, {label}, {workers} in parallel", peer, "1/s"),
                 Figure(f"pool over it, {label}", rate / peer, "x", at_least=5),
+                Figure(f"pool over it, {label}, self-contained candidates", shared_rate / peer, "x", at_least=5),
             ]
     return figures
 
@@ -119,8 +125,9 @@ def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Fig
     ]
 
 
-def _make_executions(number: int, label: str) -> list[Execution]:
-    return [Execution(SOURCE.format(f"{label} {k}"), "f", TEST) for k in range(number)]
+def _make_executions(number: int, label: str, sharing: bool = False) -> list[Execution]:
+    source = SOURCE.removeprefix("import os\n") if sharing else SOURCE
+    return [Execution(source.format(f"{label} {k}"), "f", TEST) for k in range(number)]
 
 
 def _time(work: Callable[[], object]) -> float:

@@ -45,7 +45,7 @@ def serve_jobs(
         if not following or not proxy or time.process_time() > LEFT_S:  # the next test gets all of its CPU time
             return
         proxy.surroundings.restore_seeds()
-        may_share = job["shares_with"] == following["shares_with"] != "" and "forgeable" not in report
+        may_share = job["may_share"] and following["may_share"] and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
 
 

@@ -25,7 +25,7 @@ for n in range(3):
     __magrpo__.verdict("candidate(n) == n", True, candidate(n) == n)
 """
 TEST = marshal.dumps(compile(CHECK, "<test>", "exec"))
-PROGRAM = {"source": "def f(n):\n    return n\n", "entry_point": "f", "watch": "", "shares_with": ""}
+PROGRAM = {"source": "def f(n):\n    return n\n", "entry_point": "f", "watch": "", "may_share": False}
 JOB: dict[str, Any] = {**PROGRAM, "code": b64encode(TEST).decode(), "needs": [], "verdict": None}
 
 
