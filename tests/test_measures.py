@@ -20,7 +20,7 @@ SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
-MAX_LINES = 37_460
+MAX_LINES = 37_470
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -26,10 +26,7 @@ _OWN_BUILTINS = (
 _ERRORS = (name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception))
 OWN_BUILTINS = frozenset({*_OWN_BUILTINS.split(), *_ERRORS})
 """Builtin names of what makes and reads data, and reaches nothing else."""
-_TYPING = "Any Callable Dict FrozenSet Iterable Iterator List Mapping Optional Sequence Set Tuple Union"
 _MATH = frozenset(name for name in dir(math) if not name.startswith("_"))
-IMPORTABLE = {"math": _MATH, "typing": frozenset(_TYPING.split())}
-"""What self-contained code may import, by module."""
 _DATA = (bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)
 _CODES = frozenset({"encode", "format", "format_map"})
 """Methods that load codecs, or read attributes that a text names."""
@@ -65,7 +62,8 @@ def is_self_contained(source: str) -> bool:
     """Whether, by its syntax tree, Python code reaches nothing but its own functions, its arguments and new data.
 
     Nothing is allowed but what is listed above, so that code which means to leave a trace finds no way either: it sets
-    no attribute, reads none but methods of data, defines no class, and ends before other code begins.
+    no attribute, reads none but methods of data, defines no class, ends before other code begins, and is held by no
+    cache (as those of ``typing``) that would destroy it later.
     """
     nodes = _list_nodes(source)
     modules = {name for node in nodes if isinstance(node, ast.Import) for name in _list_imported_names(node)}
@@ -77,9 +75,9 @@ def _is_own(node: ast.AST, modules: set[str], owners: set[int]) -> bool:
     """Whether a node keeps within its code, which reads ``modules`` only as ``owners`` of attributes, by ``id``."""
     match node:
         case ast.Import(names=names):
-            own = all(alias.name in IMPORTABLE for alias in names)
+            own = all(alias.name == "math" for alias in names)
         case ast.ImportFrom(module=module, names=names, level=level):
-            own = level == 0 and {alias.name for alias in names} <= IMPORTABLE.get(module or "", frozenset())
+            own = (module, level) == ("math", 0) and {alias.name for alias in names} <= _MATH
         case ast.Name(id=name, ctx=ast.Load()) if name in OWN_BUILTINS:
             own = True
         case ast.Name(id=name):

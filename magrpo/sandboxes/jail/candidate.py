@@ -6,6 +6,7 @@ Runs in the same process as foreign code, so it protects nothing; it only has to
 import ast
 import base64
 import builtins
+import gc
 import json
 import random
 import re
@@ -277,9 +278,18 @@ class Server:
         match verb:
             case "beside":
                 return self.program.run_test(*rest)
+            case "forget":
+                return self.forget_program()
             case "replay":
                 return ["ok", self.program.is_result_used(*rest), [], 0]
         return self.program.answer(verb, *rest)
+
+    def forget_program(self) -> list[Any]:
+        """Destroy the program and all it holds, at its own expense: CPython may overflow its stack over it."""
+        self.program = None
+        del sys.modules[MODULE]
+        gc.collect()
+        return ["ok", None, [], 0]
 
     def ask_test(self, peer: Peer, operation: str, arguments: tuple[Any, ...]) -> Any:
         """Ask the tester to do something to an object of the test."""

@@ -20,7 +20,7 @@ from .wire import TooLarge
 
 HUNG, GONE = b"h", b"g"
 MAX_TRANSCRIPT = 200
-OWN_VERBS = frozenset({"load", "replay", "beside", "renew"})
+OWN_VERBS = frozenset({"load", "replay", "beside", "renew", "forget"})
 """What the tester asks on its own account, not for the test."""
 START_S = 10.0
 WALL_FACTOR = 2.0
@@ -215,8 +215,14 @@ class Proxy(Callee):
         """The process for the next program: a fresh one, or this one if they ``may_share`` it and it is as before."""
         if self.spare:
             return self.spare
-        if may_share and self.failure is None and self._leaves_no_trace():
-            return self.process
+        if may_share and self.failure is None:
+            try:
+                self._ask("forget", [])
+            except CandidateFailure:
+                assert self.spare
+                return self.spare
+            if self._leaves_no_trace():
+                return self.process
         return replace_process(self.process, self.requests, HUNG)[0]
 
     def _leaves_no_trace(self) -> bool:
