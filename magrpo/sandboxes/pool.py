@@ -1,4 +1,4 @@
-"""The sandbox ``pool``: workers that each fork one jailed process for every candidate."""
+"""The sandbox ``pool``: workers that fork the jailed processes of candidates."""
 
 from __future__ import annotations
 

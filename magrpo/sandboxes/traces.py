@@ -23,8 +23,8 @@ _OWN_BUILTINS = (
     "abs all any bin bool callable chr complex dict divmod enumerate filter float frozenset hash hex int isinstance "
     "iter len list map max min next oct ord pow print range repr reversed round set slice sorted str sum tuple zip"
 )
-_ERRORS = (name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception))
-OWN_BUILTINS = frozenset({*_OWN_BUILTINS.split(), *_ERRORS})
+_ERRORS = {name for name, value in vars(builtins).items() if isinstance(value, type) and issubclass(value, Exception)}
+OWN_BUILTINS = frozenset(_OWN_BUILTINS.split()) | _ERRORS
 """Builtin names of what makes and reads data, and reaches nothing else."""
 _MATH = frozenset(name for name in dir(math) if not name.startswith("_"))
 _DATA = (bool, complex, dict, float, frozenset, int, list, range, set, slice, str, tuple)

@@ -315,7 +315,7 @@ class Updater:
         for work, part in zip(works, parts, strict=True):
             self._optimizers[work.agent].zero_grad(set_to_none=True)
             run = partial(self._run_batches, constants[work.agent], counter, work, part)
-            if self.at_once > 1 and self.ranks.count == 1 and self._plan.is_trivial:
+            if self.at_once > 1 and self._plan.is_trivial:  # threads take the numbers of one iterator
                 add = OrderedGradient(list(self.policy.parameters(work.agent).values())).add
                 tasks += [partial(run, add, iter(range(len(work.batches))))] * min(self.at_once, len(work.batches))
             else:

@@ -43,6 +43,8 @@ MISCHIEF = {
     ),
     "calls an unknown name": "def f(n):\n    return g(n)\n",
 }
+HARMLESS = {"holds much memory", "changes what it is given", "overflows the stack when destroyed"}
+"""Mischief that passes where it has a process for itself."""
 EVEN_RANDOM = "import random\ndef check(candidate):\n    n = random.random()\n    assert candidate(n) == n + 1, n\n"
 
 
@@ -65,7 +67,9 @@ def test_programs_in_one_batch_have_the_verdicts_of_programs_alone(level_pool: P
     assert batch == executions
     alone = [level_pool.run([execution])[0] for execution in executions]
     assert [report.status for report in alone[1::2]] == ["pass"] * len(MISCHIEF)
-    assert [report.status for report in alone[::2]].count("pass") <= 4
+    passed = {name for name, report in zip(MISCHIEF, alone[::2], strict=True) if report.status == "pass"}
+    assert passed >= HARMLESS
+    assert len(passed - HARMLESS) <= 1
     together = level_pool.run_batch(batch)
     assert [describe(report) for report in together] == [describe(report) for report in alone]
 

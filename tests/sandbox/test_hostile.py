@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -22,11 +23,7 @@ HONEST = Execution(
     "def check(candidate):\n    for n in range(1, 6):\n        assert candidate(n) == [0, n]\n",
 )
 
-SELF_CONTAINED = Execution(
-    "def f(n):\n    return sorted({n: 1, 0: 2})\n",
-    "f",
-    "def check(candidate):\n    for n in range(1, 6):\n        assert candidate(n) == [0, n]\n",
-)
+SELF_CONTAINED = replace(HONEST, source="def f(n):\n    return sorted({n: 1, 0: 2})\n")
 """Shares a process with hostile programs that the rules take for self-contained ones."""
 
 
