@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from magrpo.engines.host import EngineHost
 
 log = logging.getLogger(__name__)
+CLOSED = "the engine was closed"
 _FAILURES_IN_A_ROW = 3
 """Failures after which a server leaves the pool."""
 _FAILURES_OF_A_REQUEST = 10
@@ -76,6 +77,7 @@ class Dispatcher:
         """Heaps of parcels, each with its turn."""
         self._later, self._sooner = itertools.count(), itertools.count(-1, -1)
         self._batches: set[Batch] = set()
+        self._closed = False
 
     @classmethod
     async def open(
@@ -96,8 +98,9 @@ class Dispatcher:
         return dispatcher
 
     async def close(self) -> None:
-        """Give up what is in flight, and close the servers."""
-        self._batches.clear()
+        """End all batches, and close the servers."""
+        self._closed = True
+        self.fail_all(EngineError(CLOSED))
         tasks = list(itertools.chain.from_iterable(tasks.values() for tasks in self._in_flight.values()))
         for task in tasks:
             task.cancel()
@@ -106,8 +109,10 @@ class Dispatcher:
         await self._terms.session.close()
 
     # ---------------------------------------------------------------------------------------------------- batches
-    def begin(self, batch: Batch) -> None:
+    async def begin(self, batch: Batch) -> None:
         """Ask for the completions of ``batch``; they arrive in its queue."""
+        if self._closed:
+            raise EngineError(CLOSED)
         self._batches.add(batch)
         items = [_Item(batch, number) for number in range(len(batch.requests))]
         parcels = sorted(_group_siblings(items), key=lambda parcel: -len(parcel[0].request.prompt_ids))
@@ -116,7 +121,7 @@ class Dispatcher:
         self._dispatch()
         self.fail_stranded()
 
-    def end(self, batch: Batch) -> None:
+    async def end(self, batch: Batch) -> None:
         """Nobody waits for ``batch`` any more."""
         self._batches.discard(batch)
         for tasks in self._in_flight.values():

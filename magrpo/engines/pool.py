@@ -6,13 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import nullcontext
+from concurrent.futures import CancelledError
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from magrpo.engines import check_prompts, make_action
-from magrpo.engines.dispatch import Batch, Dispatcher
+from magrpo.engines import EngineError, check_prompts, make_action
+from magrpo.engines.dispatch import CLOSED, Batch, Dispatcher
 from magrpo.engines.named_weights import NamedWeights, ServerGroup
 from magrpo.engines.roster import Patience
 from magrpo.engines.vllm_arguments import EXTENSION
@@ -44,7 +45,7 @@ class PoolEngine:
         self._host, self._starts_servers = host, bool(jobs)
         self._asleep = self._closed = self._warned = False
         self._full_copies = threading.Lock()  # a server holds one full copy: batches of several versions take turns
-        self._loop = asyncio.new_event_loop()
+        self._loop, self._closing = asyncio.new_event_loop(), threading.Lock()
         self._thread = threading.Thread(target=self._loop.run_forever, name="vllm-pool", daemon=True)
         self._thread.start()
         try:
@@ -91,7 +92,7 @@ class PoolEngine:
     def _collect_actions(self, weights: PooledWeights, batch: Batch, progress: Progress | None) -> list[Action]:
         lineup, requests = self._host.lineup, batch.requests
         actions: dict[int, Action] = {}
-        self._loop.call_soon_threadsafe(self._dispatcher.begin, batch)
+        self._wait(self._dispatcher.begin(batch))
         try:
             while len(actions) < len(requests):
                 answer = batch.answers.get()
@@ -102,7 +103,8 @@ class PoolEngine:
                 if progress is not None:
                     progress(1)
         finally:
-            self._loop.call_soon_threadsafe(self._dispatcher.end, batch)
+            with suppress(EngineError):  # closed, and with it the batch
+                self._wait(self._dispatcher.end(batch))
         return [actions[number] for number in range(len(requests))]
 
     def unload(self, weights: PooledWeights) -> None:
@@ -126,7 +128,10 @@ class PoolEngine:
             self._asleep = False
 
     def close(self) -> None:
-        """Unload all adapters, and stop the servers that the fleet started. May be called twice."""
+        """Unload all adapters, and stop the servers that the fleet started; what other threads ask for fails.
+
+        May be called twice.
+        """
         if not self._closed:
             self._closed = True
             self._wait(self._dispatcher.close())
@@ -147,16 +152,34 @@ class PoolEngine:
             raise ConfigError(f"{obstacle}; start it with {EXTENSION}, or set rollout.top_p = 1 and rollout.top_k = 0")
 
     def _wait(self, work: Coroutine[Any, Any, ResultT]) -> ResultT:
-        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        """The result of ``work`` on the loop. Raises EngineError if that is closed before."""
+        with self._closing:
+            if self._loop.is_closed():
+                work.close()
+                raise EngineError(CLOSED)
+            future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
+        except CancelledError:
+            raise EngineError(CLOSED) from None
         finally:
             future.cancel()
 
     def _stop_loop(self) -> None:
+        """Stop and close the loop; what it was asked meanwhile is cancelled."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
-        self._loop.close()
+        with self._closing:
+            self._loop.run_until_complete(_cancel_tasks())
+            self._loop.close()
+
+
+async def _cancel_tasks() -> None:
+    """Cancel all tasks of the loop but this one, and wait for their end."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
 
 
 @dataclass(eq=False)

@@ -101,9 +101,7 @@ class Roster:
         await asyncio.gather(*(self._unload(server, list(self._weights)) for server in foreign))
         for chore in self._chores:
             chore.cancel()
-        servers = (*self._serving, *self._joining, *self._out)
-        own = [server.running for server in servers if server.running is not None]
-        await asyncio.gather(*(asyncio.to_thread(running.stop) for running in own))
+        await asyncio.gather(*(server.close() for server in (*self._serving, *self._joining, *self._out)))
 
     def list_serving(self, group: ServerGroup) -> list[PooledServer]:
         """The servers of ``group`` that take part, in the order in which they joined."""

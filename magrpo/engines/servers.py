@@ -70,6 +70,7 @@ class PooledServer:
     _loaded: dict[str, int] = field(default_factory=dict)
     """Weights that it holds and has proved, by name, with the number of the loading."""
     _loadings: int = 0
+    _closed: bool = False
 
     def __post_init__(self) -> None:
         self.slots = asyncio.Semaphore(self.terms.max_batch)
@@ -92,15 +93,27 @@ class PooledServer:
 
     async def restart(self, fleet: Fleet) -> None:
         """Stop the process, whatever it does, and start another in its place."""
-        assert self.job is not None
-        running, self.running = self.running, None
         try:
-            if running is not None:
-                await asyncio.to_thread(running.stop)
-            (self.running,) = await asyncio.to_thread(fleet.start, replace(self.job, count=1))
+            await asyncio.to_thread(self._replace_process, fleet)
         except ProcessDied as error:
             raise ServerFailed(str(error)) from None
         self._connect()
+
+    def _replace_process(self, fleet: Fleet) -> None:
+        """In a thread, which goes on when the restart is cancelled."""
+        assert self.job is not None
+        running, self.running = self.running, None
+        if running is not None:
+            running.stop()
+        (self.running,) = fleet.start(replace(self.job, count=1))
+        if self._closed:
+            self.running.stop()
+
+    async def close(self) -> None:
+        """Stop the process, and the one that a restart starts in its place after this."""
+        self._closed = True
+        if self.running is not None:
+            await asyncio.to_thread(self.running.stop)
 
     async def join(self) -> None:
         """Wait until the server is ready, and check which base it serves."""

@@ -28,10 +28,13 @@ class LocalFleet:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running: list[LocalProcess] = []
+        self._closed = False
 
     def start(self, job: Job) -> Sequence[LocalProcess]:
-        """Start all copies of ``job``. Raises ProcessDied if there are too few GPUs for them."""
+        """Start all copies of ``job``. Raises ProcessDied if it has too few GPUs for them, or is closed."""
         with self._lock, ExitStack() as undo:
+            if self._closed:
+                raise ProcessDied(f"{job.name}: the fleet is closed")
             places = self._choose_gpus(job)
             ports = find_free_ports(len(places))
             first = (self.host, ports[0])
@@ -46,6 +49,7 @@ class LocalFleet:
     def close(self) -> None:
         """Stop everything that was started. May be called twice."""
         with self._lock:
+            self._closed = True
             stop_together(self._running)
 
     def _choose_gpus(self, job: Job) -> list[list[str]]:

@@ -15,6 +15,7 @@ import socket
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
@@ -39,6 +40,9 @@ _CALL_S = 60.0
 """Seconds within which an actor that has its place must answer."""
 _MAX_LOST_PLACES = 3
 """Attempts to start a job whose places are lost before it begins: Ray gives places on a node until it knows its end."""
+_KILLED = 128 + signal.SIGKILL
+_POLL_S = 0.5
+"""Seconds between two looks at whether a fleet that waits for places was closed."""
 _TAIL_BYTES = 65_536
 
 _users = 0
@@ -109,6 +113,44 @@ def disconnect_cluster() -> None:
             ray.shutdown()
 
 
+class Calls:
+    """The calls in progress of what another thread may close.
+
+    A user of a cluster leaves it after its last call: Ray ends a process that calls it after its shutdown, or connects
+    it again.
+    """
+
+    def __init__(self) -> None:
+        self.is_closed = False
+        self._count = 0
+        self._changed = threading.Condition()
+
+    @contextmanager
+    def enter(self, refusal: Exception) -> Iterator[None]:
+        """A call lasts as long as the block. Raises ``refusal`` after :meth:`close`."""
+        with self._changed:
+            if self.is_closed:
+                raise refusal
+            self._count += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._count -= 1
+                self._changed.notify_all()
+
+    def close(self) -> bool:
+        """Let no call begin any more; returns whether this was the first time."""
+        with self._changed:
+            was_closed, self.is_closed = self.is_closed, True
+        return not was_closed
+
+    def wait(self) -> None:
+        """Wait for the end of all calls."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._count)
+
+
 class _PlaceLost(ProcessDied):
     """A node ended between the choice of a place on it and the start of the command there."""
 
@@ -120,34 +162,33 @@ class RayFleet:
         """Connect to the cluster at ``address``. Raises ConfigError."""
         self._ray = connect_cluster(address)
         self._placement_s = placement_s
-        self._lock = threading.Lock()
+        self._starts = Calls()
         self._running: list[RayProcess] = []
-        self._closed = False
         self.host = str(self._ray.util.get_node_ip_address())
 
     def start(self, job: Job) -> Sequence[RayProcess]:
-        """Start all copies of ``job`` once each has its place. Raises ProcessDied if one cannot be placed in time."""
-        num_lost = 0
-        while True:
-            try:
-                copies = self._start_once(job)
-            except _PlaceLost as error:
-                num_lost += 1
-                if num_lost == _MAX_LOST_PLACES:
-                    raise
-                log.warning("%s; it gets another place", error)
-            else:
-                with self._lock:
-                    self._running += copies
-                return copies
+        """Start all copies of ``job`` once each has its place.
+
+        Raises ProcessDied if one cannot be placed in time, or the fleet is closed.
+        """
+        with self._starts.enter(_make_refusal(job)):
+            for more_attempts in reversed(range(_MAX_LOST_PLACES)):
+                try:
+                    copies = self._start_once(job)
+                    break
+                except _PlaceLost as error:
+                    if not more_attempts:
+                        raise
+                    log.warning("%s; it gets another place", error)
+            self._running += copies
+        return copies
 
     def close(self) -> None:
         """Stop everything that was started and leave the cluster. May be called twice."""
-        with self._lock:
+        if self._starts.close():
+            self._starts.wait()
             stop_together(self._running)
-            if not self._closed:
-                self._closed = True
-                disconnect_cluster()
+            disconnect_cluster()
 
     def _start_once(self, job: Job) -> list[RayProcess]:
         """Start all copies or none. Raises ProcessDied."""
@@ -177,26 +218,35 @@ class RayFleet:
             log.warning(text, job.name, wanted, present, self._placement_s)
 
     def _place(self, job: Job, addresses: Sequence[Any]) -> list[tuple[str, int]]:
+        deadline = time.monotonic() + self._placement_s
+        while self._ray.wait(list(addresses), num_returns=job.count, timeout=_POLL_S)[1]:
+            if self._starts.is_closed:
+                raise _make_refusal(job)
+            if time.monotonic() > deadline:
+                free = self._ray.available_resources()
+                raise ProcessDied(
+                    f"{job.name}: no place within {self._placement_s:g} s for {job.count} processes with {job.gpus} "
+                    f"GPUs each; the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
+                )
         try:
-            found: list[tuple[str, int]] = self._ray.get(list(addresses), timeout=self._placement_s)
-        except self._ray.exceptions.GetTimeoutError:
-            free = self._ray.available_resources()
-            raise ProcessDied(
-                f"{job.name}: no place within {self._placement_s:g} s for {job.count} processes with {job.gpus} GPUs "
-                f"each; the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
-            ) from None
+            found: list[tuple[str, int]] = self._ray.get(list(addresses))
         except self._ray.exceptions.RayError as error:
             raise _PlaceLost(f"{job.name}: {describe_error(error)}") from None
         return found
 
 
+def _make_refusal(job: Job) -> ProcessDied:
+    return ProcessDied(f"{job.name}: the fleet is closed")
+
+
 class RayProcess:
-    """A :class:`magrpo.fleets.Running` on a node of the cluster."""
+    """A :class:`magrpo.fleets.Running` on a node of the cluster. Once it is stopped it asks Ray nothing any more."""
 
     def __init__(self, ray: Any, actor: Any, assignment: Assignment) -> None:
         self._ray, self._actor, self._assignment = ray, actor, assignment
         self.number, (self.host, self.port) = assignment.number, assignment.own
         self.log = assignment.make_log()
+        self._lock = threading.RLock()
         self._status: int | None = None
         self._reason = ""
         self._end: Any = None  # the reference to its exit status
@@ -219,26 +269,31 @@ class RayProcess:
         self._end = self._actor.wait_for_end.remote()
 
     def exit_status(self) -> int | None:
-        if self._status is None and self._ray.wait([self._end], timeout=0)[0]:
-            self._settle()
-        return self._status
+        with self._lock:
+            if self._status is None and self._ray.wait([self._end], timeout=0)[0]:
+                self._settle()
+            return self._status
 
     def last_words(self) -> str:
-        if self._reason:
-            words = read_last_words(self.log) if self._is_shared else ""
-            return f"{self._reason}; before it: {words}" if words else self._reason
-        if self._status is None:
-            self._fetch_log()
-        return read_last_words(self.log)
+        with self._lock:
+            if self._status is None:
+                self._fetch_log()
+        if not self._reason:
+            return read_last_words(self.log)
+        words = read_last_words(self.log) if self._is_shared else ""
+        return f"{self._reason}; before it: {words}" if words else self._reason
 
     def stop(self) -> None:
-        if self.exit_status() is not None:
-            return
-        with suppress(self._ray.exceptions.RayError):  # its node is gone, and its keeper ends it
-            self._ray.get(self._actor.stop.remote(), timeout=_CALL_S)
-        if self._ray.wait([self._end], timeout=_CALL_S)[0]:
-            self._settle()
-        self._ray.kill(self._actor)
+        with self._lock:
+            if self.exit_status() is not None:
+                return
+            with suppress(self._ray.exceptions.RayError):  # its node is gone, and its keeper ends it
+                self._ray.get(self._actor.stop.remote(), timeout=_CALL_S)
+            if self._ray.wait([self._end], timeout=_CALL_S)[0]:
+                self._settle()
+            else:
+                self._status, self._reason = _KILLED, f"did not end within {_CALL_S:g} s"
+                self._ray.kill(self._actor)
 
     def _settle(self) -> None:
         """Take down the exit status, or why there is none, and give its place on the cluster back."""
@@ -246,7 +301,7 @@ class RayProcess:
             status = self._ray.get(self._end)
         except self._ray.exceptions.RayError as error:
             self._reason = describe_error(error)
-            status = 128 + signal.SIGKILL
+            status = _KILLED
         else:
             self._fetch_log()
         self._status = status

@@ -245,18 +245,6 @@ def forecast_run(load: Workload, machines: Machines, rates: Rates, lag: int = 0)
     )
 
 
-def best_forecast(load: Workload, gpus: int, rates: Rates, lag: int, max_batch: int = 256) -> Forecast:
-    """The fastest use of ``gpus`` GPUs: by turns at lag 0, else the best split into servers and ranks."""
-    if lag == 0 or gpus == 1:
-        return forecast_run(load, Machines(gpus, 1, gpus, max_batch, shared=True), rates)
-    splits = {max(1, min(gpus - 1, round(gpus * share / 32))) for share in range(1, 32)}
-    every = [
-        forecast_run(load, Machines(servers, 1, gpus - servers, max_batch, shared=False), rates, lag)
-        for servers in splits
-    ]
-    return max(every, key=lambda forecast: forecast.tokens_per_s)
-
-
 def server_memory(load: Workload, machines: Machines, rates: Rates) -> float:
     """Bytes on each GPU of a server: weights, adapters and the cache of B completions at mean length, over g GPUs."""
     batch = min(machines.max_batch, math.ceil(load.completions / machines.servers))

@@ -37,7 +37,7 @@ BATCHES, MAX_BATCH = 4, 32
 PAUSE_S = 0.3  # the user may have no process left for a moment
 PLAIN = Execution("def f(n):\n    return n\n", "f", "assert f(1) == 1")
 RAN_OUT = ["timeout", "the test code ran out of time or memory on what the program returned"]
-_CLOSED = "the sandbox was closed"
+CLOSED = "the sandbox was closed"
 PRELOAD = (
     "abc bisect cmath collections copy dataclasses datetime decimal enum fractions functools hashlib heapq itertools "
     "json math operator re statistics string textwrap traceback typing"
@@ -148,7 +148,7 @@ class Pool:
                     if progress:
                         progress(counts[execution])
         except CancelledError:  # by close(), in another thread
-            raise SandboxDied(_CLOSED) from None
+            raise SandboxDied(CLOSED) from None
         finally:
             for future in futures:
                 future.cancel()
@@ -164,14 +164,14 @@ class Pool:
 
     def _start_worker(self) -> Worker:
         if self.closed:
-            raise WorkerDied(_CLOSED)
+            raise WorkerDied(CLOSED)
         worker = Worker(self.spec)
         self.alive.add(worker)
         return worker
 
     def _check_open(self) -> None:
         if self.closed:
-            raise SandboxDied(_CLOSED)
+            raise SandboxDied(CLOSED)
 
     def _discard(self, worker: Worker) -> None:
         self.alive.discard(worker)

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from magrpo.fleets.ray import connect_cluster, describe_error, disconnect_cluster
+from magrpo.fleets.ray import Calls, connect_cluster, describe_error, disconnect_cluster
 from magrpo.interfaces import Progress
 from magrpo.sandboxes import STRENGTH, SandboxDied, SandboxError
-from magrpo.sandboxes.pool import Pool, PoolSandbox
+from magrpo.sandboxes.pool import CLOSED, Pool, PoolSandbox
 from magrpo.types import Case, Execution, ExecutionReport
 
 log = logging.getLogger(__name__)
@@ -92,7 +92,7 @@ class RaySandbox:
 
         self._ray, self._plugin = ray, plugin
         self._lock = threading.Lock()
-        self._closed = False
+        self._runs = Calls()
         selectors = [select_nodes(ray.nodes(), nodes)] * nodes
         self._group = placement_group([{"CPU": 1}] * nodes, strategy="STRICT_SPREAD", bundle_label_selector=selectors)
         self._nodes: list[_Node] = []
@@ -108,22 +108,24 @@ class RaySandbox:
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
         """One report for each execution, in order; equal executions run once.
 
-        Raises SandboxDied if no node is left. Executions whose chunk lost three actors report ``infra_error``.
+        Raises SandboxDied if no node is left or the sandbox is closed. Executions whose chunk lost three actors report
+        ``infra_error``.
         """
         counts = Counter(executions)
         reports: dict[Execution, ExecutionReport] = {}
-        for done in self._run_chunks(list(counts)):
-            for execution, report in done:
-                reports[execution] = report
-                if progress:
-                    progress(counts[execution])
+        with self._runs.enter(SandboxDied(CLOSED)):
+            for done in self._run_chunks(list(counts)):
+                for execution, report in done:
+                    reports[execution] = report
+                    if progress:
+                        progress(counts[execution])
         return [reports[execution] for execution in executions]
 
     def close(self) -> None:
         """Kill the jails on all nodes. May be called twice."""
-        if not self._closed:
-            self._closed = True
+        if self._runs.close():
             self._remove_actors()
+            self._runs.wait()
             disconnect_cluster()
 
     def _wait_for_nodes(self, nodes: int) -> None:
@@ -202,6 +204,8 @@ class RaySandbox:
 
     def _replace_node(self, node: _Node, error: Exception) -> str:
         """Start an actor in place of one that died or found no working jail; returns what happened to it."""
+        if self._runs.is_closed:
+            raise SandboxDied(CLOSED) from None
         cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
         if cause is not None and not isinstance(cause, SandboxDied):
             raise error

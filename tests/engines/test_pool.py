@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -471,6 +472,27 @@ def test_batches_of_two_versions_of_a_full_copy_take_turns(servers: Any, tmp_pat
     assert [tokens(results[i]) for i in range(6)] == [expected(requests), newer] * 3
 
 
+def test_a_closed_pool_answers_whoever_asks_it(servers: Any, weights: dict[str, Path], open_engine: Any) -> None:
+    """In the middle of a batch and later: the thread of a run that is interrupted would wait for ever."""
+    asked = threading.Event()
+
+    def hang(_: int) -> str:
+        asked.set()
+        return "hang"
+
+    engine = open_engine(servers(hang))
+    served = engine.serve(1, weights)
+    with ThreadPoolExecutor() as threads:
+        batch = threads.submit(served.generate, ask())
+        assert asked.wait(60)
+        engine.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            batch.result(60)
+    for late in (lambda: served.generate(ask()), lambda: engine.serve(2, weights)):
+        with pytest.raises(EngineError, match="the engine was closed"):
+            late()
+
+
 # ------------------------------------------------------------------------------------------- servers of the fleet
 class FakeFleet:
     """Starts fake servers; ``faults`` are those of each that is started."""
@@ -541,6 +563,44 @@ def test_a_dead_server_is_started_again(weights: dict[str, Path], caplog: pytest
     assert "restart 1 of 3" in caplog.text
     engine.close()
     assert all(running.stopped for running in fleet.started)
+
+
+class SlowFleet(FakeFleet):
+    """Its second start ends after ``go`` is set."""
+
+    def __init__(self) -> None:
+        super().__init__([always_500, None])
+        self.began, self.go, self.ended = threading.Event(), threading.Event(), threading.Event()
+
+    def start(self, job: Job) -> list[FakeRunning]:
+        if not self.started:
+            return super().start(job)
+        self.began.set()
+        self.go.wait()
+        copies = super().start(job)
+        stop = copies[0].stop
+
+        def stop_and_tell() -> None:
+            stop()
+            self.ended.set()
+
+        copies[0].stop = stop_and_tell  # type: ignore[method-assign]
+        return copies
+
+
+def test_a_server_that_starts_again_while_its_pool_closes_is_stopped(weights: dict[str, Path]) -> None:
+    """Nobody else would, and the next engine of the run would lack its GPU."""
+    fleet = SlowFleet()
+    engine = open_fleet(fleet, servers=1)
+    served = engine.serve(1, weights)
+    with ThreadPoolExecutor() as threads:
+        actions = threads.submit(served.generate, ask())
+        assert fleet.began.wait(60)
+        engine.close()
+        with pytest.raises(EngineError, match="the engine was closed"):
+            actions.result(60)
+    fleet.go.set()
+    assert fleet.ended.wait(60)
 
 
 def test_restarts_are_counted_and_begin_anew_with_new_weights(

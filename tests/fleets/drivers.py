@@ -111,7 +111,7 @@ class Driver(AbstractContextManager["Driver"]):
         """Wait for its end, which is a good one; returns what it said."""
         self.process.join()
         said = self.log.read_text()
-        assert self.process.exitcode == 0, said
+        assert self.process.exitcode == 0, f"it ended with {self.process.exitcode} and said: {said}"
         return said
 
 

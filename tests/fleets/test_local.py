@@ -68,6 +68,14 @@ def test_a_command_that_is_not_there_ends_with_its_name(fleet: LocalFleet, tmp_p
     assert "/no/such/command" in copy.last_words()
 
 
+def test_a_closed_fleet_starts_nothing(fleet: LocalFleet, tmp_path: Path) -> None:
+    """A thread that replaces a lost process may ask for it late: nobody would stop that one."""
+    fleet.close()
+    with pytest.raises(ProcessDied, match="echo: the fleet is closed"):
+        fleet.start(make_job(tmp_path, ""))
+    assert not (tmp_path / "logs").exists()
+
+
 @pytest.mark.parametrize("by", ["stop", "close"])
 def test_stopping_ends_what_was_started(fleet: LocalFleet, tmp_path: Path, by: str) -> None:
     code = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"

@@ -46,6 +46,66 @@ sandbox = open_ray_sandbox(PoolSandbox(workers=1), 2, sys.argv[1])
 print("ready", flush=True)
 input()
 """
+# A driver that closes what one of its threads is using, and then tells how that ended.
+CLOSER = """
+import logging, sys, threading, time
+from pathlib import Path
+import ray
+import magrpo.sandboxes.ray
+from magrpo.fleets import Job
+from magrpo.fleets.ray import RayFleet
+from magrpo.sandboxes.pool import PoolSandbox
+from magrpo.sandboxes.ray import open_ray_sandbox
+from magrpo.types import Execution
+
+address, logs, what = sys.argv[1], Path(sys.argv[2]), sys.argv[3]
+at_work = threading.Event()
+magrpo.sandboxes.ray._CHUNK = (1, 1)
+
+class Notice(logging.Handler):
+    def emit(self, record):
+        at_work.set()
+
+def start():
+    opened.start(Job("waits", ("true",), gpus=1, logs=logs))
+
+def stop():
+    settle, delays = copy._settle, [2.0]
+
+    def settle_late():
+        at_work.set()
+        time.sleep(delays.pop() if delays else 0)
+        settle()
+
+    copy._settle = settle_late
+    copy.stop()
+    return "it has ended" if copy.exit_status() is not None else "it runs"
+
+def run():
+    sources = ("def f(): return 1", "def f():\\n    while True: pass")
+    opened.run([Execution(source, "f", "assert f() == 1") for source in sources], lambda _: at_work.set())
+
+def use():
+    try:
+        print({"start": start, "stop": stop, "run": run}[what]())
+    except Exception as error:
+        print(type(error).__name__, error)
+
+if what == "run":
+    opened = open_ray_sandbox(PoolSandbox(workers=2, test_s=60.0, total_s=60.0), 1, address)
+else:
+    opened = RayFleet(address)
+if what == "start":
+    logging.getLogger("magrpo").addHandler(Notice())
+if what == "stop":
+    [copy] = opened.start(Job("sleeper", ("sleep", "600"), logs=logs))
+thread = threading.Thread(target=use)
+thread.start()
+at_work.wait()
+opened.close()
+thread.join()
+print("connected", ray.is_initialized())
+"""
 # A rank: sums the numbers of all over gloo, and prints the sum.
 RANK = """
 import os, torch
@@ -274,3 +334,20 @@ def test_nothing_is_left_of_a_driver_that(cluster: Any, tmp_path: Path, end: str
             driver.stdin.write("\n")
             driver.stdin.flush()
         assert_all_end(started)
+
+
+@pytest.mark.parametrize(
+    ("what", "end"),
+    [
+        ("start", "ProcessDied waits: the fleet is closed"),
+        ("stop", "it has ended"),
+        ("run", "SandboxDied the sandbox was closed"),
+    ],
+)
+def test_a_thread_may_be_at_work_when_the_last_user_leaves_the_cluster(
+    cluster: Any, tmp_path: Path, what: str, end: str
+) -> None:
+    """Ray would end the process, without a word, or connect it again."""
+    words = [sys.executable, "-c", CLOSER, cluster.address, str(tmp_path), what]
+    driver = subprocess.run(words, capture_output=True, text=True)
+    assert (driver.returncode, driver.stdout) == (0, f"{end}\nconnected False\n"), driver.stderr

@@ -17,10 +17,10 @@ from magrpo.config import load_config
 from magrpo.place import Place
 from magrpo.planning.starts import count_bases
 from magrpo.planning.throughput import (
+    Forecast,
     Machines,
     Rates,
     Workload,
-    best_forecast,
     decode_step_s,
     forecast_run,
     load_rates,
@@ -134,6 +134,18 @@ MODELS = {
     "3B, 512 tokens": Workload(16384, 512, 8, 3.1e9, 2, 36_864, 16384),
     "7B, 3,000 tokens": Workload(16384, 3000, 8, 7.6e9, 2, 57_344, 16384),
 }
+
+
+def best_forecast(load: Workload, gpus: int, rates: Rates, lag: int, max_batch: int = 256) -> Forecast:
+    """The fastest use of ``gpus`` GPUs: by turns at lag 0, else the best split into servers and ranks."""
+    if lag == 0 or gpus == 1:
+        return forecast_run(load, Machines(gpus, 1, gpus, max_batch, shared=True), rates)
+    splits = {max(1, min(gpus - 1, round(gpus * share / 32))) for share in range(1, 32)}
+    every = [
+        forecast_run(load, Machines(servers, 1, gpus - servers, max_batch, shared=False), rates, lag)
+        for servers in splits
+    ]
+    return max(every, key=lambda forecast: forecast.tokens_per_s)
 
 
 def format_curve() -> str:
