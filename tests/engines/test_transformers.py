@@ -48,10 +48,18 @@ def test_a_listener_hears_every_agent_and_changes_nothing(tmp_path: Path) -> Non
     asked = [replace(request, agent=name) for name, request in zip(WEIGHTS, ask(3), strict=True)]
     heard: list[tuple[str, str]] = []
     actions = engine.with_listener(lambda *said: heard.append(said)).generate(asked)
-    assert actions == engine.generate(asked)
+    for action, alone in zip(actions, engine.generate(asked), strict=True):
+        assert_same_but_for_rounding(action, alone)
     assert dict(heard) == {action.agent: action.text for action in actions}
     assert [agent for agent, _ in heard[:6]] == [*WEIGHTS] * 2, "a token of each in turn"
     assert len(heard) == sum(len(action.token_ids) for action in actions)
+
+
+def assert_same_but_for_rounding(action: Action, expected: Action) -> None:
+    """Sums depend on the number of threads."""
+    assert action.text == expected.text
+    assert action.token_ids == expected.token_ids
+    assert action.sampling_logps == pytest.approx(expected.sampling_logps, abs=1e-5)
 
 
 def open_team(folder: Path) -> Policy:
@@ -76,9 +84,7 @@ def test_agents_side_by_side_say_what_they_say_alone(tmp_path: Path, num_threads
         for name in WEIGHTS
     }
     for action in together:
-        expected = next(alone[action.agent])
-        assert action.token_ids == expected.token_ids
-        assert action.sampling_logps == pytest.approx(expected.sampling_logps, abs=1e-5)
+        assert_same_but_for_rounding(action, next(alone[action.agent]))
 
 
 @pytest.mark.usefixtures("threads")
