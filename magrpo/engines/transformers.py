@@ -85,8 +85,10 @@ class LocalWeights:
     @contextmanager
     def _hold_weights(self) -> Iterator[Policy]:
         """The policy with these weights, for this thread only."""
+        from magrpo.fleets.side_by_side import hold_cores  # defers torch
+
         policy = self._engine.policy
-        with self._engine.lock:
+        with self._engine.lock, hold_cores(policy.device):
             if policy.sources != self._weights:
                 policy.load(self._version, self._weights)
             yield policy

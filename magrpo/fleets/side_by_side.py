@@ -6,7 +6,8 @@ they wait for it at the end of each product.
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from threading import Event
+from contextlib import AbstractContextManager, nullcontext
+from threading import Event, RLock
 from typing import TypeVar
 
 import torch
@@ -14,6 +15,16 @@ import torch
 ResultT = TypeVar("ResultT")
 Stop = Callable[[], bool]
 """Whether a task shall end, because another has failed or the run ends; its result is not used then."""
+
+_cores = RLock()
+
+
+def hold_cores(device: torch.device) -> AbstractContextManager[object]:
+    """Let no other thread of this process compute on its CPU during the block; no-op for another device.
+
+    The last bits of a product depend on MKL's number of threads, which ``set_num_threads`` sets for all of them.
+    """
+    return _cores if device.type == "cpu" else nullcontext()
 
 
 def run_side_by_side(

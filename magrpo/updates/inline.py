@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from magrpo.config import RunConfig
+from magrpo.fleets.side_by_side import hold_cores
 from magrpo.interfaces import Progress
 from magrpo.layout import locate_weights, samples_file
 from magrpo.policy import Policy
@@ -23,15 +24,17 @@ class InlineUpdates:
         self._checkpoint: Path | None = None  # that optimizers, and the policy unless its sources differ, are at
 
     def begin(self, out: Path) -> None:
-        self._updater.save(out)
+        with hold_cores(self._policy.device):
+            self._updater.save(out)
 
     def update(self, samples: Path, checkpoint: Path, out: Path, progress: Progress | None = None) -> dict[str, float]:
         batch = {agent: read_records(samples / samples_file(agent), Sample) for agent in self._trained}
-        if self._checkpoint != checkpoint or self._policy.sources != self._weights(checkpoint):
-            self._updater.load(checkpoint)
-        self._checkpoint = None
-        metrics = self._updater.update(batch, progress)
-        self._updater.save(out)
+        with hold_cores(self._policy.device):
+            if self._checkpoint != checkpoint or self._policy.sources != self._weights(checkpoint):
+                self._updater.load(checkpoint)
+            self._checkpoint = None
+            metrics = self._updater.update(batch, progress)
+            self._updater.save(out)
         return metrics
 
     def adopt(self, checkpoint: Path) -> None:

@@ -6,6 +6,9 @@ import signal
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from threading import Lock
+from time import sleep
+from typing import Any
 
 import pytest
 
@@ -50,6 +53,31 @@ def test_two_runs_are_equal_and_those_without_a_lag_differ(runs: Runs) -> None:
     assert files[f"00001/{weights}"] == on_policy[f"00001/{weights}"]
     assert files[f"00002/{weights}"] != on_policy[f"00002/{weights}"]
     assert not any("lag" in key or "importance" in key for m in runs.metrics("on-policy").values() for key in m)
+
+
+def refuse_company() -> None:
+    """Fail when two threads compute with torch at the same time."""
+    import magrpo.fleets.side_by_side
+    import magrpo.stages.update
+
+    run, alone = magrpo.fleets.side_by_side.run_side_by_side, Lock()
+
+    def run_alone(*arguments: Any, **options: Any) -> Any:
+        assert alone.acquire(blocking=False), "another thread computes"
+        try:
+            sleep(0.1)  # to be met
+            return run(*arguments, **options)
+        finally:
+            alone.release()
+
+    magrpo.fleets.side_by_side.run_side_by_side = run_alone
+    magrpo.stages.update.run_side_by_side = run_alone
+
+
+def test_sampling_and_updates_take_turns_on_a_cpu(runs: Runs) -> None:
+    """torch's number of threads is MKL's for all threads, and the last bits of a product depend on it."""
+    assert runs.train("turns", refuse_company) == 0, runs.log("turns").read_text()
+    assert_same(runs, "turns")
 
 
 @pytest.mark.parametrize(("killer", "stage"), [(die_at_work, "update"), (die_before_rename, "rollout.0")])
