@@ -128,10 +128,7 @@ class PoolEngine:
             self._asleep = False
 
     def close(self) -> None:
-        """Unload all adapters, and stop the servers that the fleet started; what other threads ask for fails.
-
-        May be called twice.
-        """
+        """Unload all adapters, stop the fleet's servers, and fail what other threads ask for. May be called twice."""
         if not self._closed:
             self._closed = True
             self._wait(self._dispatcher.close())

@@ -34,7 +34,7 @@ class LocalFleet:
         """Start all copies of ``job``. Raises ProcessDied if it has too few GPUs for them, or is closed."""
         with self._lock, ExitStack() as undo:
             if self._closed:
-                raise ProcessDied(f"{job.name}: the fleet is closed")
+                raise make_refusal(job)
             places = self._choose_gpus(job)
             ports = find_free_ports(len(places))
             first = (self.host, ports[0])
@@ -69,6 +69,11 @@ class LocalFleet:
             )
         usable.sort(key=lambda gpu: uses[gpu])
         return [usable[i * job.gpus : (i + 1) * job.gpus] for i in range(job.count)]
+
+
+def make_refusal(job: Job) -> ProcessDied:
+    """The error of a job that a closed fleet is asked to start."""
+    return ProcessDied(f"{job.name}: the fleet is closed")
 
 
 class Assignment:

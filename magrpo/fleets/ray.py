@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.fleets import Job, ProcessDied
-from magrpo.fleets.local import Assignment, find_free_ports, stop_together
+from magrpo.fleets.local import Assignment, find_free_ports, make_refusal, stop_together
 from magrpo.fleets.process import Kept, read_last_words, start_kept
 from magrpo.plugins import ConfigError
 
@@ -171,7 +171,7 @@ class RayFleet:
 
         Raises ProcessDied if one cannot be placed in time, or the fleet is closed.
         """
-        with self._starts.enter(_make_refusal(job)):
+        with self._starts.enter(make_refusal(job)):
             for more_attempts in reversed(range(_MAX_LOST_PLACES)):
                 try:
                     copies = self._start_once(job)
@@ -221,7 +221,7 @@ class RayFleet:
         deadline = time.monotonic() + self._placement_s
         while self._ray.wait(list(addresses), num_returns=job.count, timeout=_POLL_S)[1]:
             if self._starts.is_closed:
-                raise _make_refusal(job)
+                raise make_refusal(job)
             if time.monotonic() > deadline:
                 free = self._ray.available_resources()
                 raise ProcessDied(
@@ -233,10 +233,6 @@ class RayFleet:
         except self._ray.exceptions.RayError as error:
             raise _PlaceLost(f"{job.name}: {describe_error(error)}") from None
         return found
-
-
-def _make_refusal(job: Job) -> ProcessDied:
-    return ProcessDied(f"{job.name}: the fleet is closed")
 
 
 class RayProcess:
