@@ -1,4 +1,4 @@
-"""Batched decoding with a key-value cache: each prompt runs once, siblings copy its cache, finished rows go."""
+"""Batched decoding with a key-value cache: each prompt runs once for all its siblings, finished rows go."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from copy import deepcopy
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
-from transformers import Cache, DynamicCache, PreTrainedModel
-from transformers.cache_utils import CacheLayerMixin, DynamicLayer
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicLayer
 
 from magrpo.engines import Completion
-from magrpo.engines.local.llama_steps import Step, make_step
+from magrpo.engines.local.llama_steps import make_step
 from magrpo.engines.local.sampling import Sampler
+from magrpo.engines.local.steps import Prompts, Step
 from magrpo.interfaces import Progress
 from magrpo.plugins import ConfigError
 from magrpo.types import Request
@@ -61,46 +62,13 @@ def can_decode_apart(policy: Policy) -> bool:
     return policy.device.type == "cpu" and policy.shares_no_modules and has_own
 
 
-class _Layer(CacheLayerMixin):  # type: ignore[no-untyped-call]
-    """Keys and values (B, heads, capacity, size) of one layer, with ``rows`` live rows and ``length`` live slots."""
-
-    keys: Tensor
-    values: Tensor
-
-    def __init__(self, keys: Tensor, values: Tensor, length: int) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.keys, self.values, self.length = keys, values, length
-        self.rows = keys.shape[0]
-        self.is_initialized = True
-
-    def update(self, key_states: Tensor, value_states: Tensor, *_: object, **__: object) -> tuple[Tensor, Tensor]:
-        end = self.length + key_states.shape[2]
-        keys, values = self.keys[: self.rows, :, :end], self.values[: self.rows, :, :end]
-        keys[:, :, self.length :] = key_states
-        values[:, :, self.length :] = value_states
-        self.length = end
-        return keys, values
-
-    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
-        raise AssertionError("the layer is created with its tensors")
-
-    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.length + query_length, 0
-
-    def get_seq_length(self) -> int:
-        return self.length
-
-    def get_max_length(self) -> int:
-        return int(self.keys.shape[2])
-
-
 def decode_batch(
     model: PreTrainedModel,
     requests: Sequence[Request],
     stop_token_ids: Sequence[int],
     progress: Progress | None,
     stop: Callable[[], bool] = lambda: False,
-    make_step: Callable[[PreTrainedModel], Step] = make_step,
+    make_step: Callable[[PreTrainedModel, Prompts, int], Step] = make_step,
 ) -> list[Completion]:
     """One completion for each request of one agent, in order. Log-probabilities are nan where logits are not finite.
 
@@ -122,7 +90,7 @@ def decode_steps(
     requests: Sequence[Request],
     stop_token_ids: Sequence[int],
     progress: Progress | None = None,
-    make_step: Callable[[PreTrainedModel], Step] = make_step,
+    make_step: Callable[[PreTrainedModel, Prompts, int], Step] = make_step,
 ) -> Generator[tuple[Tensor, Tensor], None, list[Completion]]:
     """Decode as :func:`decode_batch`; yields, after each token, the live requests (n,) and their new tokens (n,)."""
     device = model.device
@@ -134,11 +102,11 @@ def decode_steps(
     logps = torch.zeros(len(requests), room, device=device)
     support: list[list[list[int]]] = [[] for _ in requests]
     lengths = limits.clone()
-    logits, cache, mask = _prefill(model, requests, room)
-    padded = not bool(mask.all())
-    positions = mask.sum(-1) - room  # (B,) the position of the first new token
+    logits, prompts = _prefill(model, requests)
+    positions = prompts.mask.sum(-1)[prompts.parents]  # (B,) of the first new token
     live = torch.arange(len(requests), device=device)
-    run_step = make_step(model)
+    run_step = make_step(model, prompts, room)
+    del prompts  # the step has what it needs of them
     for step in range(room):
         token, logp, kept = sampler(logits, live, step)
         tokens[live, step], logps[live, step] = token, logp
@@ -150,20 +118,18 @@ def decode_steps(
             lengths[live[over]] = step + 1
             if progress:
                 progress(int(over.sum()))
-            rows = _drop_rows(cache, over)
+            rows = run_step.drop_rows(over)
             if not len(rows):
                 break
             live, token = live[rows], token[rows]
-        seen = mask[:, : mask.shape[1] - room + step + 1][live] if padded else None
-        logits = run_step(token, positions[live] + step, seen, cache)
+        logits = run_step(token, positions[live] + step)
     ends = lengths.tolist()
     sampled = zip(tokens.tolist(), logps.tolist(), support, ends, strict=True)
     return [Completion(t[:end], p[:end], s) for t, p, s, end in sampled]
 
 
-def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> tuple[Tensor, Cache, Tensor]:
-    """Run every distinct prompt once; returns logits (B, V) of the first new token, the cache with ``room`` free slots,
-    and the mask (B, prompt + room) that is False on the left padding."""
+def _prefill(model: PreTrainedModel, requests: Sequence[Request]) -> tuple[Tensor, Prompts]:
+    """Run every distinct prompt once; returns logits (B, V) of the first new token, and the prompts."""
     device = model.device
     prompts = list(dict.fromkeys(request.prompt_ids for request in requests))
     index = {prompt: i for i, prompt in enumerate(prompts)}
@@ -186,21 +152,11 @@ def _prefill(model: PreTrainedModel, requests: Sequence[Request], room: int) -> 
         )
         outputs.append(output.logits[:, -1])
         states.append([_cached_states(layer) for layer in cache.layers])
-    layers: list[Any] = []
-    for chunks in zip(*states, strict=True):  # of prompts, (P, heads, width, size)
-        prompt_states = map(torch.cat, zip(*chunks, strict=True))
-        keys, values = (_make_room(of_prompts, parents, room) for of_prompts in prompt_states)
-        layers.append(_Layer(keys, values, width))
-    free = torch.ones(len(requests), room, dtype=torch.bool, device=device)
-    return torch.cat(outputs)[parents], Cache(layers=layers), torch.cat([mask[parents], free], dim=1)
-
-
-def _make_room(states: Tensor, parents: Tensor, room: int) -> Tensor:
-    """The states (P, heads, width, size) of each row's prompt, and ``room`` slots that hold anything."""
-    _, heads, width, size = states.shape
-    roomy = states.new_empty(len(parents), heads, width + room, size)
-    roomy[:, :, :width] = states[parents]
-    return roomy
+    joined = []
+    for chunks in zip(*states, strict=True):  # of one layer
+        keys, values = map(torch.cat, zip(*chunks, strict=True))
+        joined.append((keys, values))
+    return torch.cat(outputs)[parents], Prompts(joined, mask, parents)
 
 
 def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
@@ -208,18 +164,3 @@ def _cached_states(layer: object) -> tuple[Tensor, Tensor]:
     if not isinstance(layer, DynamicLayer) or layer.keys is None or layer.values is None:
         raise ConfigError("the model has layers without a plain key-value cache; use engine.kind = 'vllm' for it")
     return layer.keys, layer.values
-
-
-def _drop_rows(cache: Cache, over: Tensor) -> Tensor:
-    """Drop rows from the cache; returns the old index (n,) of every row that is left."""
-    keep = (~over).nonzero().squeeze(-1)
-    count = len(keep)
-    holes, movers = over[:count].nonzero().squeeze(-1), keep[keep >= count]
-    rows = torch.arange(count, device=over.device)
-    rows[holes] = movers
-    for layer in cache.layers:
-        assert isinstance(layer, _Layer)
-        for states in (layer.keys, layer.values):
-            states[holes, :, : layer.length] = states[movers, :, : layer.length]
-        layer.rows = count
-    return rows

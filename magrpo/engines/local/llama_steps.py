@@ -1,22 +1,20 @@
 """One decoding step of Llama and Qwen2 models on a CPU, without calls of modules: small models spend as long on those
-as on products. The same operations in the same order, so the same bits as the model's own forward pass.
+as on products. Siblings read the keys and values of their prompt together; the rest is computed as the model does.
+
+Shapes: n live rows of P prompts, H heads of keys, each for g queries, of size E; W slots for a prompt, T new tokens.
 """
 
-from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import Cache, LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.qwen2.modeling_qwen2 import Qwen2RMSNorm
 
-Step = Callable[[Int[Tensor, " n"], Int[Tensor, " n"], Bool[Tensor, "n S"] | None, Cache], Float[Tensor, "n V"]]
-"""Logits of the next tokens from the last tokens, their positions, which slots of the cache hold tokens (None: all,
-else the new ones included) and the cache, which takes the new keys and values."""
+from magrpo.engines.local.steps import CacheLayer, ModuleStep, Prompts, Step, drop_rows
 
 
 class _Linear(Protocol):
@@ -24,30 +22,13 @@ class _Linear(Protocol):
     bias: Tensor | None
 
 
-def make_step(model: PreTrainedModel) -> Step:
-    """The step of a causal language model in eval mode: without its modules where these do nothing else."""
-    return _LlamaStep(model) if _is_plain(model) else ModuleStep(model)
+def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> Step:
+    """The step of a causal language model in eval mode, for ``room`` more tokens: without its modules where these do
+    nothing else."""
+    return LlamaStep(model, prompts, room) if is_plain(model) else ModuleStep(model, prompts, room)
 
 
-class ModuleStep:
-    """The step of any model, through its own forward pass."""
-
-    def __init__(self, model: PreTrainedModel) -> None:
-        self._model = model
-
-    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
-        output = self._model(
-            input_ids=tokens[:, None],
-            attention_mask=mask,
-            position_ids=positions[:, None],
-            past_key_values=cache,
-            use_cache=True,
-        )
-        logits: Tensor = output.logits
-        return logits[:, -1]
-
-
-def _is_plain(model: PreTrainedModel) -> bool:
+def is_plain(model: PreTrainedModel) -> bool:
     """Whether the model is as transformers defines it: float32 on a CPU, full attention, plain linear layers."""
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.is_autocast_enabled("cpu"):
         return False
@@ -65,45 +46,102 @@ def _is_plain(model: PreTrainedModel) -> bool:
     )
 
 
-class _LlamaStep:
-    def __init__(self, model: PreTrainedModel) -> None:
+class LlamaStep(Step):
+    """The step of a model that :func:`is_plain`."""
+
+    def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
         base: Any = model.base_model
         self._base = base
         self._head: _Linear = model.get_output_embeddings()  # type: ignore[no-untyped-call]
-        self._sizes = [(layer.self_attn.head_dim, layer.self_attn.num_key_value_groups) for layer in base.layers]
+        self._past = [_Past(*states, prompts.parents, room) for states in prompts.states]
+        self._siblings = _Siblings(prompts.mask, prompts.parents)
 
-    def __call__(self, tokens: Tensor, positions: Tensor, mask: Tensor | None, cache: Cache) -> Tensor:
+    def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         base = self._base
-        rows = len(tokens)
         states = functional.embedding(tokens, base.embed_tokens.weight)  # (n, D)
         cos: Tensor
         sin: Tensor
         cos, sin = base.rotary_emb(states[:, None], positions[:, None])  # (n, 1, size)
         half = cos.shape[-1] // 2
         # x * cos + (-x2, x1) * sin, with the sign on the sine.
-        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)[:, None]
-        cos = cos[:, None]  # (n, 1, 1, size), for all heads
-        seen = None if mask is None else mask[:, None, None]
+        sin = torch.cat([-sin[..., :half], sin[..., half:]], dim=-1)
 
         def rotate(heads: Tensor) -> Tensor:
             return heads.mul(cos).add_(heads.roll(half, -1).mul_(sin))
 
-        for number, (layer, (size, groups)) in enumerate(zip(base.layers, self._sizes, strict=True)):
+        for layer, past in zip(base.layers, self._past, strict=True):
             attention, mlp = layer.self_attn, layer.mlp
             normed = _normalize(states, layer.input_layernorm)
-            shape = (rows, -1, 1, size)  # (n, heads, 1, size)
+            shape = (len(tokens), -1, attention.head_dim)  # (n, heads, size)
             queries, keys, values = (
                 _apply(linear, normed).view(shape) for linear in (attention.q_proj, attention.k_proj, attention.v_proj)
             )
-            keys, values = cache.update(rotate(keys), values, number)
-            mixed = functional.scaled_dot_product_attention(
-                rotate(queries), keys, values, attn_mask=seen, scale=attention.scaling, enable_gqa=groups > 1
-            )
-            states = states + _apply(attention.o_proj, mixed.view(rows, -1))
+            queries = rotate(queries).mul_(attention.scaling)
+            mixed = past.attend(self._siblings, queries, rotate(keys), values)
+            states = states + _apply(attention.o_proj, mixed.view(len(tokens), -1))
             normed = _normalize(states, layer.post_attention_layernorm)
             gated = functional.silu(_apply(mlp.gate_proj, normed)).mul_(_apply(mlp.up_proj, normed))
             states = states + _apply(mlp.down_proj, gated)
         return _apply(self._head, _normalize(states, base.norm))
+
+    def drop_rows(self, over: Tensor) -> Tensor:
+        rows = drop_rows([past.own for past in self._past], over)
+        mask, parents = self._siblings.mask, self._siblings.parents[rows]
+        alive = torch.unique(parents)
+        if len(alive) <= len(mask) / 2:  # seldom, as this copies
+            mask, parents = mask[alive], torch.searchsorted(alive, parents)
+            for past in self._past:
+                past.keys, past.values = past.keys[alive], past.values[alive]
+        self._siblings = _Siblings(mask, parents)
+        return rows
+
+
+class _Siblings:
+    """The place of each live row in a table of the prompts and their siblings, G or fewer."""
+
+    def __init__(self, mask: Tensor, parents: Tensor) -> None:
+        self.mask, self.parents = mask, parents  # (P, W), (n,)
+        self._padding = None if mask.all() else ~mask[:, None, None]
+        self._ranks = (parents[:, None] == parents).tril(-1).sum(-1)  # (n,) the number of siblings before each row
+
+    def score(self, queries: Tensor, keys: Tensor) -> Tensor:
+        """Products (n, H, g, W) of each row's queries (n, H, g, E) with the keys (P, H, W, E) of its prompt."""
+        scores = self._spread(queries) @ keys.mT
+        if self._padding is not None:
+            scores.masked_fill_(self._padding, -torch.inf)
+        return self._collect(scores, queries.shape[2])
+
+    def mix(self, shares: Tensor, values: Tensor) -> Tensor:
+        """Sums (n, H, g, E) of the values (P, H, W, E) of each row's prompt, by its shares (n, H, g, W)."""
+        return self._collect(self._spread(shares) @ values, shares.shape[2])
+
+    def _spread(self, of_rows: Tensor) -> Tensor:
+        """The table (P, H, G * g, any) that holds what the rows have (n, H, g, any), and 0 elsewhere."""
+        _, heads, groups, size = of_rows.shape
+        table = of_rows.new_zeros(len(self.mask), heads, int(self._ranks.max()) + 1, groups, size)
+        table[self.parents, :, self._ranks] = of_rows
+        return table.flatten(2, 3)
+
+    def _collect(self, table: Tensor, groups: int) -> Tensor:
+        """The inverse of :meth:`_spread`."""
+        prompts, heads, _, size = table.shape
+        return table.view(prompts, heads, -1, groups, size)[self.parents, :, self._ranks]
+
+
+class _Past:
+    """Keys and values of one layer: those of the prompts (P, H, W, E), and what the rows added (n, H, T, E)."""
+
+    def __init__(self, keys: Tensor, values: Tensor, parents: Tensor, room: int) -> None:
+        self.keys, self.values = keys, values
+        self.own = CacheLayer(keys[parents, :, :0], values[parents, :, :0], room)
+
+    def attend(self, siblings: _Siblings, queries: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """Attention (n, H, g, E) of scaled queries (n, H * g, E), with the rows' new keys and values (n, H, E)."""
+        own_keys, own_values = self.own.update(keys[:, :, None], values[:, :, None])  # (n, H, T, E)
+        queries = queries.view(*keys.shape[:2], -1, keys.shape[2])  # (n, H, g, E)
+        shares = torch.cat([siblings.score(queries, self.keys), queries @ own_keys.mT], dim=-1).softmax(-1)
+        of_prompt, of_own = shares.tensor_split([self.keys.shape[2]], dim=-1)
+        return siblings.mix(of_prompt, self.values).add_(of_own @ own_values)
 
 
 def _apply(linear: _Linear, inputs: Tensor) -> Tensor:
