@@ -20,7 +20,7 @@ SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
-MAX_LINES = 37_663
+MAX_LINES = 37_662
 """89 of them let siblings share the keys and values of their prompt in decoding steps."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -101,14 +101,12 @@ class _Siblings:
 
     def __init__(self, mask: Tensor, parents: Tensor) -> None:
         self.mask, self.parents = mask, parents  # (P, W), (n,)
-        self._padding = None if mask.all() else ~mask[:, None, None]
+        self._padding = ~mask[:, None, None]
         self._ranks = (parents[:, None] == parents).tril(-1).sum(-1)  # (n,) the number of siblings before each row
 
     def score(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Products (n, H, g, W) of each row's queries (n, H, g, E) with the keys (P, H, W, E) of its prompt."""
-        scores = self._spread(queries) @ keys.mT
-        if self._padding is not None:
-            scores.masked_fill_(self._padding, -torch.inf)
+        scores = (self._spread(queries) @ keys.mT).masked_fill_(self._padding, -torch.inf)
         return self._collect(scores, queries.shape[2])
 
     def mix(self, shares: Tensor, values: Tensor) -> Tensor:
