@@ -21,6 +21,7 @@ overwrites the logits in the pass that reads them: they are read twice and writt
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -31,6 +32,10 @@ from magrpo_kernels.inputs import NUM_ARGUMENTS, SCHEMA, LossOptions, TokenInput
 
 if TYPE_CHECKING:
     from jaxtyping import Float
+
+
+_BLOCK_ELEMENTS = 1 << 20
+"""Logits that a CPU takes through all passes at once: they stay in its cache."""
 
 
 class PolicyLoss(NamedTuple):
@@ -147,7 +152,14 @@ def row_loss(
         from magrpo_kernels.row_triton import row_loss_triton  # triton, which not every machine has
 
         return row_loss_triton(logits, inputs, options, out)
-    return _row_loss_torch(logits, inputs, options, out)
+    size = max(1, len(logits) if logits.is_cuda else _BLOCK_ELEMENTS // logits.shape[1])
+    inputs, blocks = replace(inputs.form_advantages(options), support=None), []
+    for start in range(0, len(logits) or 1, size):
+        part = slice(start, start + size)
+        block = logits[part], inputs.select_tokens(part), options, None if out is None else out[part]
+        blocks.append(_row_loss_torch(*block))
+    losses, logps, entropy = map(torch.cat, zip(*blocks, strict=True))
+    return losses, logps, entropy
 
 
 def _row_loss_torch(
@@ -155,26 +167,23 @@ def _row_loss_torch(
 ) -> tuple[Tensor, Tensor, Tensor]:
     wide = logits.to(wide_dtype(logits.dtype))
     target = inputs.token_ids[:, None]
-    high = wide.amax(1, keepdim=True)
-    high = torch.where(high.isfinite(), high, torch.zeros_like(high))
     buffer = out if out is not None and out.dtype == wide.dtype else wide if wide is not logits else None
-    scaled = torch.sub(wide, high, out=buffer)
     if options.temperature != 1.0:
-        scaled = scaled.div_(options.temperature)
-    chosen = scaled.gather(1, target).squeeze(1)
-    weighted = (scaled.exp() * scaled.masked_fill(scaled == -torch.inf, 0.0)).sum(1) if options.entropy else None
-    scaled = scaled.exp_()
-    total = scaled.sum(1)
-    log_total = total.log()
+        wide = torch.div(wide, options.temperature, out=buffer)
+    high = wide.amax(1, keepdim=True)
+    chosen = (wide.gather(1, target) - high).squeeze(1)
+    shifted = (wide - high).masked_fill_(wide == -torch.inf, 0.0) if options.entropy else None
+    shares = torch.softmax(wide, 1, out=buffer)
+    total = shares.sum(1)  # 1, but for the rounding of softmax's own sum, which is taken back
+    log_total = (total / shares.amax(1)).log()  # of exp(wide - high)
     logps = chosen - log_total
-    entropy = torch.zeros_like(logps) if weighted is None else log_total - weighted / total
-    losses, slope = loss_and_slope(logps, inputs.form_advantages(options), options)
+    entropy = torch.zeros_like(logps) if shifted is None else log_total - shifted.mul_(shares).sum(1) / total
+    losses, slope = loss_and_slope(logps, inputs, options)
     if out is not None:
         slope = slope / options.temperature
-        scaled.mul_((-slope / total)[:, None])
-        scaled.scatter_add_(1, target, slope[:, None])
-        if scaled is not out:
-            out.copy_(scaled)
+        shares.mul_((-slope / total)[:, None]).scatter_add_(1, target, slope[:, None])
+        if shares is not out:
+            out.copy_(shares)
     return losses, logps, entropy
 
 

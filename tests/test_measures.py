@@ -20,8 +20,8 @@ SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
-MAX_LINES = 37_662
-"""89 of them let siblings share the keys and values of their prompt in decoding steps."""
+MAX_LINES = 37_671
+"""97 of them let siblings share keys and values in decoding steps, and take the loss on a CPU in blocks of rows."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -13,6 +13,7 @@ from magrpo_kernels import (
     TokenInputs,
     group_policy_loss,
     policy_loss_from_logits,
+    row,
 )
 from magrpo_kernels import hidden as hidden_module
 from tests.kernels.oracle import case, head_factors, loss_by_definition, records
@@ -124,11 +125,12 @@ def head_case(dtype: torch.dtype = torch.float64, support: bool = False):
 
 
 @pytest.mark.parametrize("support", [False, True])
-@pytest.mark.parametrize("elements", [1 << 22, 30 * 5, 1])
+@pytest.mark.parametrize("elements", [1 << 22, 30 * 5, 1])  # with blocks of all rows, two, and one
 def test_hidden_states_in_chunks_give_what_whole_logits_give(
     elements: int, support: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(hidden_module._CHUNK_ELEMENTS, "cpu", elements)
+    monkeypatch.setattr(row, "_BLOCK_ELEMENTS", elements // 2)
     hidden, weight, bias, arguments = head_case(support=support)
     ours = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
     truth = [tensor.clone().requires_grad_() for tensor in (hidden, weight, bias)]
@@ -139,6 +141,24 @@ def test_hidden_states_in_chunks_give_what_whole_logits_give(
     ):
         torch.testing.assert_close(gradient, wanted)
     torch.testing.assert_close(result.logps, logps)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("shape", [(7, 5), (64, 704), (3, 151_936)])
+def test_softmax_may_overwrite_its_input(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    logits = 5 * torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=dtype)
+    logits[:, ::3] = -torch.inf  # outside the support
+    expected = logits.softmax(1)
+    assert torch.equal(torch.softmax(logits, 1, out=logits), expected)
+
+
+def test_logps_of_a_large_vocabulary_are_exact_to_rounding() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = 4 * torch.randn(16, 151_936, generator=generator)
+    inputs = TokenInputs(torch.randint(151_936, (16,), generator=generator), torch.ones(16))
+    exact = logits.double().log_softmax(1).gather(1, inputs.token_ids[:, None]).squeeze(1)
+    logps = policy_loss_from_logits(logits, inputs, LossOptions(impl="torch")).logps
+    torch.testing.assert_close(logps.double(), exact, rtol=0, atol=1e-5)
 
 
 @pytest.mark.parametrize("support", [False, True])
