@@ -84,7 +84,7 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
         "Watch list: the return rose, the tests did not (2 problems)",
         "Completions of the watch list",
         "Budget: 500 tokens generated, 50 joint actions scored, 5 programs run, 5 updates",
-        "Configuration: 26 values other than the defaults",
+        "Configuration: 25 values other than the defaults",
         "About this run",
         "Words on this page",
     ]
