@@ -13,12 +13,13 @@ from transformers import MistralConfig, PreTrainedConfig, PreTrainedModel
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.engines.local.decoding import decode_batch, decoding_model
-from magrpo.engines.local.llama_steps import LlamaStep, is_plain
+from magrpo.engines.local.llama_steps import LlamaStep, make_step
 from magrpo.engines.local.steps import ModuleStep, Prompts, Step
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
 from tests.tiny import VOCAB_SIZE, perturb, tiny_base, tiny_config
 
+NO_STATES = Prompts([], mask=torch.ones(1, 1, dtype=torch.bool), parents=torch.zeros(1, dtype=torch.long))
 LENGTHS = {"padded": (3, 9, 17, 30), "as long": (9, 9, 9, 9)}
 
 
@@ -45,7 +46,8 @@ class BothSteps(Step):
     """Takes both steps, compares what they say, and goes on with the model's own."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
-        self.lean, self.own = LlamaStep(model, prompts, room), ModuleStep(model, prompts, room)
+        self.lean, self.own = make_step(model, prompts, room), ModuleStep(model, prompts, room)
+        assert isinstance(self.lean, LlamaStep)
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         logits = self.own(tokens, positions)
@@ -87,7 +89,6 @@ def ask(lengths: Sequence[int]) -> list[Request]:
 def test_logits_are_those_of_the_model(tmp_path: Path, config: PreTrainedConfig, weights: str, lengths: str) -> None:
     policy = open_policy(tmp_path, config, weights=weights)
     with decoding_model(policy, "main") as model:
-        assert is_plain(model)
         completions = decode_batch(model, ask(LENGTHS[lengths]), [2, 7, 8], None, make_step=BothSteps)
     assert len({len(completion.token_ids) for completion in completions}) > 4, "rows were dropped"
 
@@ -104,7 +105,7 @@ def eager_attention(model: PreTrainedModel) -> None:
 def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callable[[PreTrainedModel], None]) -> None:
     with decoding_model(open_policy(tmp_path), "main") as model:
         change(model)
-        assert not is_plain(model)
+        assert isinstance(make_step(model, NO_STATES, room=1), ModuleStep)
 
 
 @pytest.mark.parametrize(
@@ -119,4 +120,4 @@ def test_models_that_were_changed_run_as_they_are(tmp_path: Path, change: Callab
 )
 def test_other_models_run_their_modules(tmp_path: Path, config: PreTrainedConfig, options: dict[str, Any]) -> None:
     with decoding_model(open_policy(tmp_path, config, **options), "main") as model:
-        assert not is_plain(model)
+        assert isinstance(make_step(model, NO_STATES, room=1), ModuleStep)

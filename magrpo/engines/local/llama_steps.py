@@ -25,10 +25,10 @@ class _Linear(Protocol):
 def make_step(model: PreTrainedModel, prompts: Prompts, room: int) -> Step:
     """The step of a causal language model in eval mode, for ``room`` more tokens: without its modules where these do
     nothing else."""
-    return LlamaStep(model, prompts, room) if is_plain(model) else ModuleStep(model, prompts, room)
+    return LlamaStep(model, prompts, room) if _is_plain(model) else ModuleStep(model, prompts, room)
 
 
-def is_plain(model: PreTrainedModel) -> bool:
+def _is_plain(model: PreTrainedModel) -> bool:
     """Whether the model is as transformers defines it: float32 on a CPU, full attention, plain linear layers."""
     if type(model) not in (LlamaForCausalLM, Qwen2ForCausalLM) or torch.is_autocast_enabled("cpu"):
         return False
@@ -47,7 +47,7 @@ def is_plain(model: PreTrainedModel) -> bool:
 
 
 class LlamaStep(Step):
-    """The step of a model that :func:`is_plain`."""
+    """The step of a model that :func:`make_step` finds plain."""
 
     def __init__(self, model: PreTrainedModel, prompts: Prompts, room: int) -> None:
         base: Any = model.base_model
@@ -103,27 +103,27 @@ class _Siblings:
         self.mask, self.parents = mask, parents  # (P, W), (n,)
         self._padding = ~mask[:, None, None]
         self._ranks = (parents[:, None] == parents).tril(-1).sum(-1)  # (n,) the number of siblings before each row
+        self._most = max(self._ranks.tolist(), default=0) + 1  # siblings of one prompt
 
-    def score(self, queries: Tensor, keys: Tensor) -> Tensor:
+    def score_keys(self, queries: Tensor, keys: Tensor) -> Tensor:
         """Products (n, H, g, W) of each row's queries (n, H, g, E) with the keys (P, H, W, E) of its prompt."""
         scores = (self._spread(queries) @ keys.mT).masked_fill_(self._padding, -torch.inf)
         return self._collect(scores, queries.shape[2])
 
-    def mix(self, shares: Tensor, values: Tensor) -> Tensor:
+    def mix_values(self, shares: Tensor, values: Tensor) -> Tensor:
         """Sums (n, H, g, E) of the values (P, H, W, E) of each row's prompt, by its shares (n, H, g, W)."""
         return self._collect(self._spread(shares) @ values, shares.shape[2])
 
     def _spread(self, of_rows: Tensor) -> Tensor:
         """The table (P, H, G * g, any) that holds what the rows have (n, H, g, any), and 0 elsewhere."""
         _, heads, groups, size = of_rows.shape
-        table = of_rows.new_zeros(len(self.mask), heads, int(self._ranks.max()) + 1, groups, size)
+        table = of_rows.new_zeros(len(self.mask), heads, self._most, groups, size)
         table[self.parents, :, self._ranks] = of_rows
         return table.flatten(2, 3)
 
     def _collect(self, table: Tensor, groups: int) -> Tensor:
         """The inverse of :meth:`_spread`."""
-        prompts, heads, _, size = table.shape
-        return table.view(prompts, heads, -1, groups, size)[self.parents, :, self._ranks]
+        return table.view(*table.shape[:2], -1, groups, table.shape[3])[self.parents, :, self._ranks]
 
 
 class _Past:
@@ -137,9 +137,9 @@ class _Past:
         """Attention (n, H, g, E) of scaled queries (n, H * g, E), with the rows' new keys and values (n, H, E)."""
         own_keys, own_values = self.own.update(keys[:, :, None], values[:, :, None])  # (n, H, T, E)
         queries = queries.view(*keys.shape[:2], -1, keys.shape[2])  # (n, H, g, E)
-        shares = torch.cat([siblings.score(queries, self.keys), queries @ own_keys.mT], dim=-1).softmax(-1)
+        shares = torch.cat([siblings.score_keys(queries, self.keys), queries @ own_keys.mT], dim=-1).softmax(-1)
         of_prompt, of_own = shares.tensor_split([self.keys.shape[2]], dim=-1)
-        return siblings.mix(of_prompt, self.values).add_(of_own @ own_values)
+        return siblings.mix_values(of_prompt, self.values).add_(of_own @ own_values)
 
 
 def _apply(linear: _Linear, inputs: Tensor) -> Tensor:
