@@ -178,9 +178,15 @@ def read_checkpoint(config: RunConfig, folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], tolerance: float) -> None:
+def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: float, moments: float) -> None:
+    """Each tensor differs by at most a share of its norm.
+
+    A bound for each weight would hang on rounding: Adam's step turns with the sign of a gradient, however small.
+    """
     assert ours.keys() == theirs.keys()
-    assert max(float((ours[name] - theirs[name]).abs().max()) for name in ours) <= tolerance
+    for name, values in theirs.items():
+        tolerance = moments if "exp_avg" in name else weights
+        assert float((ours[name] - values).norm()) <= tolerance * float(values.norm()), name
 
 
 @pytest.mark.slow
@@ -195,15 +201,15 @@ def test_full_weights_spread_over_ranks_are_those_of_one_process(
     metrics = run_updates(updates, folder, two)
     assert metrics == pytest.approx(expected, abs=1e-5)
     saved = {number: read_checkpoint(config, two / f"{number}") for number in (3, 4)}
-    assert_near(saved[4], read_checkpoint(config, tmp_path / "one" / "4"), 1e-6)
+    assert_near(saved[4], read_checkpoint(config, tmp_path / "one" / "4"), weights=1e-6, moments=1e-5)
     copy_checkpoint(updates, tmp_path / "one" / "4", two / "copy")
-    assert_near(read_checkpoint(config, two / "copy"), read_checkpoint(config, tmp_path / "one" / "4"), 0.0)
+    assert_near(read_checkpoint(config, two / "copy"), read_checkpoint(config, tmp_path / "one" / "4"), 0.0, 0.0)
     updates.close()
     updates = open_ranks(config, make_place(4, shard="base"), fleet, four)
     copy_checkpoint(updates, two / "3", four / "copy")
-    assert_near(read_checkpoint(config, four / "copy"), saved[3], 0.0)
+    assert_near(read_checkpoint(config, four / "copy"), saved[3], 0.0, 0.0)
     updates.update(folder / "samples-4", two / "3", four / "4")
-    assert_near(read_checkpoint(config, four / "4"), saved[4], 1e-6)
+    assert_near(read_checkpoint(config, four / "4"), saved[4], weights=1e-6, moments=1e-5)
     updates.close()
     assert not find_ranks()
 
@@ -222,8 +228,7 @@ def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
     updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 3))
     of_ranks, alone = (read_checkpoint(config, path) for path in (tmp_path / "2", tmp_path / "one" / "2"))
-    weights = {name for name in alone if "exp_avg" not in name}
-    assert_near({name: of_ranks[name] for name in weights}, {name: alone[name] for name in weights}, 1e-4)
+    assert_near(of_ranks, alone, weights=1e-4, moments=1e-2)
 
 
 @pytest.mark.slow
