@@ -67,6 +67,16 @@ def make_samples(seed: int = 0, groups: int = 3, size: int = 4) -> list[Sample]:
     return samples
 
 
+def assert_same_steps(
+    weights: Mapping[str, Tensor], expected: Mapping[str, Tensor], num_steps: int, lr: float, gap: float = 1e-6
+) -> None:
+    """Weights differ by rounding, ``gap``, but for few: Adam divides a gradient by its size, one of rounding, too."""
+    assert weights.keys() == expected.keys()
+    gaps = torch.cat([(tensor - expected[name]).abs().flatten() for name, tensor in weights.items()])
+    assert float(gaps.max()) <= 2 * lr * num_steps, gaps.max()
+    assert float((gaps > gap).float().mean()) < 1e-4, gaps[gaps > gap]
+
+
 def with_support(samples: Sequence[Sample]) -> list[Sample]:
     """The same samples, as if each token had been drawn from every seventh id or so and itself."""
     return [

@@ -13,6 +13,7 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from torch import Tensor
 
 from magrpo.config import RunConfig, load_config
@@ -28,11 +29,12 @@ from magrpo.types import Sample
 from magrpo.updates import UpdatesDied, ranks
 from magrpo.updates.inline import InlineUpdates
 from magrpo.updates.ranks import WAITS, RanksUpdates
-from tests.stages.updating import make_samples
+from tests.stages.updating import assert_same_steps, make_samples
 from tests.tiny import tiny_base
 
 EMBEDDED = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 NUM_UPDATES = 5
+LR = 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +64,7 @@ def make_config(folder: Path, lanes: int, weights: str = "lora", dtype: str = "f
     """Two agents with a KL term and two epochs, so that every exchange of the ranks happens."""
     agents = [f"agents.{i}.{key}" for i in range(2) for key in (f"model={folder / 'base'}", f"weights={weights}")]
     algo = ["algo.beta=0.1", "algo.update_epochs=2"]
-    sizes = ["lora.rank=4", "rollout.max_new_tokens=16", "optim.micro_batch_tokens=40", "optim.lr=1e-3"]
+    sizes = ["lora.rank=4", "rollout.max_new_tokens=16", "optim.micro_batch_tokens=40", f"optim.lr={LR}"]
     model = ["model.device=cpu", f"model.dtype={dtype}"]
     return load_config(EMBEDDED, [*agents, *algo, *sizes, *model, f"optim.lanes={lanes}"])
 
@@ -178,15 +180,16 @@ def read_checkpoint(config: RunConfig, folder: Path) -> dict[str, Tensor]:
     return found
 
 
-def assert_near(ours: dict[str, Tensor], theirs: dict[str, Tensor], weights: float, moments: float) -> None:
-    """Each tensor differs by at most a share of its norm.
-
-    A bound for each weight would hang on rounding: Adam's step turns with the sign of a gradient, however small.
-    """
+def assert_same_training(
+    ours: dict[str, Tensor], theirs: dict[str, Tensor], num_steps: int, gap: float = 1e-6, moments: float = 1e-5
+) -> None:
+    """The weights took the same steps; the moments, sums of gradients, are the same by the norm of each tensor."""
     assert ours.keys() == theirs.keys()
-    for name, values in theirs.items():
-        tolerance = moments if "exp_avg" in name else weights
-        assert float((ours[name] - values).norm()) <= tolerance * float(values.norm()), name
+    summed = {name for name in theirs if "exp_avg" in name}
+    for name in summed:
+        assert float((ours[name] - theirs[name]).norm()) <= moments * float(theirs[name].norm()), name
+    of_ours, of_theirs = ({name: state[name] for name in theirs.keys() - summed} for state in (ours, theirs))
+    assert_same_steps(of_ours, of_theirs, num_steps, LR, gap)
 
 
 @pytest.mark.slow
@@ -201,15 +204,16 @@ def test_full_weights_spread_over_ranks_are_those_of_one_process(
     metrics = run_updates(updates, folder, two)
     assert metrics == pytest.approx(expected, rel=1e-5, abs=1e-5)
     saved = {number: read_checkpoint(config, two / f"{number}") for number in (3, 4)}
-    assert_near(saved[4], read_checkpoint(config, tmp_path / "one" / "4"), weights=1e-6, moments=1e-5)
+    alone = read_checkpoint(config, tmp_path / "one" / "4")
+    assert_same_training(saved[4], alone, num_steps=8)
     copy_checkpoint(updates, tmp_path / "one" / "4", two / "copy")
-    assert_near(read_checkpoint(config, two / "copy"), read_checkpoint(config, tmp_path / "one" / "4"), 0.0, 0.0)
+    torch.testing.assert_close(read_checkpoint(config, two / "copy"), alone, rtol=0, atol=0)
     updates.close()
     updates = open_ranks(config, make_place(4, shard="base"), fleet, four)
     copy_checkpoint(updates, two / "3", four / "copy")
-    assert_near(read_checkpoint(config, four / "copy"), saved[3], 0.0, 0.0)
+    torch.testing.assert_close(read_checkpoint(config, four / "copy"), saved[3], rtol=0, atol=0)
     updates.update(folder / "samples-4", two / "3", four / "4")
-    assert_near(read_checkpoint(config, four / "4"), saved[4], weights=1e-6, moments=1e-5)
+    assert_same_training(read_checkpoint(config, four / "4"), saved[4], num_steps=2)
     updates.close()
     assert not find_ranks()
 
@@ -228,7 +232,7 @@ def test_full_weights_in_bfloat16_stay_near_those_of_one_process(
     updates = open_ranks(config, make_place(2, shard="base"), fleet, tmp_path)
     run_updates(updates, folder, tmp_path, range(1, 3))
     of_ranks, alone = (read_checkpoint(config, path) for path in (tmp_path / "2", tmp_path / "one" / "2"))
-    assert_near(of_ranks, alone, weights=1e-4, moments=1e-2)
+    assert_same_training(of_ranks, alone, num_steps=4, gap=1e-4, moments=1e-2)
 
 
 @pytest.mark.slow

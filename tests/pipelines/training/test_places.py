@@ -6,7 +6,7 @@ import hashlib
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from tests.fleets.clusters import open_cluster
 from tests.fleets.drivers import Driver, lose_node
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.micro import write_config
+from tests.stages.updating import assert_same_steps
 
 EMBEDDED = Path(__file__).parents[3] / "pipelines" / "configs" / "embedded.toml"
 RANKS = "[update]\nranks = 2\n"
@@ -112,16 +113,6 @@ def test_servers_and_ranks_give_the_run_of_one_process(folder: Path, alone: RunS
     assert processes_of(servers) == {"vllm-0", "update", "rank"}
     assert weights_of(servers) == weights_of(alone)
     assert rows_of(servers) == rows_of(alone)
-
-
-def assert_same_steps(
-    weights: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], num_steps: int, lr: float
-) -> None:
-    """Weights differ by rounding, but for few: Adam divides a gradient by its size, one of mere rounding, too."""
-    assert weights.keys() == expected.keys()
-    gaps = torch.cat([(tensor - expected[name]).abs().flatten() for name, tensor in weights.items()])
-    assert float(gaps.max()) <= 2 * lr * num_steps
-    assert float((gaps > 1e-6).float().mean()) < 1e-4
 
 
 @pytest.mark.slow
