@@ -258,8 +258,6 @@ def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
 
     Raises ConfigError if that rollout is another one: it was sampled again and is not scored yet.
     """
-    if (folder / GROUPS).exists():  # early versions repeated the completions
-        return read_records(folder / GROUPS, RolloutGroup[ScoredTurn])
     rollout = folder.with_name(folder.name.replace("score", "rollout"))
     groups, scores = read_groups(rollout), read_records(folder / SCORES, NodeScores)
     sampled = [(group.problem.task_id, group.path, [turn.picks for turn in group.turns]) for group in groups]

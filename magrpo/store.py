@@ -77,7 +77,7 @@ class Manifest(TypedDict):
     """By path in the folder."""
     metrics: dict[str, float]
     digest: NotRequired[str]
-    """Of all the rest; early versions wrote none."""
+    """Of all the rest."""
 
 
 class RunStore:
@@ -350,7 +350,7 @@ def _find_manifest(folder: Path) -> Manifest | None:
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError, ValueError, RecursionError):
         return None
     is_inside = all(".." not in Path(file).parts and not Path(file).is_absolute() for file in manifest["files"])
-    return manifest if is_inside and manifest.get("digest") in (None, _digest_manifest(manifest)) else None
+    return manifest if is_inside and manifest.get("digest") == _digest_manifest(manifest) else None
 
 
 def _read_manifest(folder: Path) -> Manifest:

@@ -41,13 +41,6 @@ def test_scores_are_read_with_the_completions_of_their_rollout(folders: tuple[Pa
     assert (score / SCORES).stat().st_size < (rollout / GROUPS).stat().st_size
 
 
-def test_scores_that_repeat_the_completions_are_still_read(folders: tuple[Path, Path]) -> None:
-    rollout, score = folders
-    write_records(score / GROUPS, [SCORED])
-    (rollout / GROUPS).unlink()
-    assert read_scored(score) == [SCORED]
-
-
 @pytest.mark.parametrize("change", [{"path": (2,)}, {"turns": GROUP.turns[:1]}, {"turns": GROUP.turns[::-1]}])
 def test_scores_of_another_rollout_are_refused(folders: tuple[Path, Path], change: dict[str, tuple[object]]) -> None:
     rollout, score = folders

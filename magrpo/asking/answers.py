@@ -31,8 +31,6 @@ from magrpo.types import (
 if TYPE_CHECKING:
     from magrpo.lineup import Lineup
 
-    pass
-
 NO_TESTS = "no tests: reward not measured"
 INCOMPLETE = "other agents write next: reward not measured yet"
 SANDBOX_FAILED = "the sandbox failed: reward not measured"

@@ -37,8 +37,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The directory of a finished run of one iteration."""
     with blank_pictures():
         store, _, _ = run_locally(load_config(write_config(tmp_path_factory.mktemp("fuzz"), iterations=1)))
-    lines = [json.dumps(record).encode() + b"\n" for record in RECORDED]  # as early versions wrote them
-    (store.path / RECORDS).write_bytes(b"".join([*map(encode_record, RECORDED), *lines]))
+    (store.path / RECORDS).write_bytes(b"".join(map(encode_record, RECORDED)))
     layout.keep_place(store, Place.model_validate({"update": {"ranks": 2}}))
     (store.path / layout.START).write_text(json.dumps({"model": "team", "version": 3}))
     yield store.path

@@ -283,6 +283,7 @@ DAMAGED_LINES = {
     "no values": b'{"kind": "metrics", "step": 1, "time_ms": 1}\n',
     "no time": b'{"kind": "status", "value": "RUNNING"}\n',
     "nested": b"[" * 100_000 + b"\n",
+    "no checksum": b'{"kind": "tags", "values": {}}\n',
     "a wrong checksum": b'{"kind": "tags", "values": {}, "crc": 1}\n',
     "zeros": b"\0" * 512 + b"\n",
 }
@@ -318,14 +319,13 @@ def test_a_flipped_byte_is_found_in_any_place(tmp_path: Path) -> None:
     spool.close()
     path = tmp_path / "tracking.jsonl"
     line, other = path.read_bytes().splitlines(keepends=True)
-    whole = [decode_record(line), decode_record(other)]
-    assert all(whole)
-    for data, record in zip((line, other), whole, strict=True):
+    assert decode_record(line)
+    assert decode_record(other)
+    for data in (line, other):
         for place in range(len(data) - 1):
             flipped = bytearray(data)
             flipped[place] ^= 1
-            found = decode_record(bytes(flipped))
-            assert found is None or str(record)[:-1] in str(found), "but in the word crc"
+            assert decode_record(bytes(flipped)) is None
 
 
 def test_a_disk_that_is_full_ends_no_run(
