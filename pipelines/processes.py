@@ -1,7 +1,8 @@
-"""Waiting for the end of processes that were killed."""
+"""Finding processes, sending them signals and waiting for their end, while any of them may end by itself."""
 
+import signal
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 
 import psutil
@@ -16,8 +17,8 @@ def list_family(pid: int) -> list[psutil.Process]:
     return []
 
 
-def find_command(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
-    """The processes that run ``python -m module``."""
+def find_running(processes: Sequence[psutil.Process], module: str) -> list[psutil.Process]:
+    """Those that run ``python -m module``."""
     found = []
     for process in processes:
         with suppress(psutil.NoSuchProcess):  # a zombie has no command, either
@@ -26,7 +27,14 @@ def find_command(processes: Sequence[psutil.Process], module: str) -> list[psuti
     return found
 
 
-def wait_for_end(processes: Sequence[psutil.Process], timeout_s: float) -> list[psutil.Process]:
+def send_signal(processes: Sequence[psutil.Process], number: signal.Signals) -> None:
+    """Send a signal to those that still run: they may end with the first that gets it."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(number)
+
+
+def wait_for_end(processes: Collection[psutil.Process], timeout_s: float) -> list[psutil.Process]:
     """The processes that still run after ``timeout_s``; one that only waits for its parent's attention does not."""
     end = time.monotonic() + timeout_s
     while (alive := [process for process in processes if _runs(process)]) and time.monotonic() < end:

@@ -20,6 +20,7 @@ from magrpo.sandboxes.pool import PRELOAD, PoolSandbox
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution
 from pipelines.arguments import Positive
+from pipelines.processes import list_family, wait_for_end
 
 SOURCE = "import os\ndef f(n):\n    return n + 1\n# {}\n"
 """Has a process of its own; without its import it is self-contained and shares one."""
@@ -116,8 +117,8 @@ def _time_endless_candidates(level: str, workers: int, looping: int) -> list[Fig
     with closing(PoolSandbox(level=level, workers=workers, test_s=total_s / 2, total_s=total_s).open()) as pool:
         seconds = _time(partial(pool.run, batch))
         parents = [psutil.Process(worker.process.pid) for worker in pool.alive]
-        jails = [process for parent in parents for process in (parent, *parent.children(recursive=True))]
-    left = sum(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in jails)
+        jails = [process for parent in parents for process in (parent, *list_family(parent.pid))]
+    left = len(wait_for_end(jails, 0.0))
     name = f"64 candidates, {looping} never end, {total_s:g} s for each"
     return [
         Figure(name, seconds, "s", at_most=looping * total_s / workers + 5),

@@ -1,6 +1,7 @@
 """Step 5: the engine beside the trainer: log-probabilities, seeds, versions of adapters, sleep and wake, a kill."""
 
 import os
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,9 +23,9 @@ from magrpo.stages.model_runs import ModelRuns
 from magrpo.types import Action, Message, Observation, Request, Sample, SamplingParams
 from magrpo_kernels import LossOptions
 from pipelines.gpu_check.ceilings import find_ceilings
-from pipelines.gpu_check.processes import find_command, list_family, wait_for_end
 from pipelines.gpu_check.results import Result, Verdict, judge
 from pipelines.gpu_check.setting import Setting
+from pipelines.processes import find_running, list_family, send_signal, wait_for_end
 
 QUESTIONS = ("Return the sum of a list.", "Count the vowels of a text.", "Reverse a text.", "Find the largest number.")
 SHIFTS = {"lora": 0.05, "full": 0.003}
@@ -201,9 +202,8 @@ def _check_short_sleep(setting: Setting, world: World, long_s: float) -> Iterato
 
 def _check_kill(processes: Sequence[psutil.Process]) -> Result:
     """Kill the engine's server, if it has one, and see that nothing of it survives."""
-    servers = find_command(processes, "magrpo.engines.vllm_server")
-    for server in servers:
-        server.kill()
+    servers = find_running(processes, "magrpo.engines.vllm_server")
+    send_signal(servers, signal.SIGKILL)
     alive = wait_for_end(processes if servers else [], _END_S)
     found = f"{len(alive)} of {len(processes)} survive" if servers else "the engine has none"
     remedy = f"kill {' '.join(str(process.pid) for process in alive)}"

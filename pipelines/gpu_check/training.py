@@ -10,9 +10,9 @@ from magrpo.fleets.process import read_last_words, share_paths
 from magrpo.layout import Step
 from magrpo.store import RunStore
 from pipelines.arguments import locate_config
-from pipelines.gpu_check.processes import list_family, wait_for_end
 from pipelines.gpu_check.results import Result, judge
 from pipelines.gpu_check.setting import Setting
+from pipelines.processes import list_family, wait_for_end
 
 NAME = "gpu-check"
 OVERRIDES = (

@@ -5,6 +5,7 @@ That a server is killed while it truncates comes last: nobody starts it again.
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import urllib.error
@@ -29,6 +30,7 @@ from magrpo.place import EnginePlace
 from magrpo.policy import Policy
 from magrpo.stages.probe import compute_probes, write_probes
 from magrpo.types import Action, Request, SamplingParams
+from pipelines.processes import find_running, list_family, send_signal
 from tests.tiny import perturb, tiny_base
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm]
@@ -62,13 +64,9 @@ class World:
     def family(self, number: int) -> list[psutil.Process]:
         """The processes of a server, its first one first."""
         port = str(self.servers[number].port)
-        everybody = psutil.Process().children(recursive=True)
-        [first] = [
-            p
-            for p in everybody
-            if p.cmdline()[1:3] == ["-m", "vllm.entrypoints.openai.api_server"] and port in p.cmdline()
-        ]
-        return [first, *first.children(recursive=True)]
+        servers = find_running(list_family(os.getpid()), "vllm.entrypoints.openai.api_server")
+        [first] = [server for server in servers if port in server.cmdline()]
+        return [first, *list_family(first.pid)]
 
 
 @pytest.fixture(scope="module")
@@ -150,14 +148,12 @@ def test_a_stopped_server_leaves_in_the_middle_of_a_batch(world: World, caplog: 
     def stop(count: int) -> None:
         finished.append(count)
         if len(finished) == 10:
-            for process in family:
-                process.send_signal(signal.SIGSTOP)
+            send_signal(family, signal.SIGSTOP)
 
     try:
         assert tokens(served.generate(ASKED, stop)) == tokens(world.alone)
     finally:
-        for process in family:
-            process.send_signal(signal.SIGCONT)
+        send_signal(family, signal.SIGCONT)
     assert sum(finished) == len(ASKED)
     assert "is out of the pool" in caplog.text
     assert "did not answer within 15 s" in caplog.text
@@ -187,8 +183,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_leaves_support_as_it_was(
     def kill(count: int) -> None:
         finished.append(count)
         if len(finished) == 10:
-            for process in family:
-                process.kill()
+            send_signal(family, signal.SIGKILL)
 
     actions = served.generate(asked, kill)
     assert tokens(actions) == tokens(expected)

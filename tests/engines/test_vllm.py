@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 import torch
 
@@ -23,6 +22,8 @@ from magrpo.place import EnginePlace
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.types import Request, SamplingParams
+from pipelines.processes import find_running, list_family
+from tests.processes import assert_all_end
 from tests.tiny import perturb, tiny_base
 
 ASKED = [Request("main", (5, 6, 7), SamplingParams(max_new_tokens=100), seed) for seed in range(64)]
@@ -47,10 +48,6 @@ def open_policy(folder: Path) -> Policy:
     return Policy.open(agents, ModelConfig(device="cpu"), LoraConfig(rank=4), seed=0)
 
 
-def running(processes: list[psutil.Process]) -> list[psutil.Process]:
-    return [p for p in processes if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
-
-
 @pytest.mark.vllm
 def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
     tiny_base(tmp_path / "base")
@@ -63,15 +60,12 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
     )
     assert trainer.stdout is not None
     assert trainer.stdout.readline() == "generating\n"
-    family = psutil.Process(trainer.pid).children(recursive=True)
-    assert any("magrpo.engines.vllm_server" in process.cmdline() for process in family)
+    family = list_family(trainer.pid)
+    assert find_running(family, "magrpo.engines.vllm_server")
     trainer.send_signal(signal.SIGKILL)
     trainer.wait()
     trainer.stdout.close()
-    deadline = time.monotonic() + 60
-    while alive := running(family):
-        assert time.monotonic() < deadline, f"still running: {alive}"
-        time.sleep(0.05)
+    assert_all_end(family)
 
 
 @pytest.mark.vllm
@@ -119,8 +113,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
     def count_and_kill(count: int) -> None:
         finished.append(count)
         if len(finished) == 20:
-            family = psutil.Process().children(recursive=True)
-            [server] = [p for p in family if p.cmdline()[1:3] == ["-m", "magrpo.engines.vllm_server"]]
+            [server] = find_running(list_family(os.getpid()), "magrpo.engines.vllm_server")
             server.kill()
 
     try:

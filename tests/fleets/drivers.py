@@ -6,6 +6,7 @@ A stage is caught by stopping one of its processes, so that it cannot end before
 from __future__ import annotations
 
 import multiprocessing
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -16,9 +17,10 @@ from typing import Any
 import psutil
 
 from magrpo.layout import Step
+from pipelines.processes import list_family, send_signal
 from tests.fleets.clusters import add_node
-from tests.fleets.test_process import assert_all_end
 from tests.pipelines.micro import start
+from tests.processes import assert_all_end
 
 WORKERS = {"rollout": "vllm.entrypoints", "score": "ray::Jails", "update": "magrpo.updates.rank"}
 """What the command lines of a stage's processes contain."""
@@ -70,11 +72,16 @@ def list_work(cluster: Any) -> list[tuple[Any, psutil.Process, str]]:
     found = []
     for node in cluster.worker_nodes:
         for child in psutil.Process(node.all_processes["raylet"][0].process.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                if " ".join(child.cmdline()).startswith(("ray::Jails", "ray::NodeKeeper")):
-                    for process in (child, *child.children(recursive=True)):
-                        found.append((node, process, " ".join(process.cmdline())))
+            if read_command(child).startswith(("ray::Jails", "ray::NodeKeeper")):
+                found += [(node, process, read_command(process)) for process in (child, *list_family(child.pid))]
     return found
+
+
+def read_command(process: psutil.Process) -> str:
+    """The command line of a process; empty if it has ended."""
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 class Driver(AbstractContextManager["Driver"]):
@@ -100,8 +107,7 @@ class Driver(AbstractContextManager["Driver"]):
             if word in found[2] and "keeper.py" not in found[2] and "torch.distributed.run" not in found[2]
         )  # fmt: skip
         is_actor = word == WORKERS["score"]
-        for process in [*([] if is_actor else [worker]), *worker.children(recursive=True)]:
-            process.suspend()
+        send_signal([*([] if is_actor else [worker]), *list_family(worker.pid)], signal.SIGSTOP)
         (signs / "go").touch()
         wait_until(lambda: (signs / "began").exists() or not self.process.is_alive())
         assert self.process.is_alive(), self.log.read_text()

@@ -11,17 +11,17 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 from prefect.states import Cancelling
 
 from magrpo.store import RunStore
+from pipelines.processes import list_family
 from tests.fleets.drivers import Driver, lose_node, nothing_left, wait_until
-from tests.fleets.test_process import assert_all_end
 from tests.pipelines.flows.served import serve_schedule
 from tests.pipelines.flows.test_kills import EMBEDDED
 from tests.pipelines.micro import command
 from tests.pipelines.training.test_places import rows_of, weights_of
+from tests.processes import assert_all_end
 
 pytestmark = [
     pytest.mark.slow,
@@ -78,7 +78,7 @@ def test_drivers_that_are_interrupted_and_killed(cluster: Any, folder: Path, pla
         with Driver(cluster, folder, "driver", arguments, [stage]) as driver:
             driver.catch(stage)
             assert driver.process.pid is not None
-            children = psutil.Process(driver.process.pid).children(recursive=True)
+            children = list_family(driver.process.pid)
             with nothing_left(cluster, sent.name):
                 os.kill(driver.process.pid, sent)
             driver.process.join()

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 
 from magrpo.fleets import ProcessDied
 from magrpo.fleets.process import Child, last_words
+from tests.processes import assert_all_end
 
 ECHO = """
 import sys
@@ -59,20 +59,6 @@ def start(script: str, folder: Path) -> Child:
 def read_processes(line: str | bytes) -> list[psutil.Process]:
     """The grandchildren that a family tells of."""
     return [psutil.Process(int(pid)) for pid in line.split()]
-
-
-def ended(process: psutil.Process) -> bool:
-    try:
-        return process.status() == psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return True
-
-
-def assert_all_end(processes: list[psutil.Process]) -> None:
-    deadline = time.monotonic() + 60
-    while not all(map(ended, processes)):
-        assert time.monotonic() < deadline, f"still running: {processes}"
-        time.sleep(0.02)
 
 
 def test_messages_go_both_ways(tmp_path: Path) -> None:
@@ -138,14 +124,16 @@ def test_nothing_survives_a_death(tmp_path: Path, victim: str, sent: signal.Sign
     with subprocess.Popen(
         [sys.executable, "-c", TRAINER, FAMILY, str(tmp_path / "child.log")], stdout=subprocess.PIPE, text=True
     ) as trainer:
-        assert trainer.stdout is not None
-        grandchildren = read_processes(trainer.stdout.readline())
-        command, back, front, asker = grandchildren[0].parents()[:4]
-        assert asker.pid == trainer.pid  # the thread that started the child has ended, and the child lives
-        assert grandchildren[2].parent() == back
-        {"trainer": trainer, "front": front, "back": back}[victim].send_signal(sent)
-        assert_all_end([*grandchildren, command, back, front])
-        trainer.kill()
+        try:
+            assert trainer.stdout is not None
+            grandchildren = read_processes(trainer.stdout.readline())
+            command, back, front, asker = grandchildren[0].parents()[:4]
+            assert asker.pid == trainer.pid  # the thread that started the child has ended, and the child lives
+            assert grandchildren[2].parent() == back
+            {"trainer": trainer, "front": front, "back": back}[victim].send_signal(sent)
+            assert_all_end([*grandchildren, command, back, front])
+        finally:
+            trainer.kill()
 
 
 def test_an_interrupt_from_the_terminal_does_not_reach_the_child(tmp_path: Path) -> None:

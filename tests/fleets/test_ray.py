@@ -22,7 +22,7 @@ from magrpo.types import Execution, ExecutionReport
 from tests.contracts import test_sandboxes as contract
 from tests.fleets.clusters import add_node
 from tests.fleets.test_local import wait_for_end
-from tests.fleets.test_process import assert_all_end
+from tests.processes import assert_all_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 FAMILY = """

@@ -187,6 +187,6 @@ def nobody_survives_a_cancelled_run(servers: Box) -> None:
     assert len(children) > 2, "the run and its jails"
     servers.call(PREFECT, "flow-run", "cancel", cancelled)
     servers.wait(cancelled, "Cancelled", runs=1)
-    _, alive = psutil.wait_procs(children, timeout=30)
+    _, alive = psutil.wait_procs(children, timeout=60)
     assert not alive
     assert recorded(servers.mlflow.url, found[0].parents[3].name)[0] == "KILLED"

@@ -28,6 +28,8 @@ from magrpo.sandboxes.jail.zygote import fork_process
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker, WorkerDied
 from magrpo.types import Execution
+from pipelines.processes import list_family, wait_for_end
+from tests.processes import assert_all_end
 
 from .conftest import open_pool
 from .honest import PROGRAMS
@@ -213,16 +215,15 @@ def test_closing_ends_what_runs() -> None:
             running.result()
     with pytest.raises(SandboxDied, match="closed"):
         pool.run(endless)
-    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in [child, *jail])
+    assert wait_for_end([child, *jail], 0.0) == []
 
 
 def _train_until_killed(sender: multiprocessing.connection.Connection) -> None:
     pool = open_pool(workers=2, test_s=100, total_s=100)
-    root = psutil.Process()
     pool.threads.submit(pool._run_one, Execution("while True:\n    pass\n", "f", CHECK))
     while not any(worker.jobs for worker in pool.alive):
         time.sleep(0.001)
-    sender.send([child.pid for child in root.children(recursive=True)])
+    sender.send("at work")
     time.sleep(1000)
 
 
@@ -230,23 +231,15 @@ def test_killing_the_trainer_leaves_no_process() -> None:
     receiver, sender = multiprocessing.Pipe(duplex=False)
     trainer = multiprocessing.get_context("spawn").Process(target=_train_until_killed, args=(sender,))
     trainer.start()
-    pids = receiver.recv()
-    assert len(pids) >= 8
+    receiver.recv()
+    assert trainer.pid is not None
+    family = list_family(trainer.pid)
+    assert len(family) >= 8
     trainer.kill()
     trainer.join()
-    deadline = time.monotonic() + 20
-    while any(_lives(pid) for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    assert_all_end(family)
     for end in (receiver, sender):
         end.close()
-
-
-def _lives(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_no_isolation_is_logged_on_every_run(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -363,7 +356,7 @@ def inventory(pool: Pool) -> dict[str, int]:
         "descriptors": here.num_fds(),
         "memory": here.memory_info().rss,
         "zygote's memory": max(process.memory_info().rss for process in zygotes),
-        "processes": len([child for child in here.children(recursive=True) if _lives(child.pid)]),
+        "processes": len(wait_for_end(list_family(here.pid), 0.0)),
         "files": len([path for path in Path(tempfile.gettempdir()).iterdir() if owned_by_a_program(path)]),
     }
     if os.geteuid() == 0:
@@ -387,7 +380,7 @@ def owned_by_a_program(path: Path) -> bool:
 @pytest.mark.parametrize("level", ["namespaces", "landlock"])
 def test_soak(level: str) -> None:
     """1,500 candidates, hostile ones among them: no growth of descriptors, processes, memory or temporary files."""
-    strangers = {child.pid for child in psutil.Process().children(recursive=True)}
+    strangers = set(list_family(os.getpid()))
     pool = open_pool(level=level, workers=2, test_s=0.25, total_s=0.25, memory_mib=256)
     sources = [program.source for program in CORPUS if "@" not in program.source]
     sources += [source for source, _ in PROGRAMS.values()]
@@ -407,5 +400,4 @@ def test_soak(level: str) -> None:
     slack = {"descriptors": 2, "processes": 8, "memory": 10_000_000, "zygote's memory": 2_000_000}  # some are dying
     for name, first in counts[4].items():
         assert counts[-1][name] <= first + slack.get(name, 0), (name, [count[name] for count in counts])
-    left = {child.pid for child in psutil.Process().children(recursive=True)} - strangers
-    assert not [pid for pid in left if _lives(pid)]
+    assert wait_for_end([child for child in list_family(os.getpid()) if child not in strangers], 0.0) == []

@@ -16,6 +16,7 @@ from magrpo.sandboxes.jail_command import SANDBOX_UID, list_interpreter_paths
 from magrpo.sandboxes.pool import Pool
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import ExecutionReport
+from pipelines.processes import list_family, wait_for_end
 
 SECRET = "secret-of-this-machine"
 UID = SANDBOX_UID if os.geteuid() == 0 else None
@@ -134,9 +135,8 @@ class World:
 
     def nothing_left(self, _: ExecutionReport) -> None:
         """Only the jail's own processes remain: it may take a moment until the dead are reaped."""
-        root = psutil.Process(self.worker_pid())
         deadline = time.monotonic() + 20
-        while len(living := [child for child in root.children(recursive=True) if _lives(child)]) > 3:
+        while len(living := wait_for_end(list_family(self.worker_pid()), 0.0)) > 3:
             assert time.monotonic() < deadline, living  # three: bubblewrap's init, the zygote, the next candidate
             time.sleep(0.001)
 
@@ -164,10 +164,3 @@ def _objects(kind: str) -> list[str]:
     header, *rows = (line.split() for line in Path(f"/proc/sysvipc/{kind}").read_text().splitlines())
     owner = str(os.geteuid() if UID is None else UID)
     return [row[1] for row in rows if row[header.index("cuid")] == owner]
-
-
-def _lives(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False

@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-import psutil
 import pytest
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.utilities.callables import parameter_schema
@@ -23,7 +22,9 @@ from pipelines.flows.schedule import TITLES, build_deployed_schedule, build_sche
 from pipelines.flows.sweep import swept
 from pipelines.flows.timetable import Timetable
 from pipelines.flows.train import train
+from pipelines.processes import list_family
 from tests.pipelines.micro import start, write_config
+from tests.processes import assert_all_end
 
 
 @pytest.mark.parametrize(
@@ -103,15 +104,14 @@ def test_runs_start_by_themselves_one_at_a_time_and_once_for_what_was_missed(tmp
         try:
             wait_for(lambda: "Ctrl-C" in log.read_text())
             wait_for(done)
-            children = psutil.Process(process.pid).children(recursive=True)
+            children = list_family(process.pid)
             os.kill(process.pid, number)
             process.join(30)
         finally:
             process.kill()
             process.join()
         assert process.exitcode == 0
-        _, alive = psutil.wait_procs(children, timeout=10)
-        assert not alive
+        assert_all_end(children)
 
     def finished() -> set[Path]:
         return {path.parents[3] for path in root.glob("often-*/stages/00001/report/_SUCCESS")}

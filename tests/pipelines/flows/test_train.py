@@ -14,7 +14,6 @@ from functools import partial, wraps
 from pathlib import Path
 from uuid import UUID
 
-import psutil
 import pytest
 from mlflow import MlflowClient
 from prefect.blocks.notifications import CustomWebhookNotificationBlock
@@ -29,9 +28,11 @@ from magrpo.layout import Step
 from magrpo.plugins import ConfigError
 from magrpo.store import Pointer
 from pipelines.flows.local_server import LocalServer, ServerError
+from pipelines.processes import find_running, list_family, send_signal
 from tests.pipelines.micro import STAGES, command, magrpo, prefect, start, write_config
 from tests.pipelines.receiver import receiving
 from tests.pipelines.training.test_resume import Runs, die_at_work, wait_at_work
+from tests.processes import assert_all_end
 
 
 def fail(stage: str, times: int, error: type[Exception]) -> None:
@@ -277,8 +278,10 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
     process = start(flows.arguments("twice"), log, partial(wait_at_work, "rollout.0"))
     try:
         wait_for(lambda: not process.is_alive() or (log.exists() and "waits" in log.read_text()))
-        children = psutil.Process(process.pid).children(recursive=True)
-        assert any("pipelines.flows.local_server" in child.cmdline() for child in children)
+        assert process.pid is not None
+        children = list_family(process.pid)
+        server = find_running(children, "pipelines.flows.local_server")
+        assert server
 
         assert command([*flows.arguments("twice"), "--local"], tmp_path / "second") == 2
         assert flows.train("twice") == 2
@@ -287,9 +290,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
             assert "Traceback" not in said
             assert "the run stopped" not in said
 
-        for child in children:  # as systemd and Slurm do
-            if "pipelines.flows.local_server" in child.cmdline():
-                child.terminate()
+        send_signal(server, signal.SIGTERM)  # as systemd and Slurm do
         os.kill(process.pid, number)
         process.join(60)
         assert process.exitcode == 128 + number
@@ -299,7 +300,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
     assert said.count(f"{words}; every committed stage is kept. To resume:") == 1
     assert "train --resume twice" in said
     assert "Traceback" not in said
-    assert psutil.wait_procs(children, timeout=10)[1] == []
+    assert_all_end(children)
     assert flows.tracked("twice")[0] == "KILLED"
     database = sqlite3.connect(flows.root / "prefect" / "prefect.db")
     assert database.execute("SELECT state_name FROM flow_run WHERE name = 'twice'").fetchall()[-1] == ("Crashed",)

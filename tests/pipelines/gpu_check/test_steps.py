@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +19,7 @@ from magrpo.interfaces import Engine, Served
 from magrpo.planning.card import GIB
 from magrpo_kernels import bench
 from pipelines.arguments import locate_config
-from pipelines.gpu_check import ceilings, engine, kernels, loss, machine, memory, processes, steps
+from pipelines.gpu_check import ceilings, engine, kernels, loss, machine, memory, steps
 from pipelines.gpu_check.results import Result
 from pipelines.gpu_check.setting import Ceilings, Setting
 
@@ -357,18 +355,3 @@ def test_products_of_a_gpu_have_shapes_that_fit(tmp_path: Path, monkeypatch: pyt
     assert [result.verdict for result in results if result.expected] == ["missed"] * 4
     assert len(ran) == 7
     assert setting.load_ceilings() is not None
-
-
-def test_killed_processes_are_found_and_waited_for() -> None:
-    script = "import time; print(1, flush=True); time.sleep(600)"
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        family = processes.list_family(os.getpid())
-        assert child.pid in [process.pid for process in family]
-        assert processes.find_command(family, "magrpo.engines.vllm_server") == []
-        one = [process for process in family if process.pid == child.pid]
-        assert processes.wait_for_end(one, 0.0) == one
-        child.kill()
-        assert processes.wait_for_end(one, 60.0) == []
-    assert processes.list_family(child.pid) == []
