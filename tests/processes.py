@@ -9,5 +9,5 @@ from pipelines.processes import wait_for_end
 
 def assert_all_end(processes: Collection[psutil.Process]) -> None:
     """Wait until none of them runs; one that only waits for its parent's attention does not."""
-    alive = wait_for_end(processes, 60.0)
+    alive = wait_for_end(processes, 300.0)
     assert not alive, f"still running: {alive}"

@@ -3,9 +3,9 @@
 import contextlib
 import logging
 import os
-import signal
 import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -51,6 +51,14 @@ def attempt(action, argument):
     except OSError:
         return "refused"
     return "done"
+"""
+
+_STOPPED = """
+import ctypes, os, signal
+ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: stopped, it would outlive a kill -9 of this process
+if os.getppid() == {parent}:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    signal.pause()
 """
 
 
@@ -153,9 +161,8 @@ def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.soc
 @contextlib.contextmanager
 def _stop_process() -> Iterator[int]:
     """The number of a process that a signal would start again."""
-    with subprocess.Popen(["sleep", "infinity"]) as process:
+    with subprocess.Popen([sys.executable, "-I", "-S", "-c", _STOPPED.format(parent=os.getpid())]) as process:
         try:
-            process.send_signal(signal.SIGSTOP)
             os.waitid(os.P_PID, process.pid, os.WSTOPPED)
             yield process.pid
         finally:

@@ -471,6 +471,7 @@ class Updater:
         if self.ranks.number == 0:
             self.dump.mkdir(parents=True, exist_ok=True)
             path.write_bytes(b"".join(msgspec.json.encode(work.samples[i]) + b"\n" for i in indices))
+        self.ranks.agree_on(True)  # the first rank to say so ends the others, so that one would not have written yet
         cause = f"the loss is {losses[bad[0]]}" if bad else f"the gradient norm is {norm}"
         return NonFiniteLoss(
             f"update {update}, agent {work.agent!r}: {cause}; the step was not taken. The samples are in {path}. "

@@ -135,9 +135,9 @@ def nothing_left(cluster: Any, what: str, node: Any = None) -> Iterator[None]:
 @contextmanager
 def lose_node(cluster: Any, node: Any) -> Iterator[None]:
     """Lose a node, all of whose processes end; after the block there is a new one."""
-    with nothing_left(cluster, "a lost node", node):
-        cluster.remove_node(node, allow_graceful=False)
     try:
+        with nothing_left(cluster, "a lost node", node):
+            cluster.remove_node(node, allow_graceful=False)
         yield
     finally:
         add_node(cluster, num_cpus=4)

@@ -33,7 +33,7 @@ def make_job(folder: Path, code: str, *arguments: str, **changes: object) -> Job
 
 
 def wait_for_end(process: Running) -> int:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while (status := process.exit_status()) is None:
         assert time.monotonic() < deadline
         time.sleep(0.01)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -214,11 +215,9 @@ def test_a_killed_actor_ends_the_family_and_is_the_reason(fleet: RayFleet, tmp_p
 
 def test_what_has_no_place_says_so(cluster: Any, tmp_path: Path) -> None:
     fleet = RayFleet(cluster.address, placement_s=1.0)
-    with pytest.raises(
-        ProcessDied, match=r"no place within 1 s for 1 processes with 4 GPUs each; the cluster has 0 GPUs"
-    ):
+    words = r"no place within 1 s for 1 processes with 4 GPUs each; the cluster has 0 GPUs"
+    with closing(fleet), pytest.raises(ProcessDied, match=words):
         fleet.start(make_job(tmp_path, "", gpus=4))
-    fleet.close()
 
 
 # The contract of sandboxes, over the fixture of this module.
@@ -298,6 +297,7 @@ def test_jails_leave_nodes_with_gpus_to_others_and_say_for_what_they_wait(
     cluster: Any, fleet: RayFleet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     ray = fleet._ray
+    cluster.wait_for_nodes(120)  # Ray counts the lost node of another test for a while
     with_gpus = add_node(cluster, num_cpus=64, num_gpus=1)
     try:
         wait_until(lambda: ray.cluster_resources().get("GPU"))
@@ -314,6 +314,7 @@ def test_jails_leave_nodes_with_gpus_to_others_and_say_for_what_they_wait(
         assert "so many nodes with a free CPU; the cluster has 3 nodes with 72 CPUs" in caplog.text
     finally:
         cluster.remove_node(with_gpus)
+        cluster.wait_for_nodes(120)
 
 
 @pytest.mark.parametrize("end", ["is killed", "just ends"])

@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
+import psutil
 import pytest
 
 from magrpo.sandboxes import SandboxError, ladder
@@ -19,12 +21,21 @@ from magrpo.sandboxes.jail.confine import Level
 from magrpo.sandboxes.jail_command import JailSpec, LevelUnavailable
 from magrpo.sandboxes.pool import PoolSandbox
 from magrpo.types import Execution
+from pipelines.processes import send_signal
+from tests.processes import assert_all_end
 
 from .conftest import open_pool
 from .hostile import CORPUS
 from .world import World
 
 SPEC = JailSpec(PoolSandbox().make_limits(), "")
+# A canary's stopped process: tells its number and waits.
+STOPPING = """
+from magrpo.sandboxes import ladder
+with ladder._stop_process() as stopped:
+    print(stopped, flush=True)
+    input()
+"""
 
 
 def test_auto_takes_the_strongest() -> None:
@@ -47,6 +58,19 @@ def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch
     with ladder._lay_bait() as (first, *_), ladder._lay_bait() as (second, *_):
         assert {path.name for path in tmp_path.iterdir()} == {first.name, second.name}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_stopped_process_of_a_canary_that_is_killed_ends() -> None:
+    with subprocess.Popen([sys.executable, "-c", STOPPING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as canary:
+        assert canary.stdout is not None
+        stopped = psutil.Process(int(canary.stdout.readline()))
+        status = stopped.status()
+        canary.kill()
+    try:
+        assert status == psutil.STATUS_STOPPED
+        assert_all_end([stopped])
+    finally:
+        send_signal([stopped], signal.SIGKILL)
 
 
 def test_min_level_refuses_what_is_weaker(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from urllib.error import URLError
 from urllib.request import urlopen
 
 import pytest
@@ -156,12 +155,16 @@ def server(folder: Path) -> Iterator[str]:
             try:
                 with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
                     break
-            except URLError:
+            except OSError:
                 time.sleep(0.5)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 @pytest.mark.slow

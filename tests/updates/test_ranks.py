@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import os
 import signal
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -105,6 +108,20 @@ def find_ranks() -> dict[int, psutil.Process]:
     return found
 
 
+def read_slowly(path: Path) -> Future[bytes]:
+    """Keep the rank that writes ``path`` waiting for two seconds, in which the driver hears of the other ranks."""
+    path.parent.mkdir()
+    os.mkfifo(path)
+    written = Future[bytes]()
+
+    def read() -> None:
+        time.sleep(2)
+        written.set_result(path.read_bytes())
+
+    threading.Thread(target=read, daemon=True).start()  # it waits for ever if the rank has been killed
+    return written
+
+
 def run_updates(
     updates: RanksUpdates, folder: Path, out: Path, numbers: range = range(1, NUM_UPDATES + 1)
 ) -> dict[str, float]:
@@ -130,9 +147,10 @@ def test_agents_on_two_ranks_are_agents_in_one_process(folder: Path, fleet: Loca
     assert sum(reported) == len(make_samples(2)) + len(make_samples(3, groups=5))
     huge = replace(make_samples(2)[0], advantage=1e39)
     write_samples(tmp_path / "broken", make_samples(2), [huge, *make_samples(3)])
+    written = read_slowly(tmp_path / "failed-batch" / "update-2-main.jsonl")
     with pytest.raises(NonFiniteLoss, match=r"agent 'main'.*failed-batch/update-2-main.jsonl"):
         updates.update(tmp_path / "broken", tmp_path / "1", tmp_path / "never")
-    assert (tmp_path / "failed-batch" / "update-2-main.jsonl").exists()
+    assert b'"advantage":1e39' in written.result(60)
     assert not find_ranks()
 
 

@@ -55,7 +55,6 @@ def silent() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def _hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(local_server, "_CHOSEN_S", 0.0)
-    monkeypatch.setattr(local_server, "_TIMEOUT_S", 0.5)
 
 
 def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,6 +94,7 @@ def test_a_server_that_does_not_answer_is_named(monkeypatch: pytest.MonkeyPatch)
     for url in ("http://127.0.0.1:9/api", "http://nobody.invalid/api"):
         with pytest.raises(ServerError, match=r"PREFECT_API_URL = .*: it does not answer \(.*run with --local"):
             reach(url, monkeypatch)
+    monkeypatch.setattr(local_server, "_TIMEOUT_S", 0.5)
     with silent() as url, pytest.raises(ServerError, match="it does not answer; start that server"):
         reach(url, monkeypatch)
     with pytest.raises(ServerError) as named:

@@ -110,7 +110,7 @@ class Runs:
         """To start or resume a run."""
         new = ["train", *self.config, "--name", name]
         again = ["train", "--resume", name, "--root", str(self.root)]
-        return [*(again if (self.root / name / "config.json").exists() else new), *self.flags]
+        return [*(again if RunStore(self.root, name).exists() else new), *self.flags]
 
     def log(self, name: str) -> Path:
         return self.root.parent / f"{name}.log"
