@@ -24,6 +24,7 @@ from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, build_opener
 
 from magrpo.files.locks import lock_folder
+from magrpo.fleets.local import find_free_ports
 from magrpo.fleets.process import read_last_words
 from magrpo.plugins import ConfigError
 from magrpo.tracking.connection import hide_password
@@ -70,9 +71,7 @@ class LocalServer:
         before = set(os.environ) - {"PREFECT_API_URL"}
         os.environ.setdefault("PREFECT_HOME", str(self._home))
         self._home.mkdir(parents=True, exist_ok=True)
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        [port] = find_free_ports(1)
         with self._log.open("ab") as log:
             # In a session of its own: Ctrl-C ends the run, which must still report its end to the server.
             module = [sys.executable, "-m", "pipelines.flows.local_server"]
@@ -92,7 +91,7 @@ class LocalServer:
         if (chosen := prefect_target()) is not None and self.process is None:
             _wait_for_chosen(chosen)
         deadline = time.monotonic() + _START_S
-        while self.process is not None and not is_healthy(f"{self._url}/health"):
+        while self.process is not None and find_fault(self._url):
             if self.process.poll() is not None or time.monotonic() > deadline:
                 last = f" ({words})" if (words := read_last_words(self._log)) else ""
                 raise ServerError(f"the Prefect server did not start{last}: see {self._log}, or run with --local")
@@ -115,15 +114,6 @@ class LocalServer:
                     self.process.wait()
 
 
-def is_healthy(url: str) -> bool:
-    """Whether a server answers ``url`` with status 200; on this machine, proxies of the environment are not used."""
-    try:
-        with _open_url(url) as answer:
-            return bool(answer.status == 200)
-    except (OSError, HTTPException):
-        return False
-
-
 def is_address(url: str) -> bool:
     """Whether ``url`` can be the address of Prefect's API."""
     try:
@@ -134,7 +124,7 @@ def is_address(url: str) -> bool:
 
 
 def find_fault(url: str) -> str:
-    """Why the Prefect API at ``url`` cannot be used, in words; empty if it answers."""
+    """Why the Prefect API at ``url`` cannot be used; empty if it answers. Loopback is asked without a proxy."""
     if not is_address(url):
         return _NO_ADDRESS
     try:

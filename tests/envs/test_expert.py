@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -20,7 +19,9 @@ from pydantic import ValidationError
 
 from magrpo.envs.coding import CodingEnv
 from magrpo.envs.expert import MAX_CHARS
+from magrpo.fleets.local import find_free_ports
 from magrpo.types import Case, ExecutionReport, JointReward, PastTurn, Problem
+from tests.servers import answers
 
 PROBLEM = Problem("t/0", 'def f(xs):\n    """Sum."""\n', "f", "def check(candidate): ...")
 TEXTS = {"ada": "HELPERTEXT", "bob": "MAINTEXT"}
@@ -160,29 +161,20 @@ def vllm_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     folder = tmp_path_factory.mktemp("expert")
     template = "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     tiny_base(folder / "base", tiny_config(max_length=2048), chat_template=template)
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = int(free.getsockname()[1])
+    [port] = find_free_ports(1)
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder / "base")]
     command += ["--served-model-name", "wise", "--host", "127.0.0.1", "--port", str(port), "--enforce-eager"]
     settings = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(command, env=os.environ | settings, stdout=log, stderr=log, start_new_session=True)
     try:
-        while not _answers(f"http://127.0.0.1:{port}/health"):
+        while not answers(f"http://127.0.0.1:{port}/health"):
             assert server.poll() is None, (folder / "log").read_text()[-3000:]
             time.sleep(0.5)
         yield port
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait(60)
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as response:
-            return bool(response.status == 200)
-    except OSError:
-        return False
 
 
 @pytest.mark.slow

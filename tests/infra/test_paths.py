@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.infra.test_servers import INFRA, Server, free_port, make_box, started, stop, unit_of
+from tests.infra.test_servers import INFRA, Server, make_box, started, stop, unit_of
 from tests.pipelines.flows.test_kills import EMBEDDED, family, reaping
 from tests.pipelines.flows.test_outages import recorded
 from tests.pipelines.micro import command, write_config
@@ -115,8 +115,8 @@ def box(home: Path, sockets: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     for name in ("MLFLOW_TRACKING_USERNAME", "MLFLOW_TRACKING_PASSWORD"):
         monkeypatch.setenv(name, env[name])
     with (
-        started("prefect", free_port(), "/api/health", env["PREFECT_API_AUTH_STRING"], home, env) as prefect,
-        started("mlflow", free_port(), "/health", mlflow_login, home, env) as mlflow,
+        started("prefect", "/api/health", env["PREFECT_API_AUTH_STRING"], home, env) as prefect,
+        started("mlflow", "/health", mlflow_login, home, env) as mlflow,
         ExitStack() as undo,
     ):
         box = Box(home, prefect, mlflow, env)

@@ -23,6 +23,9 @@ from typing import Any
 import psutil
 import pytest
 
+from magrpo.fleets.local import find_free_ports
+from tests.servers import answers
+
 INFRA = Path(__file__).parents[2] / "infra"
 
 
@@ -50,16 +53,10 @@ class Server:
                 return error.code, None
 
 
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
-
-
 @contextmanager
-def started(unit: str, port: int, health: str, login: str, home: Path, env: dict[str, str]) -> Iterator[Server]:
+def started(unit: str, health: str, login: str, home: Path, env: dict[str, str]) -> Iterator[Server]:
     """The server of a unit, its folders in ``home``, with ``env`` as its EnvironmentFile, until the block ends."""
+    [port] = find_free_ports(1)
     command, settings = unit_of(unit, port, home)
     log = home / f"{unit}.log"
     with log.open("wb") as output:
@@ -67,7 +64,7 @@ def started(unit: str, port: int, health: str, login: str, home: Path, env: dict
     server = Server(f"http://127.0.0.1:{port}", login, log)
     try:
         deadline = time.monotonic() + 240
-        while not _answers(server.url + health):
+        while not answers(server.url + health):
             assert process.poll() is None, log.read_text()[-3000:]
             assert time.monotonic() < deadline, log.read_text()[-3000:]
             time.sleep(0.5)
@@ -96,14 +93,6 @@ def unit_of(name: str, port: int, home: Path) -> tuple[list[str], dict[str, str]
     return shlex.split(command), dict(
         line.split("=", 1) for line in re.findall(r"^Environment=(.+)$", text, re.MULTILINE)
     )
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
 
 
 def _readme_settings(names: str) -> dict[str, str]:
@@ -147,10 +136,8 @@ def test_servers_of_one_box(
     env, places = make_box(tmp_path, sockets, monkeypatch)
     mlflow_login = f"{env['MLFLOW_TRACKING_USERNAME']}:{env['MLFLOW_TRACKING_PASSWORD']}"
     with ExitStack() as stack:
-        prefect = stack.enter_context(
-            started("prefect", free_port(), "/api/health", env["PREFECT_API_AUTH_STRING"], tmp_path, env)
-        )
-        mlflow = stack.enter_context(started("mlflow", free_port(), "/health", mlflow_login, tmp_path, env))
+        prefect = stack.enter_context(started("prefect", "/api/health", env["PREFECT_API_AUTH_STRING"], tmp_path, env))
+        mlflow = stack.enter_context(started("mlflow", "/health", mlflow_login, tmp_path, env))
 
         flow = ("/api/flows/", {"name": "magrpo-train"})
         assert prefect.post(*flow)[0] == 401

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from magrpo.fleets.local import find_free_ports
 from magrpo.plugins import ConfigError
 from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
@@ -320,9 +321,7 @@ def test_a_long_card_is_cut_where_a_section_begins() -> None:
 @pytest.mark.slow
 def test_the_registry_works_through_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Registered twice it is one version; the alias goes and comes; what is downloaded is what was registered."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = find_free_ports(1)
     monkeypatch.setenv("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")
     arguments = f"--port {port} --workers 1 --backend-store-uri sqlite:///m.db --artifacts-destination {tmp_path}/kept"
     server = subprocess.Popen([sys.executable, "-m", "mlflow", "server", *arguments.split()], cwd=tmp_path)

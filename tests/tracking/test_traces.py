@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import sys
 import time
@@ -11,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from urllib.request import urlopen
 
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Trace
 
+from magrpo.fleets.local import find_free_ports
 from magrpo.services import TrackingConfig
 from magrpo.tracking.mlflow_runs import MlflowTracker
 from magrpo.tracking.spool import Refused
@@ -35,6 +34,7 @@ from magrpo.types import (
     TrajectoryStep,
     TurnTimes,
 )
+from tests.servers import answers
 
 AGENTS = ("helper", "main")
 REPORT = ExecutionReport("wrong", (Case("pass"), Case("wrong", "f(2) gave 3")), "namespaces")
@@ -143,20 +143,15 @@ def test_a_record_is_small_and_plain() -> None:
 
 @contextmanager
 def server(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    [port] = find_free_ports(1)
     command = [sys.executable, "-m", "mlflow", "server", "--port", str(port), "--workers", "1"]
     command += ["--backend-store-uri", f"sqlite:///{folder / 'server.db'}", "--artifacts-destination", str(folder)]
     process = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            try:
-                with urlopen(f"http://127.0.0.1:{port}/health", timeout=5):
-                    break
-            except OSError:
-                time.sleep(0.5)
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
         yield f"http://127.0.0.1:{port}"
     finally:
         process.terminate()

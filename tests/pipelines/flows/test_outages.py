@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -17,12 +16,13 @@ from pathlib import Path
 import pytest
 from mlflow import MlflowClient
 
+from magrpo.fleets.local import find_free_ports
 from magrpo.layout import Step
 from magrpo.store import Pointer
 from magrpo.tracking.system import PREFIX
-from pipelines.flows.local_server import is_healthy
 from tests.pipelines.micro import command, start, write_config
 from tests.pipelines.training.test_resume import TIMED
+from tests.servers import answers
 
 OUTAGE_S = 60.0
 
@@ -32,7 +32,7 @@ class Servers:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.prefect, self.mlflow = (f"http://127.0.0.1:{free_port()}" for _ in range(2))
+        self.prefect, self.mlflow = (f"http://127.0.0.1:{port}" for port in find_free_ports(2))
         self._running: list[subprocess.Popen[bytes]] = []
 
     def start(self) -> None:
@@ -51,7 +51,7 @@ class Servers:
             self._running = [
                 subprocess.Popen(arguments, env=environment, stdout=log, stderr=log) for arguments in (prefect, mlflow)
             ]
-        wait_for(lambda: is_healthy(f"{self.prefect}/api/health") and is_healthy(f"{self.mlflow}/health"))
+        wait_for(lambda: answers(f"{self.prefect}/api/health") and answers(f"{self.mlflow}/health"))
 
     def stop(self) -> None:
         for process in self._running:
@@ -62,13 +62,6 @@ class Servers:
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 240.0) -> None:

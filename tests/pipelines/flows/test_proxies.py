@@ -13,7 +13,7 @@ import pytest
 import requests
 
 from pipelines.environment import LOOPBACK, reach_loopback_directly
-from pipelines.flows.local_server import is_healthy
+from pipelines.flows.local_server import find_fault
 from tests.pipelines.micro import command, write_config
 
 NAMES = ("HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy", "NO_PROXY", "no_proxy")
@@ -31,10 +31,11 @@ def _no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """Answers every question with 200 and nothing."""
+    """Answers every question with 200 and nothing, as if it were JSON."""
 
     def do_GET(self) -> None:
         self.send_response(200)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
@@ -71,7 +72,7 @@ def test_servers_on_loopback_are_reached_directly(
 ) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert is_healthy(f"http://127.0.0.1:{server_port}/")
+    assert find_fault(f"http://127.0.0.1:{server_port}") == ""
     reach_loopback_directly()
     for host in ("127.0.0.1", "localhost"):
         url = f"http://{host}:{server_port}/"
@@ -85,7 +86,7 @@ def test_other_hosts_keep_their_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
         reach_loopback_directly()
         assert os.environ["no_proxy"] == os.environ["NO_PROXY"] == "corp.example,localhost,127.0.0.1,::1"
     assert os.environ["HTTP_PROXY"] == NOBODY
-    assert not is_healthy("http://other.invalid/health")
+    assert "refused" in find_fault("http://other.invalid")
     with pytest.raises(httpx.ConnectError, match="refused"):  # by the proxy; the host has no address
         httpx.get("http://other.invalid/")
 
