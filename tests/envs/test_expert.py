@@ -18,7 +18,7 @@ import pytest
 from pydantic import ValidationError
 
 from magrpo.envs.coding import CodingEnv
-from magrpo.envs.expert import MAX_CHARS
+from magrpo.envs.expert import MAX_CHARS, _ask
 from magrpo.fleets.local import find_free_ports
 from magrpo.types import Case, ExecutionReport, JointReward, PastTurn, Problem
 from tests.servers import answers
@@ -62,6 +62,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[Endpoint]:
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    _ask.cache_clear()  # of another test's endpoint, which may have had the same port
     with Endpoint(("127.0.0.1", 0), Handler) as server:
         server.requests = []
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))

@@ -9,7 +9,6 @@ import re
 import shlex
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ import pytest
 
 import magrpo.store
 from magrpo.export.agents_folder import ORIGIN, write_run_agents
+from magrpo.fleets.local import find_free_ports
 from magrpo.layout import TRAJECTORIES
 from magrpo.lineup import open_prompt_tokenizer
 from magrpo.store import RunStore, read_records
@@ -29,6 +29,7 @@ from magrpo.types import Trajectory
 from pipelines.cli import main
 from tests.export.fake_hub import FakeHub, serve_hub
 from tests.pipelines.micro import blank_pictures
+from tests.servers import answers
 
 CONFIGS = Path(__file__).parents[2] / "pipelines" / "configs"
 SHORT = (
@@ -100,6 +101,12 @@ def test_the_agents_of_the_folder_can_be_asked(coders: RunStore, capsys: pytest.
     assert [line for line in read_blocks(card)[0].split() if line not in said] == []
 
 
+def assert_readable(path: Path) -> None:
+    """By everybody, however much the umask lets the owner's group do."""
+    readable = 0o755 if path.is_dir() else 0o644
+    assert path.stat().st_mode & readable == readable
+
+
 def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStore) -> None:
     agents = coders.path / "agents"
     assert sorted(path.name for path in agents.iterdir()) == [
@@ -111,7 +118,7 @@ def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStor
         "origin.json",
     ]
     for path in agents.rglob("*"):
-        assert stat.S_IMODE(path.stat().st_mode) == (0o755 if path.is_dir() else 0o644)
+        assert_readable(path)
         if path.suffix in (".md", ".json", ".jinja"):
             assert str(coders.path.parent) not in path.read_text()
             assert str(CONFIGS.parents[1]) not in path.read_text()
@@ -124,7 +131,7 @@ def test_the_folder_is_whole_and_names_no_folder_of_this_machine(coders: RunStor
             for folder in (agents, coders.path / "stages/00001/update/weights")
         )
         assert theirs.read_bytes() == ours.read_bytes()
-        assert stat.S_IMODE(ours.stat().st_mode) == 0o644
+        assert_readable(ours)
         assert "../README.md" in (agents / name / "README.md").read_text()
 
 
@@ -279,12 +286,8 @@ def test_a_hub_that_is_away_is_named(
     assert "--push me/team: http://127.0.0.1:9 cannot be reached" in capsys.readouterr().err
 
 
-def read_answers(url: str, request: str, folder: Path) -> str:
-    """The text of the answer to a request of the card, once the server at ``url`` is ready."""
-    for _ in range(300):
-        if subprocess.run(["curl", "-sf", f"{url}/health"], capture_output=True, check=False).returncode == 0:
-            break
-        time.sleep(1)
+def read_answer(request: str, folder: Path) -> str:
+    """The text of the answer to a request of the card."""
     done = subprocess.run(["bash", "-c", request], cwd=folder, capture_output=True, text=True, check=True)
     return str(json.loads(done.stdout)["choices"][0]["message"]["content"])
 
@@ -294,14 +297,18 @@ def read_answers(url: str, request: str, folder: Path) -> str:
 def test_vllm_serves_the_folder_and_answers_as_the_card_says(coders: RunStore, tmp_path: Path) -> None:
     agents = coders.path / "agents"
     card = (agents / "README.md").read_text().partition("### With vLLM")[2]
-    serve, request = read_blocks(card, "sh")
+    [port] = find_free_ports(1)
+    serve, request = (text.replace("8000", str(port)) for text in read_blocks(card, "sh"))
     environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     with (tmp_path / "server.log").open("wb") as log:
         server = subprocess.Popen(
             ["bash", "-c", f"exec {serve}"], cwd=agents, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
-        answer = read_answers("http://127.0.0.1:8000", request, agents)
+        while not answers(f"http://127.0.0.1:{port}/health"):
+            assert server.poll() is None, (tmp_path / "server.log").read_text()[-3000:]
+            time.sleep(0.5)
+        answer = read_answer(request, agents)
     finally:
         os.killpg(server.pid, signal.SIGTERM)
         server.wait()
