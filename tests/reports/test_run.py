@@ -17,6 +17,7 @@ from magrpo.reports.figures import UNTRAINED
 from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.reports.page import Exhibits, write_page
 from magrpo.store import RunStore
+from magrpo.tracking.spool import RECORDS, encode_record
 from magrpo.types import EvalReport
 from tests.reports.pages import ATTACK, BUDGETS, NAMES, evaluation, make_report
 
@@ -220,7 +221,7 @@ def test_a_report_says_where_its_run_comes_from(tmp_path: Path, config: RunConfi
         {"kind": "tags", "values": {"machine": "node7, 16 cores", "version.torch": "2.13.0"}},
         {"kind": "tags", "values": {"mlflow.source.git.commit": "abc", "git.dirty": "true"}},
     ]
-    (store.path / "tracking.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records) + '{"torn')
+    (store.path / RECORDS).write_bytes(b"".join(map(encode_record, records)) + b'{"torn')
     facts = dict(describe_origin(store, config))
     assert facts["started"] == "1970-01-01 00:00 UTC"
     assert (facts["machine"], facts["commit"], facts["libraries"]) == (
