@@ -20,6 +20,7 @@ from magrpo.plugins import Plugin
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
+from magrpo.sandboxes.jail.tester import LEFT_S, TEST_CPU_S
 from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.ladder import Rung, choose_level
 from magrpo.sandboxes.traces import leaves_no_trace
@@ -122,7 +123,7 @@ class Pool:
 
     def __init__(self, spec: JailSpec, size: int, recycle_after: int) -> None:
         self.spec, self.level, self.size, self.recycle_after = spec, spec.level, size, recycle_after
-        self.timeout_s = 20.0 + 4 * WALL_CAP * spec.limits.total_s
+        self.timeout_s = 20.0 + WALL_CAP * (TEST_CPU_S + LEFT_S + 4 * spec.limits.total_s)
         self.failures = 0
         self.closed = False
         self.alive: set[Worker] = set()

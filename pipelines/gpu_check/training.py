@@ -8,7 +8,7 @@ from pathlib import Path
 
 from magrpo.fleets.process import read_last_words, share_paths
 from magrpo.layout import Step
-from magrpo.store import RunStore
+from magrpo.store import MANIFEST, RunStore
 from pipelines.arguments import locate_config
 from pipelines.gpu_check.results import Result, judge
 from pipelines.gpu_check.setting import Setting
@@ -35,13 +35,11 @@ def train_twice(setting: Setting) -> Iterator[Result]:
     words = [*OVERRIDES, f"model.device={setting.device.type}", f"root={root}", *(SMALL if setting.is_small else ())]
     began = time.perf_counter()
     run = _start_command(["train", str(locate_config("embedded")), *words, "--name", NAME, "--local", "--quiet"], log)
-    first_update = RunStore(root, NAME).stage_folder(Step("update", 1).folder)
+    update = RunStore(root, NAME).stage_folder(Step("update", 1).folder) / MANIFEST
     try:
-        while not (first_update / "_SUCCESS").exists() and run.poll() is None:
-            if time.perf_counter() - began > DEADLINE_S:
-                break
+        while not update.exists() and run.poll() is None and time.perf_counter() - began <= DEADLINE_S:
             time.sleep(_POLL_S)
-        reached, family = (first_update / "_SUCCESS").exists(), list_family(run.pid)
+        reached, family = update.exists(), list_family(run.pid)
     finally:
         run.kill()
         run.wait()

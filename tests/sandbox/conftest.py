@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
 from collections.abc import Iterator
 
 import pytest
 
 from magrpo.sandboxes import SandboxError
 from magrpo.sandboxes.pool import Pool, PoolSandbox
+from magrpo.sandboxes.worker import Worker
 
 LEVELS = ["namespaces", "namespaces-flat", "landlock"]
 
@@ -18,6 +20,13 @@ def open_pool(**options: object) -> Pool:
         return PoolSandbox.model_validate({"kind": "pool", **options}).open()
     except SandboxError as error:
         pytest.skip(str(error))
+
+
+def wait_until_gone(worker: Worker) -> None:
+    """A kill is carried out when the scheduler gets to it: on a busy machine the jail may still do a job or two."""
+    if worker.inside is not None:
+        select.select([worker.inside], [], [])
+    worker.process.wait()
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from magrpo.sandboxes.traces import is_self_contained, leaves_no_trace
 from magrpo.sandboxes.worker import Worker
 from magrpo.types import Execution, ExecutionReport
 
-from .conftest import LEVELS, open_pool
+from .conftest import LEVELS, open_pool, wait_until_gone
 
 CHECK = "def check(candidate):\n    for n in range(3):\n        assert candidate(n) == n + 1\n"
 RIGHT = "def f(n):\n    return n + 1\n"
@@ -100,10 +100,10 @@ def test_self_contained_programs_share_a_process_unless_one_has_used_much(level_
         return level_pool.run_batch([Execution(source, "f", CHECK) for source in sources])[-1].memory_bytes
 
     alone = measure(RIGHT)
-    held = measure(HOLDS.format(size=10**5)) - alone
-    assert held > 2e6
-    assert measure(HOLDS.format(size=10**5), RIGHT) > alone + held / 2, "they share it"
-    assert measure(HOLDS.format(size=10**5), f"import os\n{RIGHT}") < alone + held / 2
+    held = measure(HOLDS.format(size=5 * 10**5)) - alone
+    assert held > 1e7
+    assert measure(HOLDS.format(size=5 * 10**5), RIGHT) > alone + held / 2, "they share it"
+    assert measure(HOLDS.format(size=5 * 10**5), f"import os\n{RIGHT}") < alone + held / 2
     assert measure(HOLDS.format(size=10**6), RIGHT) < alone + held / 2, "the first has used too much"
 
 
@@ -148,6 +148,7 @@ def test_a_worker_that_dies_in_a_batch_costs_no_verdict(level_pool: Pool, monkey
         served.append(len(jobs))
         if len(served) == 1:
             worker.kill()
+            wait_until_gone(worker)
         return run_jobs(worker, jobs, timeout_s)
 
     monkeypatch.setattr(Worker, "run_jobs", die_once)

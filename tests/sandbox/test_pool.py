@@ -9,7 +9,6 @@ import logging
 import multiprocessing
 import os
 import resource
-import select
 import signal
 import socket
 import subprocess
@@ -31,7 +30,7 @@ from magrpo.types import Execution
 from pipelines.processes import list_family, wait_for_end
 from tests.processes import assert_all_end
 
-from .conftest import open_pool
+from .conftest import open_pool, wait_until_gone
 from .honest import PROGRAMS
 from .hostile import CORPUS
 from .world import UID
@@ -46,13 +45,6 @@ def right(number: int = 0) -> Execution:
 def the_worker(pool: Pool) -> Worker:
     [worker] = pool.alive
     return worker
-
-
-def wait_until_gone(worker: Worker) -> None:
-    """A kill is carried out when the scheduler gets to it: on a busy machine the jail may still do a job or two."""
-    if worker.inside is not None:
-        select.select([worker.inside], [], [])
-    worker.process.wait()
 
 
 @pytest.fixture
@@ -199,6 +191,16 @@ def test_a_process_with_many_open_files_has_a_sandbox() -> None:
         pool = opened.enter_context(contextlib.closing(open_pool(workers=1)))
         [report] = pool.run([right()])
     assert report.status == "pass"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("level", ["landlock", "namespaces-flat"])
+def test_more_workers_than_a_program_may_have_descriptors(level: str) -> None:
+    """Each that waits for a program has sent a descriptor that is not received yet; the kernel counts them by user."""
+    pool = open_pool(level=level, workers=64)
+    reports = pool.run([right(number) for number in range(256)])
+    pool.close()
+    assert {(report.status, report.level) for report in reports} == {("pass", level)}
 
 
 def test_closing_ends_what_runs() -> None:

@@ -21,7 +21,8 @@ def any_base(request: pytest.FixtureRequest, base: Path, tmp_path_factory: pytes
     if request.param == "linear head":
         return base
     plain = tiny_config()
-    config = GraniteConfig(**{**plain.to_dict(), "model_type": "granite", "logits_scaling": 2.0})
+    scales = {"logits_scaling": 2.0, "attention_multiplier": plain.head_dim**-0.5}  # else scores of attention are huge
+    config = GraniteConfig(**plain.to_dict() | {"model_type": "granite"} | scales)
     return tiny_base(tmp_path_factory.mktemp("scaled"), config)
 
 

@@ -183,7 +183,6 @@ class Level:
         for name, value in (
             (resource.RLIMIT_AS, limits.memory_bytes),
             (resource.RLIMIT_FSIZE, limits.file_bytes),
-            (resource.RLIMIT_NOFILE, limits.descriptors),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),
             (resource.RLIMIT_MSGQUEUE, 0),

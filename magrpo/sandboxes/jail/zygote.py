@@ -9,6 +9,7 @@ import contextlib
 import gc
 import json
 import os
+import resource
 import select
 import signal
 import socket
@@ -136,6 +137,8 @@ class Zygote:
                 listener = self.level.confine_candidate()
                 if self.level.asks:
                     socket.send_fds(far, [b"l"], [listener])
+                most = self.level.limits.descriptors  # not earlier: all that the user has in flight counts for it
+                resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
                 at_fork.seed_children()
