@@ -1,4 +1,4 @@
-"""The documents: links, anchors, paths and names exist, commands and overrides are valid, pages are complete and short.
+"""The documents: links, anchors, paths and names exist, commands and overrides are valid, pages are complete.
 
 ``python -m tests.test_docs``, part of ``make docs``, writes docs/configuration.md and the schema of configurations.
 """
@@ -61,19 +61,6 @@ def test_readme_and_site_list_every_page() -> None:
     assert pages - set(LINK.findall((ROOT / "README.md").read_text(encoding="utf-8"))) == set()
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     assert [page for page in sorted(pages) if f": {Path(page).name}\n" not in navigation] == []
-
-
-MAX_WORDS = 31_640
-"""In README.md and docs/, marks between cells of tables aside: 32,161 was too much to read, in pages none of which was
-for one task. 3,500 are those of the pages for a task: own models and problems, use, GPUs, nights, troubles, words;
-2,000 those of the page about scale and what other pages say of places; 250 those about handles in the sandbox;
-2,000 those of the page about faults; 300 those of where the time of a run goes."""
-
-
-def test_the_documents_are_short() -> None:
-    pages = [ROOT / "README.md", *ROOT.glob("docs/*.md")]
-    words = [word for page in pages for word in page.read_text(encoding="utf-8").split() if re.search(r"\w", word)]
-    assert len(words) <= MAX_WORDS
 
 
 def test_every_fault_names_its_test() -> None:

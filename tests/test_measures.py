@@ -1,4 +1,4 @@
-"""The measures of the house: circles, imports inside functions, folders, parameters, names, docstrings and lines.
+"""The measures of the house: circles, imports inside functions, folders, parameters, names and docstrings.
 
 ``python -m tests.test_measures`` prints them.
 """
@@ -20,8 +20,6 @@ SANDBOXED = ("magrpo/rewards/stand_ins.py",)
 MAX_PARAMETERS = 6
 MAX_MODULES = 20
 MAX_ONE_WORD = 0.35
-MAX_LINES = 37_671
-"""97 of them let siblings share keys and values in decoding steps, and take the loss on a CPU in blocks of rows."""
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -178,10 +176,6 @@ def test_public_names_can_be_found_by_grep() -> None:
 
 def test_modules_say_what_they_hold() -> None:
     assert silent_modules() == []
-
-
-def test_packages_do_not_grow() -> None:
-    assert num_lines() <= MAX_LINES
 
 
 def print_measures() -> None:
