@@ -110,9 +110,9 @@ class BaselineTable:
     rows: Sequence[BaselineResult]
 
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
-        """Write ``baselines.html``, ``.md``, ``.csv`` and ``.json``."""
+        """Write ``baselines.html``, ``.csv`` and ``.json``."""
         sections = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
-        write_page(folder / "baselines", title, sections, width="90rem")
+        write_page(folder / "baselines.html", title, sections, width="90rem")
         difference = f"less_{REFERENCE}"
         measured = [
             (result.row.name, key, quantity, value, self._less_reference(result, key, quantity))

@@ -1,4 +1,4 @@
-"""Blocks of reports, and pages of them: one HTML file that loads nothing from anywhere, and its twin in Markdown."""
+"""Blocks of reports, and pages of them: each one HTML file that loads nothing from anywhere."""
 
 import json
 import re
@@ -57,12 +57,11 @@ class Facts:
 
 @dataclass(frozen=True, slots=True)
 class Pictures:
-    """Panels drawn in the page; Markdown shows the file ``image`` beside it, if there is one."""
+    """Panels drawn in the page."""
 
     kind: ClassVar = "pictures"
     title: str
     panels: Sequence[Panel]
-    image: str = ""
     note: str = ""
 
 
@@ -108,7 +107,7 @@ class Terms:
 
 
 Block = ReportTable | Banner | Facts | Pictures | Exhibits | Listing | Terms
-"""A part of a page. Its ``kind`` names the macro of ``page.html.j2`` and ``page.md.j2`` that renders it."""
+"""A part of a page. Its ``kind`` names the macro of ``page.html.j2`` that renders it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,26 +133,27 @@ def make_banner(verdict: Verdict) -> Banner:
     return Banner("Verdict", verdict.word, f"{sentence[0].upper()}{sentence[1:]}.", advice)
 
 
-def write_page(
-    path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem"
-) -> list[Path]:
-    """Write ``path.html``, at most ``width`` wide, and ``path.md``; returns both. ``lead`` stands below the title.
+def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem") -> None:
+    """Write an HTML page to ``path``, at most ``width`` wide. ``lead`` stands below the title.
 
-    The pages end with the meanings of the words in their tables.
+    The page ends with the meanings of the words in its tables.
     """
     sections = [part if isinstance(part, Section) else Section(part) for part in parts]
     if meanings := select_meanings(_list_words(sections)):
         sections.append(Section(Terms("Words on this page", meanings), folded=True))
-    paths = [path.with_name(f"{path.name}.{form}") for form in ("html", "md")]
-    for written in paths:
-        page = render_template(f"page{written.suffix}.j2", title=title, sections=sections, lead=lead, width=width)
-        written.write_text(page, encoding="utf-8")
-    return paths
+    page = render_template("page.html.j2", title=title, sections=sections, lead=lead, width=width)
+    path.write_text(page, encoding="utf-8")
 
 
 def render_template(name: str, **values: object) -> str:
     """A template beside this module, filled in. HTML escapes every text: completions are whatever a model wrote."""
     return _ENVIRONMENT.get_template(name).render(values).lstrip()
+
+
+def format_markdown(table: ReportTable) -> str:
+    """The rows of a table in Markdown, for pages of Prefect."""
+    source = '{% from "table.md.j2" import table %}{{ table(block) }}'
+    return _ENVIRONMENT.from_string(source).render(block=table)
 
 
 def print_banners(banners: Sequence[Banner], console: Console) -> None:
@@ -217,7 +217,7 @@ def _split_interval(cell: str) -> tuple[str, str]:
 
 _ENVIRONMENT = Environment(
     loader=FileSystemLoader(Path(__file__).parent),
-    autoescape=select_autoescape(["html.j2"]),
+    autoescape=select_autoescape(["html.j2"], default_for_string=False),
     undefined=StrictUndefined,
     trim_blocks=True,
     lstrip_blocks=True,

@@ -1,4 +1,4 @@
-"""The report of a run: results and cost of its training, as one page, Markdown, CSV, JSON and pictures."""
+"""The report of a run: results and cost of its training, as one page, CSV, JSON and pictures."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -34,11 +34,11 @@ class RunReport(EvaluatedRun):
     """An evaluated run and the files of its report."""
 
     def write_files(self, folder: Path) -> None:
-        """Write ``report.html``, ``.md``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
+        """Write ``report.html``, ``.csv`` and ``.json``, the ledger (CSV) and the pictures (PNG, SVG)."""
         folder.mkdir(parents=True, exist_ok=True)
         drawn = list(self._draw_pictures())
-        sections = list(self._list_sections([section for section, _ in drawn]))
-        write_page(folder / "report", f"Run {self.store.run_id}", sections, self._describe_run())
+        sections = list(self._list_sections([section for _, section, _ in drawn]))
+        write_page(folder / "report.html", f"Run {self.store.run_id}", sections, self._describe_run())
         figures.write_csv(folder / "report.csv", figures.EVALUATION_COLUMNS, figures.evaluation_rows(self.reports))
         text = json.dumps(self._collect_figures(), indent=1, default=asdict)
         (folder / "report.json").write_text(text + "\n", encoding="utf-8")
@@ -46,9 +46,8 @@ class RunReport(EvaluatedRun):
             # The budget is cumulative; ``executions`` depends on interruptions of the run.
             rows = ([one.iteration, *one.counts.values(), f"{one.seconds:.3f}"] for one in self.budgets)
             figures.write_csv(folder / "budget.csv", ["iteration", *UNITS, "seconds"], rows)
-        for section, figure in drawn:
-            assert isinstance(section.block, Pictures)
-            charts.save_figure(figure, folder / Path(section.block.image).stem)
+        for name, _, figure in drawn:
+            charts.save_figure(figure, folder / name)
 
     def evaluation_tables(self) -> list[ReportTable]:
         """A table for each split and mode: the agents before training and after it, and the paired difference."""
@@ -148,8 +147,8 @@ class RunReport(EvaluatedRun):
         change = figures.format_tested_difference(gains[part])
         return f"{title}: {figures.quantity_title(part)} changed most, {change}"
 
-    def _draw_pictures(self) -> Iterator[tuple[Section, Figure]]:
-        """The pictures as the page shows them, the curves first, and as their files do."""
+    def _draw_pictures(self) -> Iterator[tuple[str, Section, Figure]]:
+        """The name of each picture's files, its section of the page and its figure; the curves come first."""
         reports, maxima = self.reports, self.config.reward.maxima
         if len(reports) > 1:
             panels = charts.learning_panels(reports, maxima)
@@ -158,20 +157,20 @@ class RunReport(EvaluatedRun):
             start = {"better": "The held-out return rose", "worse": "The held-out return fell"}
             words = start.get(self.verdict.word, "No reliable change of the held-out return:")
             finding = f"{words} from {first:.1%} to {last:.1%}"
-            yield Section(Pictures("Learning curves", panels, "learning.png", charts.OVER_PROBLEMS), finding), figure
+            yield "learning", Section(Pictures("Learning curves", panels, charts.OVER_PROBLEMS), finding), figure
             panels = charts.cloud_panels(reports, maxima)
             figure = charts.compose_figure(panels, charts.CLOUD)
-            cloud = Pictures("Return of every trajectory", panels, "cloud.png", charts.CLOUD)
-            yield Section(cloud, charts.describe_cloud(reports, maxima), folded=True), figure
+            cloud = Pictures("Return of every trajectory", panels, charts.CLOUD)
+            yield "cloud", Section(cloud, charts.describe_cloud(reports, maxima), folded=True), figure
         panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
         note = "The area of a point is the number of trajectories or problems that coincide in it."
         if turns > 1:
-            block = Pictures(f"Turn 1 against turn {turns}", panels, "turns.png", note)
-            yield Section(block, folded=len(reports) > 1), charts.compose_figure(panels, "", 5.0)
+            block = Pictures(f"Turn 1 against turn {turns}", panels, note)
+            yield "turns", Section(block, folded=len(reports) > 1), charts.compose_figure(panels, "", 5.0)
         elif len(reports) > 1:
-            block = Pictures("Problem by problem", panels, "turns.png", note)
+            block = Pictures("Problem by problem", panels, note)
             finding = charts.describe_scatter(reports, maxima)
-            yield Section(block, finding, folded=True), charts.compose_figure(panels, charts.ONE_TURN, 5.3)
+            yield "turns", Section(block, finding, folded=True), charts.compose_figure(panels, charts.ONE_TURN, 5.3)
 
     def _list_facts(self) -> Iterator[tuple[str, str, str]]:
         for key, title in ((HEADLINE, "held-out return"), ("ood/sampled", "return on new compositions")):

@@ -76,7 +76,7 @@ def _compare_trainings(stores: Sequence[RunStore], root: Path, folder: Path, con
     runs = [load_evaluated_run(store.run_id, store) for store in stores]
     tokens = {run.label: {b.iteration: float(b.tokens) for b in run.budgets} for run in runs}
     evaluations = {run.label: run.reports for run in runs}
-    curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), "curves.png", OVER_PROBLEMS)
+    curves = Pictures("Learning curves", comparison_panels(evaluations, tokens), OVER_PROBLEMS)
     ends = [f"{run.label} ended at {run.last.summary[HEADLINE]['return'].mean:.1%}" for run in runs]
     sections = [Section(curves, f"Return: {', '.join(ends)}"), *comparison_sections(runs)]
     comparisons = compare_with_first(runs)
@@ -139,7 +139,7 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     means = {title: average_evaluations(runs) for title, runs in settings.items()}
     tokens = tokens_by_iteration(settings, means)
     quantities = [("test", quantity) for quantity in COMPARED]
-    curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), "curves.png", OVER_SEEDS)
+    curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), OVER_SEEDS)
     note = (
         "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
@@ -167,17 +167,17 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
 def _write_comparison(
     folder: Path, names: Sequence[str], comparisons: Sequence[RunComparison], sections: Sequence[Block | Section]
 ) -> None:
-    """Write the page, which begins with the verdicts, its Markdown and the curves to ``folder``."""
+    """Write the page, which begins with the verdicts, and the curves to ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     blocks = [part.block if isinstance(part, Section) else part for part in sections]
     [curves] = [block for block in blocks if isinstance(block, Pictures)]
     save_figure(compose_figure(curves.panels, curves.note, rows=2), folder / "curves")
     title = f"Comparison of {', '.join(names[:-1])} and {names[-1]}"
-    write_page(folder / "compare", title, [*(one.banner for one in comparisons), *sections])
+    write_page(folder / "compare.html", title, [*(one.banner for one in comparisons), *sections])
 
 
 def _print_written(page: Path, console: Console) -> None:
-    console.print(f"page: {shorten_path(page)}; Markdown and pictures beside it", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; pictures beside it", soft_wrap=True, markup=False)
 
 
 def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:

@@ -96,19 +96,20 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     verdicts = [comparison.banner for comparison in judge_settings({short[title]: done[title] for title in done})]
     blocks: list[Block] = [
         *verdicts,
-        Pictures("Learning curves", panels, "curves.png", OVER_SEEDS),
+        Pictures("Learning curves", panels, OVER_SEEDS),
         Pictures("Parts of the return", charts.comparison_panels(shown, quantities=split_parts), note=OVER_SEEDS),
         *tables,
     ]
-    paths = [*write_page(sweep.folder / "sweep", f"Sweep {sweep.name}", blocks), sweep.folder / "sweep.csv"]
-    _write_csv(paths[-1], done, means)
+    page, rows = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
+    write_page(page, f"Sweep {sweep.name}", blocks)
+    _write_csv(rows, done, means)
     wide = Console(highlight=False)
     if not wide.is_terminal:
         wide.width = 160
     print_tables(tables, wide)
     print_banners(verdicts, console)
-    console.print(f"written: {paths[0]}, sweep.md, sweep.csv and curves beside it", soft_wrap=True, markup=False)
-    return [*paths, *pictures]
+    console.print(f"written: {page}, sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    return [page, rows, *pictures]
 
 
 def finished_runs(sweep: Sweep) -> dict[str, list[EvaluatedRun]]:

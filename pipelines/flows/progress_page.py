@@ -17,6 +17,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step, read_place
+from magrpo.reports.publish import render_main_table
 from magrpo.reports.verdict import read_verdict
 from pipelines.progress.state import Attempt, Observer
 
@@ -113,14 +114,12 @@ class ProgressPage(Observer):
         return f"MLflow: [{page}]({page})" + (f", served by `{command}`" if command else "") if page else ""
 
     def _closing_tables(self) -> str:
-        """The tables of the report, as the run committed them in Markdown."""
+        """The verdict of the finished run and the first table of its report, in Markdown."""
         store, state = self._attempt.store, self._attempt.state
-        report = store.stage_folder(Step("report", state.num_iterations).folder)
-        tables = [path.read_text(encoding="utf-8") for path in sorted(report.glob("*.md"))]
         verdict = read_verdict(store)
-        told = state.describe_returns() if verdict is None else verdict.sentence
-        summary = f"Run {store.run_id}. {told[:1].upper()}{told[1:]}. {self._promotion}".rstrip()
-        return "\n\n".join(filter(None, [summary, self._mlflow_link(), *tables]))
+        returns = state.describe_returns() if verdict is None else verdict.sentence
+        summary = f"Run {store.run_id}. {returns[:1].upper()}{returns[1:]}. {self._promotion}".rstrip()
+        return "\n\n".join(filter(None, [summary, self._mlflow_link(), render_main_table(store)]))
 
 
 def artifact_key(name: str) -> str:

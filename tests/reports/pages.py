@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from html.parser import HTMLParser
 from pathlib import Path
 
 from magrpo.config import RunConfig
@@ -17,6 +18,57 @@ ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
 NAMES = "abcd"
 IDS = [f"{split}/{name}" for split in ("test", "ood") for name in NAMES]
 PROBLEMS = {task_id: Problem(task_id, f"def {task_id[-1]}(xs): ...", entry_point=task_id[-1]) for task_id in IDS}
+
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """Reads a page, whose elements must be closed in order: what it loads, its text, its headings, its tables."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.loaded: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.headings: list[str] = []
+        self.tables: dict[str, list[list[str]]] = {}
+        """Rows of cells, the first of them names of columns, of the tables under each heading."""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        for name, value in attrs:
+            if name in ("src", "href", "xlink:href", "data", "srcset"):
+                self.loaded.append(value or "")
+            if name.startswith("on"):
+                self.handlers.append(name)
+        if tag not in VOID:
+            self.open.append(tag)
+        if tag == "h2":
+            self.headings.append("")
+        elif tag == "tr":
+            self.tables.setdefault(self.headings[-1], []).append([])
+        elif tag in ("th", "td"):
+            self.tables[self.headings[-1]][-1].append("")
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.open and self.open[-1] == "h2":
+            self.headings[-1] += data
+        elif {"th", "td"}.intersection(self.open):
+            self.tables[self.headings[-1]][-1][-1] += data
 
 
 def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: Split = "test", mode: Mode = "sampled",

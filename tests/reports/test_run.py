@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -15,54 +14,11 @@ from magrpo.reports.budget import Budget
 from magrpo.reports.exhibits import choose_examples, find_watched, watch_table
 from magrpo.reports.figures import UNTRAINED
 from magrpo.reports.origin import describe_origin, list_next_commands
-from magrpo.reports.page import Exhibits, write_page
+from magrpo.reports.page import write_page
 from magrpo.store import RunStore
 from magrpo.tracking.spool import RECORDS, encode_record
 from magrpo.types import EvalReport
-from tests.reports.pages import ATTACK, BUDGETS, NAMES, evaluation, make_report
-
-VOID = {"meta", "br", "img", "link", "input", "hr"}
-
-
-class Page(HTMLParser):
-    """Reads a page, of which every element must be closed in its order; what it loads, its text, its headings."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.open: list[str] = []
-        self.tags: set[str] = set()
-        self.loaded: list[str] = []
-        self.handlers: list[str] = []
-        self.text = ""
-        self.headings: list[str] = []
-        self.feed(text)
-        self.close()
-        assert self.open == []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        for name, value in attrs:
-            if name in ("src", "href", "xlink:href", "data", "srcset"):
-                self.loaded.append(value or "")
-            if name.startswith("on"):
-                self.handlers.append(name)
-        if tag not in VOID:
-            self.open.append(tag)
-        if tag == "h2":
-            self.headings.append("")
-
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.handle_starttag(tag, attrs)
-        if tag not in VOID:
-            self.open.pop()
-
-    def handle_endtag(self, tag: str) -> None:
-        assert self.open.pop() == tag
-
-    def handle_data(self, data: str) -> None:
-        self.text += data
-        if self.open and self.open[-1] == "h2":
-            self.headings[-1] += data
+from tests.reports.pages import ATTACK, BUDGETS, Page, make_report
 
 
 def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
@@ -96,7 +52,7 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
     assert [link for link in shown.loaded if not link.startswith(("#", "data:image/png;base64,"))] == []
     assert "@import" not in text
     assert "url(http" not in text
-    names = {"report.html", "report.md", "report.csv", "report.json", "budget.csv"}
+    names = {"report.html", "report.csv", "report.json", "budget.csv"}
     pictures = {f"{name}.{suffix}" for name in ("learning", "cloud", "turns") for suffix in ("png", "svg")}
     assert {path.name for path in tmp_path.iterdir()} == names | pictures
     assert "Trajectories have one turn here" in (tmp_path / "turns.svg").read_text()
@@ -132,7 +88,7 @@ def test_an_evaluation_alone(tmp_path: Path, config: RunConfig, reports: list[Ev
     assert "Budget" not in shown.headings
     assert "Highest return, 100.0 %: test/c" in shown.text
     assert "there is only one evaluation" in shown.text
-    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.md", "report.csv", "report.json"}
+    assert {path.name for path in tmp_path.iterdir()} == {"report.html", "report.csv", "report.json"}
 
 
 def test_examples_are_chosen_by_their_gain(config: RunConfig, reports: list[EvalReport]) -> None:
@@ -170,13 +126,6 @@ def test_the_watch_list_does_not_apply_without_tests(config: RunConfig, reports:
     assert "Does not apply: this reward runs no tests (its parts: structure, style)" in watch_table(run, []).note
 
 
-def test_markdown_fences_what_holds_a_fence(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
-    fenced = evaluation(config, 5, dict.fromkeys(NAMES, (1.0, 1.5)), "```\n# not a heading\n```")
-    examples = choose_examples(make_report(config, [reports[0], fenced], BUDGETS))
-    _, page = write_page(tmp_path / "page", "t", [Exhibits("Examples", examples)])
-    assert "````\n```\n# not a heading\n```\n````" in page.read_text(encoding="utf-8")
-
-
 def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig, reports: list[EvalReport]) -> None:
     assert list(make_report(config, reports, BUDGETS).paper_tables()) == []
     problems = config.problems.model_copy(update={"kind": "humaneval"})
@@ -190,8 +139,8 @@ def test_the_paper_stands_beside_its_own_tasks(tmp_path: Path, config: RunConfig
     ]
     assert dict(zip(section.columns, section.rows[3], strict=True))["return"] == "83.7"
     assert "arXiv 2508.04652" in section.note
-    page, _ = write_page(tmp_path / "page", "t", [section])
-    Page(page.read_text(encoding="utf-8"))
+    write_page(tmp_path / "page.html", "t", [section])
+    Page((tmp_path / "page.html").read_text(encoding="utf-8"))
 
 
 def test_an_example_shows_a_trajectory_that_changed(config: RunConfig, reports: list[EvalReport]) -> None:

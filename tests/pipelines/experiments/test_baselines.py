@@ -17,6 +17,7 @@ from magrpo.store import RunStore
 from pipelines.cli import main
 from pipelines.experiments.derive import Source, create_baselines
 from tests.pipelines.micro import write_config
+from tests.reports.pages import Page
 
 
 @pytest.fixture(scope="module")
@@ -102,11 +103,11 @@ def test_tables(root: Path) -> None:
     assert reference["less_naive"] is None
     with (report / "baselines.csv").open() as file:
         assert len(list(csv.DictReader(file))) == len(figures)
-    markdown = (report / "baselines.md").read_text()
-    [short] = [line for line in markdown.splitlines() if line.startswith("| MAGRPO |")][:1]
-    assert f"| {100 * by_hand:.1f} [" in short
-    assert "beside the paper" not in markdown.lower()
-    assert "Cross-play of runs: return with helper from" in (report / "baselines.html").read_text()
+    page = Page((report / "baselines.html").read_text())
+    short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
+    assert short[1].startswith(f"{100 * by_hand:.1f} [")
+    assert "beside the paper" not in page.text.lower()
+    assert "Cross-play of runs: return with helper from" in page.text
     for name in rows_of(root):
         assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
     assert (
@@ -145,7 +146,7 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
             if (f["row"], f["of"], f["quantity"]) == ("magrpo", "test/sampled", "return")
         ]
         assert figures["magrpo", "test/sampled", "return"][name]["mean"] == pytest.approx(fmean(of_each))
-    assert "95 % intervals for new seeds on new problems, from 2 runs" in (tmp_path / "baselines.md").read_text()
+    assert "95 % intervals for new seeds on new problems, from 2 runs" in (tmp_path / "baselines.html").read_text()
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
     assert "run table holds baselines, others do not" in capsys.readouterr().err
     assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
@@ -275,10 +276,10 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
         assert len(stopped.returns) == len(again.returns) == (1 if first.returns[0] == 2.0 else 2)
         assert again.generated_tokens >= again.response_tokens
     assert {len(row.returns) for row in played["retry"].values()} == {1, 2}
-    page = (root / "stops/stages/00000/report/baselines.md").read_text()
-    for title in ("MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"):
-        assert f"| {title} |" in page
-    assert "oracle: stops above a reward of 2, at most 2 tries" in page
+    page = Page((root / "stops/stages/00000/report/baselines.html").read_text())
+    titles = {cells[0] for rows in page.tables.values() for cells in rows}
+    assert {"MAGRPO, oracle stop", "MAGRPO, one turn, retry (oracle)"} <= titles
+    assert "oracle: stops above a reward of 2, at most 2 tries" in page.text
     assert main(["evaluate", "turns", *arguments, "--name", "low", "eval.stop_above=0.5"]) == 0
     assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out

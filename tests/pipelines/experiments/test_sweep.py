@@ -36,6 +36,7 @@ from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines.cli import main
 from pipelines.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
 from tests.pipelines.micro import write_config
+from tests.reports.pages import Page
 
 ENGINES = ("tests.pipelines.experiments.test_sweep:Moody", "transformers")
 MOODS: list[BaseException] = []
@@ -244,10 +245,12 @@ def check_report(root: Path, names: list[str]) -> None:
         rows = [row for row in csv.DictReader(file) if row["quantity"] == "return" and row["policy_version"] == "1"]
     means = [float(r["mean"]) for r in rows if (r["seed"], r["split"], r["mode"]) == ("", "test", "sampled")]
     assert means == pytest.approx([fmean(end.mean for end in ends[:2])] * 2)
-    text = (folder / "sweep.md").read_text()
-    assert "| engine.kind=transformers | ~ +0.0 [+0.0, +0.0] | ~ +0.0 [+0.0, +0.0] | 2 |" in text
-    assert "not finished" not in text
-    assert "<svg" in (folder / "sweep.html").read_text()
+    text = (folder / "sweep.html").read_text()
+    page = Page(text)
+    same = ["~ +0.0 [+0.0, +0.0]", "~ +0.0 [+0.0, +0.0]", "2"]
+    assert ["engine.kind=transformers", *same] in [cells for rows in page.tables.values() for cells in rows]
+    assert "not finished" not in page.text
+    assert "<svg" in text
     assert len(json.loads((folder / "sweep.json").read_text())["children"]) == 4
 
 
@@ -260,7 +263,7 @@ def check_tracking(root: Path, names: list[str]) -> None:
     assert sorted(run.data.tags["magrpo.run_id"] for run in children) == names
     assert {run.info.status for run in children} == {"FINISHED"}
     logged = {Path(file.path).name for file in client.list_artifacts(parent.info.run_id, "sweep")}
-    assert logged == {"sweep.html", "sweep.md", "sweep.csv", "curves.png", "curves.svg"}
+    assert logged == {"sweep.html", "sweep.csv", "curves.png", "curves.svg"}
     assert len(client.search_runs(["1"])) == len(names) + 1
 
 
@@ -269,19 +272,20 @@ def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture
     shutil.copytree(root / "sweeps" / "s", root / "sweeps" / "t")
     assert main(["compare", "s", "t", "--root", str(root)]) == 0
     folder = root / "comparisons" / "s-vs-t"
-    text = (folder / "compare.md").read_text()
+    text = (folder / "compare.html").read_text()
+    page = Page(text)
     mean = fmean(
         load_evaluated_run("", RunStore.open(root, name)).last.summary["test/sampled"]["return"].mean
         for name in names[:2]
     )
     for title in ("At the end of training", "At an equal budget of tokens"):
-        table = text.partition(f"## {title}\n")[2].partition("## ")[0]
-        rows = [line.split(" | ") for line in table.splitlines() if line.startswith(("| s ", "| t "))]
-        assert [row[0] for row in rows] == [f"| {name} {title}" for name in "st" for title in ENGINES]
+        rows = [row for row in page.tables[title] if row[0].startswith(("s ", "t "))]
+        assert [row[0] for row in rows] == [f"{name} {title}" for name in "st" for title in ENGINES]
         assert {row[1] for row in rows} == {"2"}
         assert {row[7].split()[0] for row in rows} == {f"{100 * mean:.1f}"}
-    assert f"| t {ENGINES[1]} | ~ +0.0 [+0.0, +0.0] | ~ +0.0 [+0.0, +0.0] | 2 |" in text
-    assert (folder / "compare.html").read_text().count("<svg") == 4, "return and pass@1 over iterations and tokens"
+    same = ["~ +0.0 [+0.0, +0.0]", "~ +0.0 [+0.0, +0.0]", "2"]
+    assert [f"t {ENGINES[1]}", *same] in [cells for rows in page.tables.values() for cells in rows]
+    assert text.count("<svg") == 4, "return and pass@1 over iterations and tokens"
     capsys.readouterr()
     assert main(["compare", "s", names[0], "--root", str(root)]) == 2
     assert "s is a sweep, others are not" in capsys.readouterr().err

@@ -36,7 +36,7 @@ from tests.pipelines.micro import command, write_config
 TIMED = ("time/", "sandbox/")
 """Metrics of the work done: wall time, and programs run, more of them where a process has run none yet."""
 
-BUDGET = {"budget.csv", "report.html", "report.md", "report.json"}
+BUDGET = {"budget.csv", "report.html", "report.json"}
 """Files that tell time and programs run: more of both where a stage was cut short and begun again."""
 
 

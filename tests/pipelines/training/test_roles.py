@@ -51,7 +51,7 @@ def test_agents_of_two_bases_take_turns(tmp_path: Path, tree: str, following: in
         assert any(sample.advantage for sample in samples)
         assert adapter(store, 0, agent) != adapter(store, 1, agent)
     assert len(adapter(store, 0, "helper")) > len(adapter(store, 0, "main"))
-    assert "naive concatenation" not in (store.path / "stages/00001/report/report.md").read_text()
+    assert "naive concatenation" not in (store.path / "stages/00001/report/report.html").read_text()
     metrics = tracker.history[1][1]
     assert metrics["reward/return"] == pytest.approx(metrics["reward/joint"])  # the first turn has no price
 

@@ -37,8 +37,10 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
         assert f"left out: {row}: it goes with a reward of coding, solo, team, not writing\n" in said
     assert not CODE.search(said)
     for store in (RunStore.open(tmp_path, name) for name in ("mine", "mine-baselines")):
-        for table in store.path.glob("stages/*/report/*.md"):
-            assert "pass@" not in table.read_text()
+        pages = list(store.path.glob("stages/*/report/*.html"))
+        assert pages
+        for page in pages:
+            assert "pass@" not in page.read_text()
 
 
 def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
