@@ -294,6 +294,11 @@ def find_evaluations(store: RunStore) -> dict[int, Pointer]:
     return {i: pointer for i in iterations if (pointer := store.find(Step("evaluate", i).folder))}
 
 
+def read_evaluations(store: RunStore) -> list[EvalReport]:
+    """The undamaged committed evaluations in their order."""
+    return [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+
+
 def keeps_weights(store: RunStore, checkpoint: str) -> bool:
     """Whether the weights of a committed checkpoint, by the name of its step's folder, were not pruned."""
     return not any(Path(file).is_relative_to(WEIGHTS) for file in store.pruned_files(checkpoint))

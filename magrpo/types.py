@@ -316,8 +316,25 @@ class Interval:
 
 
 @dataclass(frozen=True, slots=True)
+class AnswerStats:
+    """What can be said of one completion without its reward.
+
+    ``cut_off``: it ended at the limit of tokens. ``copied_frac``, ``repeated_frac``: the shares of its words that lie
+    in a run of its prompt's words, and in a run that it has already written (:mod:`magrpo.algo.repetition`).
+    """
+
+    tokens: int
+    cut_off: bool
+    copied_frac: float
+    repeated_frac: float
+
+
+@dataclass(frozen=True, slots=True)
 class EvalRow:
-    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units."""
+    """One evaluated joint trajectory. ``returns`` and ``parts`` have one entry per turn taken, in reward units.
+
+    ``texts`` and ``answers`` hold the latest completion of every agent, ``generated_tokens`` counts those of all turns.
+    """
 
     task_id: str
     split: Split
@@ -327,10 +344,8 @@ class EvalRow:
     parts: tuple[dict[str, float], ...]
     passed: tuple[bool | None, ...]
     texts: dict[str, str]
-    response_tokens: int
-    """Tokens of the last turn."""
-    generated_tokens: int = 0
-    """Tokens of all turns; 0: unknown."""
+    answers: dict[str, AnswerStats]
+    generated_tokens: int
 
 
 HEADLINE = "test/sampled"

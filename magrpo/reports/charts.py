@@ -133,34 +133,62 @@ def _percent(parts: Mapping[str, float], maxima: Mapping[str, float]) -> float:
 
 
 # -------------------------------------------------------------------------------------------------- learning curves
-def learning_panels(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> list[Panel]:
+def learning_panels(
+    reports: Sequence[EvalReport],
+    maxima: Mapping[str, float],
+    training: Sequence[Point] = (),
+    gains: Mapping[str, Mapping[str, Interval]] | None = None,
+) -> list[Panel]:
     """The return of every split over the training iterations, then the parts of each split, held-out problems first.
 
-    The titles say what changed most.
-
-    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems.
+    Markers are evaluations of sampled completions, bands their bootstrap 95 % intervals over problems. ``training``:
+    the return of each iteration in percent, a thin line. ``gains``: of each part by split, from the first evaluation to
+    the last; titles name the part that changed most, if its interval does not hold 0.
     """
     splits = _list_splits(reports)
     returns = {"held-out" if split == "test" else split: _make_curve(reports, split, "return") for split in splits}
     first, last = (100 * report.summary[f"{splits[0]}/{MODE}"]["return"].mean for report in (reports[0], reports[-1]))
     title = f"Joint return: {first:.0f} \u2192 {last:.0f} % of the maximum"
-    panels = [Panel(title, partial(_draw_curves, curves=returns, colours=(INK, GREY)))]
+    panels = [Panel(title, partial(_draw_curves, curves=returns, colours=(INK, GREY), training=training))]
     for split in splits:
         parts = {quantity_title(part): _make_curve(reports, split, part) for part in maxima}
-        changes = {part: 100 * (curve[-1][1].mean - curve[0][1].mean) for part, curve in parts.items()}
-        part = max(changes, key=lambda name: abs(changes[name]))
-        moved = f"{part} changed most, {changes[part]:+.0f}" if round(changes[part]) else "no part changed"
+        part = largest_reliable_change((gains or {}).get(split, {}))
+        moved = "no part changed reliably"
+        if part is not None and gains is not None:
+            moved = f"{quantity_title(part)} changed most, {100 * gains[split][part].mean:+.0f}"
         where = "Held-out" if split == "test" else split
         panels.append(Panel(f"{where}: {moved}", partial(_draw_curves, curves=parts)))
     return panels
 
 
+def largest_reliable_change(gains: Mapping[str, Interval]) -> str | None:
+    """The part whose gain is largest among those whose interval does not hold 0; None if there is none."""
+    reliable = {part: gain for part, gain in gains.items() if not gain.low <= 0 <= gain.high}
+    return max(reliable, key=lambda part: abs(reliable[part].mean), default=None)
+
+
+def series_panel(title: str, series: Mapping[str, Sequence[Point]], unit: str) -> Panel:
+    """A quantity over the training iterations, a line for each label."""
+    return Panel(title, partial(_draw_series, series=series, unit=unit), 2.6)
+
+
+def _draw_series(axes: Axes, series: Mapping[str, Sequence[Point]], unit: str) -> None:
+    for (label, points), colour in zip(series.items(), itertools.cycle(COLOURS)):
+        axes.plot(*zip(*points, strict=True), color=colour, linewidth=1.5, label=label)
+    axes.set(xlabel="training iterations", ylabel=unit)
+    axes.set_ylim(bottom=0)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", integer=True))
+    axes.grid(axis="y")
+    if len(series) > 1:
+        axes.legend(frameon=False, fontsize=9.5, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+
+
 def describe_scatter(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
-    """How many held-out problems gained and lost: ``80 of 96 held-out problems gained, 3 lost``."""
+    """How many held-out problems gained and lost: ``80 of 96 held-out problems improved, 3 got worse``."""
     before, after = (_problem_returns(report, "test", maxima) for report in (reports[0], reports[-1]))
     changes = [round(value - before[task_id], 6) for task_id, value in after.items() if task_id in before]
     gained, lost = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
-    return f"{gained} of {len(changes)} held-out problems gained, {lost} lost"
+    return f"{gained} of {len(changes)} held-out problems improved, {lost or 'none'} got worse"
 
 
 def describe_cloud(reports: Sequence[EvalReport], maxima: Mapping[str, float]) -> str:
@@ -204,10 +232,17 @@ def _make_curve(reports: Sequence[EvalReport], split: str, name: str) -> Curve:
 
 
 def _draw_curves(
-    axes: Axes, curves: Mapping[str, Curve], colours: Sequence[str] = COLOURS, xlabel: str = "training iterations"
+    axes: Axes,
+    curves: Mapping[str, Curve],
+    colours: Sequence[str] = COLOURS,
+    xlabel: str = "training iterations",
+    training: Sequence[Point] = (),
 ) -> None:
     """A line and a band for each label; the label stands at the end of the line."""
     ends, end_colours = {}, {}
+    if training:
+        axes.plot(*zip(*training, strict=True), color=COLOURS[0], linewidth=0.8, alpha=0.8, zorder=1)
+        ends["training"], end_colours["training"] = training[-1][1], COLOURS[0]
     for (label, curve), colour, marker in zip(curves.items(), colours, MARKERS, strict=False):
         places = [place for place, _ in curve]
         mean, low, high = ([100 * getattr(value, field) for _, value in curve] for field in ("mean", "low", "high"))

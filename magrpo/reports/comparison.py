@@ -217,8 +217,7 @@ def _run_costs(run: EvaluatedRun) -> dict[str, str]:
         seconds[name] += metrics.get(f"time/{name}_s", 0.0)
         gpus += metrics.get("start/gpus", 0.0)
     total = sum(seconds.values())
-    # Evaluations older than generated_tokens have 0 there; their response_tokens count the last turn.
-    evaluated = sum(row.generated_tokens or row.response_tokens for report in run.reports for row in report.rows)
+    evaluated = sum(row.generated_tokens for report in run.reports for row in report.rows)
     costs = {f"{UNITS[unit]}, training": f"{count:,}" for unit, count in run.budgets[-1].counts.items()}
     costs["tokens generated, evaluation"] = f"{evaluated:,}"
     costs |= {stage: f"{seconds[stage]:.1f}" for stage in ("prepare", *TRAINING_STAGES, "evaluate", "report")}

@@ -8,12 +8,12 @@ from statistics import fmean
 from magrpo.algo.stats import bootstrap_interval, crossed_interval
 from magrpo.config import RunConfig
 from magrpo.interfaces import Reward
-from magrpo.layout import find_evaluations, read_evaluation, read_held_out
+from magrpo.layout import TRAJECTORIES, find_evaluations, read_evaluations, read_held_out
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import Budget, build_ledger
 from magrpo.stages.evaluate import values_by_problem
-from magrpo.store import RunStore
-from magrpo.types import EvalReport, Interval, Problem
+from magrpo.store import RunStore, read_records
+from magrpo.types import EvalReport, Interval, Problem, Trajectory
 
 Means = Mapping[str, Mapping[str, float]]
 """The mean of each problem, ``means[quantity][task_id]``: fractions, counts or seconds."""
@@ -39,14 +39,28 @@ class EvaluatedRun:
         return [compute_problem_means(report, self.config.reward) for report in self.reports]
 
     @cached_property
+    def stage_metrics(self) -> Sequence[tuple[int, str, Mapping[str, float]]]:
+        """Iteration, stage and metrics of every committed stage."""
+        return list(self.store.stage_metrics())
+
+    @cached_property
     def budgets(self) -> list[Budget]:
         """The cost of its training by iteration."""
-        return build_ledger(self.store.stage_metrics())
+        return build_ledger(self.stage_metrics)
 
     @cached_property
     def problems(self) -> Mapping[str, Problem]:
         """The problems it does not train on, by id."""
         return read_held_out(self.store)
+
+    @cached_property
+    def trajectories(self) -> Mapping[str, Trajectory]:
+        """The first sampled trajectory of each held-out problem in the last evaluation, with its prompts."""
+        pointer = find_evaluations(self.store).get(self.last.policy_version)
+        if pointer is None:
+            return {}
+        stored = read_records(self.store.folder(pointer) / TRAJECTORIES, Trajectory)
+        return {one.problem.task_id: one for one in stored if (one.split, one.mode) == ("test", "sampled")}
 
     def budget_at(self, evaluation: EvalReport) -> Budget:
         """The cost of training up to one of its evaluations."""
@@ -61,7 +75,7 @@ class EvaluatedRun:
 def load_evaluated_run(label: str, store: RunStore) -> EvaluatedRun:
     """Read a run directory; ConfigError if it has no evaluation, or another version wrote its configuration."""
     config = store.config()
-    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+    reports = read_evaluations(store)
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
     return EvaluatedRun(label, store, config, reports)

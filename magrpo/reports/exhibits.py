@@ -8,16 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+from magrpo.algo.repetition import find_copied, marked_spans
 from magrpo.interfaces import Reward
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
-from magrpo.reports.page import Exhibit, Exhibits, ReportTable
-from magrpo.types import EvalReport, EvalRow
+from magrpo.reports.page import Exhibit, Exhibits, ReportTable, ShownText
+from magrpo.types import AnswerStats, EvalReport, EvalRow
 
 TESTS = "tests"
 """The part of a reward that measures whether programs are correct."""
 NUM_LISTED = 20
 NUM_SHOWN = 5
+NUM_BEST = 3
+_NO_CHANGE = "no change"
+_NOTABLE_COPY = 0.2
+"""Share of copied words from which an answer's remark names it."""
 
 
 def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
@@ -37,35 +42,60 @@ def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
         return []
     words = ("Highest return", "Middle return", "Lowest return")
     if not single:
-        words = ("Largest gain", "Median gain", "Largest loss" if means[order[0]] < 0 else "Smallest gain")
+        words = (
+            "Largest gain" if means[order[-1]] > 0 else "Smallest loss",
+            "Median gain",
+            "Largest loss" if means[order[0]] < 0 else "Smallest gain",
+        )
     chosen: dict[str, str] = {}
     for task_id, word in zip((order[-1], order[len(order) // 2], order[0]), words, strict=True):
         chosen.setdefault(task_id, word)  # with few problems one may be chosen twice
-    exhibits = []
+    exhibits: list[Exhibit] = []
     for task_id, word in chosen.items():
         rows = before.get(task_id, {})
         index = _find_typical(gains[task_id], rows, after[task_id])
         sides = {"": after[task_id][index]} if single else {"before": rows[index], "after": after[task_id][index]}
-        amount = f"{means[task_id]:.1f} %" if single else format_gain(means[task_id])
-        exhibits.append(_make_exhibit(f"{word}, {amount}: {task_id}", sides, run))
+        title = f"{word}, {means[task_id]:.1f} %: {task_id}"
+        if not single:
+            gain = format_gain(means[task_id])
+            title = f"No change: {task_id}" if gain == _NO_CHANGE else f"{word}, {gain}: {task_id}"
+        exhibits.append(_make_exhibit(title, sides, run, shows_prompts=not exhibits))
     return exhibits
 
 
 def describe_choice(run: EvaluatedRun) -> str:
-    """The rule for the first of :func:`choose_examples` in words, and what an exhibit holds."""
+    """The rule for the first of :func:`choose_examples` in words."""
     if len(run.reports) == 1:
-        rule = "The held-out problem with the highest mean return, and the sampled trajectory nearest to it"
-    else:
-        rule = (
-            "The held-out problem with the largest mean gain, and of its pairs of sampled trajectories that differ the "
-            "one nearest to that gain"
+        return (
+            "The held-out problem with the highest return. Of its sampled answers this is the closest to the average."
         )
-    return f"{rule}; {_describe_texts(run)}"
+    return "The held-out problem that gained most. Of its sampled answers this pair is closest to the average gain."
 
 
 def format_gain(points: float) -> str:
     """``+62.5 points``, or ``no change``."""
-    return f"{points:+.1f} points" if abs(points) >= 0.05 else "no change"
+    return f"{points:+.1f} points" if abs(points) >= 0.05 else _NO_CHANGE
+
+
+def choose_best_answers(run: EvaluatedRun) -> list[Exhibit]:
+    """The sampled answers to held-out problems with the highest return, one a problem, and of equals the most copied.
+
+    An exploited reward shows here first: its best answers are no good.
+    """
+
+    def order(row: EvalRow) -> tuple[float, float, str, int]:
+        copied = max((stats.copied_frac for stats in row.answers.values()), default=0.0)
+        return -row.returns[-1], -copied, row.task_id, row.index
+
+    rows = [row for row in run.last.rows if (row.split, row.mode) == ("test", "sampled")]
+    best: dict[str, EvalRow] = {}
+    for row in sorted(rows, key=order):
+        best.setdefault(row.task_id, row)
+    fraction = run.config.reward.fraction
+    return [
+        _make_exhibit(f"Return {100 * fraction(row.returns[-1]):.1f} %: {task_id}", {"": row}, run)
+        for task_id, row in list(best.items())[:NUM_BEST]
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +138,7 @@ def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
         return ReportTable(title, (), (), f"Does not apply: this reward runs no tests (its parts: {parts}).")
     if len(run.reports) < 2:
         return ReportTable(title, (), (), "Does not apply: there is only one evaluation.")
-    columns = ("problem", "of", "return, %", "tests, %", "what rose, points")
+    columns = ("problem", "split", "return, %", "tests, %", "parts that rose")
     rows = []
     for one in watched[:NUM_LISTED]:
         rose = ", ".join(f"{quantity_title(part)} {100 * gain:+.0f}" for part, gain in one.parts.items() if gain > 0)
@@ -189,7 +219,9 @@ def _sampled_means(report: EvalReport, reward: Reward) -> dict[tuple[str, str], 
     }
 
 
-def _make_exhibit(title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun) -> Exhibit:
+def _make_exhibit(
+    title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun, *, shows_prompts: bool = False
+) -> Exhibit:
     """Completions for one problem, and their reward by part and turn."""
     reward = run.config.reward
     turns = [
@@ -204,9 +236,37 @@ def _make_exhibit(title: str, sides: Mapping[str, EvalRow], run: EvaluatedRun) -
     ]
     lines.append(("return, %", "100", *(f"{100 * reward.fraction(row.returns[turn]):.1f}" for _, row, turn in turns)))
     table = ReportTable("", ("", "at most", *(name or "reward" for name, _, _ in turns)), lines)
-    texts = {name or "completions": list(row.texts.items()) for name, row in sides.items()}
-    problem = run.problems[task_id]
-    return Exhibit(title, problem.prompt, table, texts, is_code=bool(problem.entry_point))
+    problem, prompts = run.problems[task_id], _first_prompts(run, task_id)
+    is_code = bool(problem.entry_point)
+    texts = {
+        name or "completions": [
+            _show_text(agent, text, row.answers[agent], "" if is_code else prompts.get(agent, ""))
+            for agent, text in row.texts.items()
+        ]
+        for name, row in sides.items()
+    }
+    return Exhibit(title, problem.prompt, table, texts, is_code, prompts if shows_prompts else {})
+
+
+def _show_text(agent: str, text: str, stats: AnswerStats, prompt: str) -> ShownText:
+    """A completion with what is to be said of it. ``prompt``: to mark what was copied from it; empty for programs."""
+    remarks = [f"cut at {stats.tokens} tokens"] if stats.cut_off else []
+    if prompt and stats.copied_frac >= _NOTABLE_COPY:
+        remarks.append(f"{stats.copied_frac:.0%} of the words copied from the prompt")
+    spans = list(marked_spans(text, find_copied(text, prompt))) if prompt else []
+    return ShownText(agent, text, f"[{', '.join(remarks)}]" if remarks else "", spans)
+
+
+def _first_prompts(run: EvaluatedRun, task_id: str) -> dict[str, str]:
+    """What each agent read when it first answered a problem, as far as the last evaluation kept it."""
+    trajectory = run.trajectories.get(task_id)
+    if trajectory is None:
+        return {}
+    observed = {agent: prompt for step in reversed(trajectory.steps) for agent, prompt in step.prompts.items()}
+    return {
+        agent: "\n\n".join(f"{message.role}:\n{message.content}" for message in prompt.observation.messages)
+        for agent, prompt in observed.items()
+    }
 
 
 def _describe_texts(run: EvaluatedRun) -> str:

@@ -1,7 +1,6 @@
 """Figures as text: CSV files, titles of quantities, formats of intervals and durations, the closing table.
 
-Fractions of the maximum are shown in percent, with bootstrap 95 % intervals. Untrained agents that act side by side are
-the paper's baseline "naive concatenation".
+Fractions of the maximum are shown in percent, with bootstrap 95 % intervals.
 """
 
 import csv
@@ -16,8 +15,8 @@ from magrpo.reports.budget import UNITS, Budget, format_count
 from magrpo.tracking.wall_time import WallTime
 from magrpo.types import EvalReport, Interval
 
-UNTRAINED = "untrained (naive concatenation)"
-LOADED = "loaded (start_from)"
+BEFORE = "before training"
+LOADED = "before training (start_from)"
 NO_DIFFERENCE = "~: the interval holds 0, so no difference is shown."
 UNDEFINED = "-"
 EVALUATION_COLUMNS = ("policy_version", "split", "mode", "quantity", "mean", "low", "high")
@@ -40,11 +39,12 @@ def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...
 
 def format_budget(budget: Budget) -> str:
     """``1,234 tokens generated, 40 joint actions scored, 12 programs run, 2 updates``."""
-    return ", ".join(format_count(count, UNITS[unit]) for unit, count in budget.counts.items())
+    counts = {unit: count for unit, count in budget.counts.items() if count or unit != "executions"}  # texts run none
+    return ", ".join(format_count(count, UNITS[unit]) for unit, count in counts.items())
 
 
 def closing_table(
-    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = UNTRAINED, *, narrow: bool = False
+    reports: Sequence[EvalReport], maxima: Mapping[str, float], start: str = BEFORE, *, narrow: bool = False
 ) -> Table:
     """The table printed at the end of a run: a section for each split, a line for each quantity.
 
@@ -64,16 +64,20 @@ def closing_table(
             table.add_row(SPLIT_TITLES[split], style="italic")
             for name in shown_quantities(last[key], maxima):
                 values = [format_interval(name, report.summary[key][name]) for report in columns.values()]
-                cells = (value.partition(" ")[0] if narrow else value for value in values)
+                plain = narrow or count_problems(reports[-1], split) == 1
+                cells = (value.partition(" ")[0] if plain else value for value in values)
                 table.add_row(f"  {quantity_title(name)}", *cells, style="bold" if name == "return" else None)
     return table
 
 
 def start_title(config: RunConfig) -> str:
     """Title of the agents of a run before training."""
-    if any(agent.start_from is not None for agent in config.agents):
-        return LOADED
-    return UNTRAINED if len(config.env.acting(0)) == len(config.agents) > 1 else "untrained"
+    return LOADED if any(agent.start_from is not None for agent in config.agents) else BEFORE
+
+
+def count_problems(report: EvalReport, split: str) -> int:
+    """Number of problems of a split that were evaluated; of a single one there is no interval over problems."""
+    return len({row.task_id for row in report.rows if row.split == split})
 
 
 def sort_summary_keys(keys: Iterable[str]) -> list[str]:
@@ -99,7 +103,7 @@ def first_and_last(reports: Sequence[EvalReport], start: str) -> dict[str, EvalR
 def shown_quantities(summary: Mapping[str, Interval], maxima: Mapping[str, float]) -> list[str]:
     """The quantities of a summary that tables show, in display order."""
     pass_at = sort_pass_at(summary)
-    return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "response_tokens"]
+    return [*maxima, "return", *dict.fromkeys([*pass_at[:1], *pass_at[-1:]]), "generated_tokens"]
 
 
 def sort_pass_at(names: Iterable[str]) -> list[str]:
@@ -108,7 +112,7 @@ def sort_pass_at(names: Iterable[str]) -> list[str]:
 
 
 def quantity_title(name: str) -> str:
-    """``pass@1`` for ``pass_at_1``, ``response tokens`` for ``response_tokens``."""
+    """``pass@1`` for ``pass_at_1``, ``length ratio`` for ``length_ratio``."""
     return name.replace("pass_at_", "pass@").replace("_", " ")
 
 

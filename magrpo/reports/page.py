@@ -4,7 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
@@ -18,8 +18,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.algo.repetition import Span
 from magrpo.reports.charts import Panel, render_svg
 from magrpo.reports.glossary import explain_word, select_meanings
+from magrpo.reports.health import Finding, list_advice
 from magrpo.reports.verdict import Verdict
 
 
@@ -37,13 +39,14 @@ class ReportTable:
 
 @dataclass(frozen=True, slots=True)
 class Banner:
-    """The verdict that a page begins with: its word, a sentence, and what to do next."""
+    """The verdict that a page begins with: its word, a sentence, what the return hides, and what to do next."""
 
     kind: ClassVar = "banner"
     title: str
     word: str
     sentence: str
     advice: str = ""
+    warnings: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +69,27 @@ class Pictures:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownText:
+    """An agent's completion. ``remark``: that it was cut or copied; ``copied``: parts of it found in its prompt."""
+
+    agent: str
+    text: str
+    remark: str = ""
+    copied: Sequence[Span] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Exhibit:
     """Completions for one problem: a table of the reward, and for each side (before, after) every agent's text."""
 
     title: str
     problem: str
     reward: ReportTable
-    sides: Mapping[str, Sequence[tuple[str, str]]]
+    sides: Mapping[str, Sequence[ShownText]]
     is_code: bool = False
     """Whether problem and texts are Python, to be highlighted."""
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    """What agents read, by agent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +141,21 @@ class Section:
         return self.finding or self.block.title
 
 
-def make_banner(verdict: Verdict) -> Banner:
-    """The verdict as pages begin with it."""
+def make_banner(verdict: Verdict, findings: Sequence[Finding] = ()) -> Banner:
+    """The verdict as pages begin with it, with what its return hides."""
     sentence = verdict.sentence.removeprefix(f"{verdict.word}: ")
-    advice = f"What to do: {verdict.advice}." if verdict.advice else ""
-    return Banner("Verdict", verdict.word, f"{sentence[0].upper()}{sentence[1:]}.", advice)
+    advice = "; ".join(list_advice(findings, verdict.advice))
+    return Banner(
+        title="Verdict",
+        word=verdict.word,
+        sentence=_capitalize(sentence),
+        advice=f"What to do: {advice}." if advice else "",
+        warnings=[_capitalize(finding.sentence) for finding in findings],
+    )
+
+
+def _capitalize(sentence: str) -> str:
+    return f"{sentence[0].upper()}{sentence[1:]}."
 
 
 def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: str = "", width: str = "72rem") -> None:
@@ -140,7 +165,7 @@ def write_page(path: Path, title: str, parts: Sequence[Block | Section], lead: s
     """
     sections = [part if isinstance(part, Section) else Section(part) for part in parts]
     if meanings := select_meanings(_list_words(sections)):
-        sections.append(Section(Terms("Words on this page", meanings), folded=True))
+        sections.append(Section(Terms("Glossary", meanings), folded=True))
     page = render_template("page.html.j2", title=title, sections=sections, lead=lead, width=width)
     path.write_text(page, encoding="utf-8")
 
@@ -204,6 +229,15 @@ def _fence(text: str) -> str:
     return f"{fence}\n{text}\n{fence}"
 
 
+def _mark_spans(text: str, spans: Sequence[Span]) -> Markup:
+    """The text as HTML, with some parts of it marked."""
+    pieces, end = [], 0
+    for start, stop in spans:
+        pieces += [escape(text[end:start]), Markup("<mark>{}</mark>").format(text[start:stop])]
+        end = stop
+    return Markup("").join([*pieces, escape(text[end:])])
+
+
 def _dump_json(value: object) -> str:
     """JSON with texts as they are written; of texts, lists and dictionaries it is Python, too."""
     return json.dumps(value, ensure_ascii=False)
@@ -223,5 +257,7 @@ _ENVIRONMENT = Environment(
     lstrip_blocks=True,
     keep_trailing_newline=True,
 )
-_ENVIRONMENT.filters.update(fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python)
+_ENVIRONMENT.filters.update(
+    fence=_fence, json=_dump_json, quote=shlex.quote, highlight=_highlight_python, mark=_mark_spans
+)
 _ENVIRONMENT.globals.update(explain_word=explain_word, render_svg=render_svg, split_interval=_split_interval)

@@ -6,7 +6,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from magrpo.files.writing import atomic_write
-from magrpo.layout import find_evaluations, is_finished, makes_tables, read_evaluation, steps
+from magrpo.layout import is_finished, makes_tables, read_evaluations, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.figures import format_wall_time
 from magrpo.store import RunStore
@@ -56,7 +56,7 @@ def render_main_table(store: RunStore) -> str:
     config = store.config()
     if makes_tables(config):
         return format_markdown(BaselineTable(config, read_baselines(store, config)).summary_table())
-    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+    reports = read_evaluations(store)
     return format_markdown(RunReport(store.run_id, store, config, reports).evaluation_tables()[0])
 
 
@@ -74,7 +74,7 @@ def _write_report(store: RunStore, folder: Path) -> None:
             raise ConfigError(f"run {store.run_id} has no table yet; resume it: magrpo train --resume {store.run_id}")
         BaselineTable(config, read_baselines(store, config)).write_files(folder)
         return
-    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+    reports = read_evaluations(store)
     if not reports:
         raise ConfigError(f"run {store.run_id} has no evaluation yet; resume it: magrpo train --resume {store.run_id}")
     RunReport(store.run_id, store, config, reports).write_files(folder)

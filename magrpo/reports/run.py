@@ -1,18 +1,29 @@
 """The report of a run: results and cost of its training, as one page, CSV, JSON and pictures."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from magrpo.algo.repetition import RUN
+from magrpo.config import RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.reports import charts, figures
 from magrpo.reports.budget import UNITS, format_count
+from magrpo.reports.charts import Panel
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain
-from magrpo.reports.exhibits import choose_examples, describe_choice, find_watched, watch_exhibits, watch_table
+from magrpo.reports.exhibits import (
+    choose_best_answers,
+    choose_examples,
+    describe_choice,
+    find_watched,
+    watch_exhibits,
+    watch_table,
+)
+from magrpo.reports.health import Finding, StageMetrics, answer_rows, list_findings, metric_series
 from magrpo.reports.origin import describe_origin, list_next_commands
 from magrpo.reports.page import (
     Exhibits,
@@ -27,7 +38,13 @@ from magrpo.reports.page import (
 )
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.reports.verdict import Verdict, judge_run
-from magrpo.types import HEADLINE, Interval
+from magrpo.types import HEADLINE, EvalReport, Interval
+
+_ONE_PROBLEM = "one problem: no interval"
+_DESCRIBE_BEST = (
+    "The answers with the highest reward, one a problem, and of equals the most copied. If they are no good, the "
+    "reward pays for something else. In texts, parts copied from the prompt are marked."
+)
 
 
 class RunReport(EvaluatedRun):
@@ -61,6 +78,8 @@ class RunReport(EvaluatedRun):
                 cells = [figures.format_interval(name, report.summary[key][name]) for report in columns.values()]
                 if len(columns) == 2:
                     cells.append(figures.format_tested_difference(self._gain(key, name), figures.quantity_scale(name)))
+                if figures.count_problems(self.last, key.partition("/")[0]) == 1:
+                    cells = [cell.partition(" [")[0] for cell in cells]  # one problem has no interval over problems
                 lines.append([figures.quantity_title(name), *cells])
             tables.append(
                 ReportTable(figures.summary_title(key), heads, lines, "" if tables else note + figures.NO_DIFFERENCE)
@@ -86,6 +105,20 @@ class RunReport(EvaluatedRun):
         """The verdict on the run."""
         return judge_run(self)
 
+    @cached_property
+    def findings(self) -> list[Finding]:
+        """What the return of the run hides."""
+        return list_findings(*self._health)
+
+    @property
+    def _health(self) -> tuple[StageMetrics, RunConfig, Sequence[EvalReport]]:
+        return self.stage_metrics, self.config, self.reports
+
+    def _training_returns(self) -> list[charts.Point]:
+        """The return of each iteration in percent of the maximum."""
+        series = metric_series(self.stage_metrics, "credit", "reward/joint")
+        return [(iteration, 100 * self.config.reward.fraction(value)) for iteration, value in series]
+
     @property
     def _trained(self) -> bool:
         return self.budgets[-1].updates > 0
@@ -104,8 +137,8 @@ class RunReport(EvaluatedRun):
 
     def _list_sections(self, pictures: Sequence[Section]) -> Iterator[Section]:
         """The verdict, the curves, one before and after, one table; the rest is folded."""
-        yield Section(make_banner(self.verdict))
-        yield Section(Facts("In short", list(self._list_facts())))
+        yield Section(make_banner(self.verdict, self.findings))
+        yield Section(Facts("Summary", list(self._list_facts())))
         yield from pictures[:1]
         examples = choose_examples(self)
         if examples:
@@ -113,7 +146,12 @@ class RunReport(EvaluatedRun):
             yield Section(Exhibits(title, examples[:1], describe_choice(self)))
         table, *more = self.evaluation_tables()
         yield Section(table, self._find_largest_change())
-        yield Section(Terms("What to type next", list(list_next_commands(self.store, self.config)), code=True))
+        yield Section(Terms("Next steps", list(list_next_commands(self.store, self.config)), code=True))
+        answers = Section(
+            Exhibits("Highest rewards", choose_best_answers(self), _DESCRIBE_BEST), folded=not self.findings
+        )
+        yield answers
+        yield from self._list_health()
         for block in (*more, *self.paper_tables()):
             yield Section(block, folded=True)
         yield from pictures[1:]
@@ -121,11 +159,51 @@ class RunReport(EvaluatedRun):
             yield Section(Exhibits("More examples", examples[1:], "Chosen by the same rule."), folded=True)
         yield from self._list_details()
 
+    def _list_health(self) -> Iterator[Section]:
+        """The answers and updates of each agent, and their course in training."""
+        names = [agent.name for agent in self.config.agents]
+        rows = [(title, *cells, settings) for title, cells, settings in answer_rows(*self._health)]
+        note = (
+            "Sampled answers to held-out problems at the first and the last evaluation; entropy and gradient norm of "
+            "the first and the last iteration. A word counts as copied or repeated if it lies in a run of at least "
+            f"{RUN} words."
+        )
+        columns = ("", *names, "settings")
+        yield Section(ReportTable("Training health", columns, rows, note, text=True), folded=True)
+        panels = list(self._draw_health(names))
+        if panels:
+            yield Section(Pictures("Training, iteration by iteration", panels), folded=True)
+
+    def _draw_health(self, names: Sequence[str]) -> Iterator[Panel]:
+        """Panels of training metrics; one without values is left out."""
+
+        def collect(stage: str, keys: Mapping[str, str], scale: float = 1.0) -> dict[str, list[charts.Point]]:
+            """The points of each label that has any; ``keys``: the metric of each label."""
+            series = {label: metric_series(self.stage_metrics, stage, key) for label, key in keys.items()}
+            return {label: [(i, scale * value) for i, value in points] for label, points in series.items() if points}
+
+        lengths = {name: f"rollout/{name}/response_tokens" for name in names}
+        cut = {name: f"rollout/{name}/cut_off_frac" for name in names}
+        copied = {name: f"rollout/{name}/copied_frac" for name in names}
+        signals = {figures.quantity_title(part): f"signal/{part}" for part in self.config.reward.maxima}
+        drawn = (
+            ("Length of an answer", "tokens", collect("rollout", lengths)),
+            ("Answers cut at the limit", "percent", collect("rollout", cut, 100)),
+            ("Words copied from the prompt", "percent", collect("rollout", copied, 100)),
+            ("Groups that differ in a part of the reward", "percent", collect("credit", signals, 100)),
+            ("Groups with equal returns", "percent", collect("credit", {"": "reward/frac_groups_equal"}, 100)),
+            ("Entropy", "nats a token", collect("update", {name: f"update/{name}/entropy" for name in names})),
+            ("Gradient norm before clipping", "", collect("update", {n: f"update/{n}/grad_norm" for n in names})),
+        )
+        for title, unit, series in drawn:
+            if series:
+                yield charts.series_panel(title, series, unit)
+
     def _list_details(self) -> Iterator[Section]:
         watched = find_watched(self)
-        finding = "Watch list: the return rose, the tests did not"
-        yield Section(watch_table(self, watched), f"{finding} ({format_count(len(watched), 'problems')})", folded=True)
         if watched:
+            finding = f"Watch list: the return rose, the tests did not ({format_count(len(watched), 'problems')})"
+            yield Section(watch_table(self, watched), finding, folded=True)
             yield Section(watch_exhibits(self, watched), folded=True)
         if self._trained:
             yield Section(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
@@ -140,22 +218,30 @@ class RunReport(EvaluatedRun):
         title = figures.summary_title(HEADLINE)
         if len(self.reports) == 1:
             return title
-        gains = {part: self._gain(HEADLINE, part) for part in self.config.reward.maxima}
-        part = max(gains, key=lambda name: abs(gains[name].mean))
-        if not round(100 * gains[part].mean, 1):
-            return f"{title}: no part of the return changed"
-        change = figures.format_tested_difference(gains[part])
-        return f"{title}: {figures.quantity_title(part)} changed most, {change}"
+        gains = self._part_gains("test")
+        part = charts.largest_reliable_change(gains)
+        if part is None:
+            return f"{title}: no part of the return changed reliably"
+        return f"{title}: {figures.quantity_title(part)} changed most, {figures.format_difference(gains[part])}"
+
+    def _part_gains(self, split: str) -> dict[str, Interval]:
+        """The gain of every part of the reward on the sampled answers to the problems of a split."""
+        return {part: self._gain(f"{split}/sampled", part) for part in self.config.reward.maxima}
 
     def _draw_pictures(self) -> Iterator[tuple[str, Section, Figure]]:
         """The name of each picture's files, its section of the page and its figure; the curves come first."""
         reports, maxima = self.reports, self.config.reward.maxima
         if len(reports) > 1:
-            panels = charts.learning_panels(reports, maxima)
+            splits = [key.partition("/")[0] for key in self.last.summary if key.endswith("/sampled")]
+            gains = {split: self._part_gains(split) for split in splits}
+            panels = charts.learning_panels(reports, maxima, self._training_returns(), gains)
             figure = charts.compose_figure(panels[:2], charts.OVER_PROBLEMS)
             first, last = (report.summary[HEADLINE]["return"].mean for report in (reports[0], self.last))
-            start = {"better": "The held-out return rose", "worse": "The held-out return fell"}
-            words = start.get(self.verdict.word, "No reliable change of the held-out return:")
+            words = "No reliable change of the held-out return:"
+            if self.verdict.word.startswith("better"):
+                words = "The held-out return rose"
+            elif self.verdict.word == "worse":
+                words = "The held-out return fell"
             finding = f"{words} from {first:.1%} to {last:.1%}"
             yield "learning", Section(Pictures("Learning curves", panels, charts.OVER_PROBLEMS), finding), figure
             panels = charts.cloud_panels(reports, maxima)
@@ -180,7 +266,8 @@ class RunReport(EvaluatedRun):
                     gain = self._gain(key, "return")
                     value, _, limits = figures.format_difference(gain).partition(" ")
                     both = len(self.means[0][key]["return"].keys() & self.means[-1][key]["return"].keys())
-                    yield "gain, paired by problem", value, f"{limits} points, {format_count(both, 'problems')}"
+                    interval = f"{limits} points, {format_count(both, 'problems')}"
+                    yield "gain, paired by problem", value, interval if both > 1 else _ONE_PROBLEM
         if "pass_at_1" in self.last.summary[HEADLINE]:
             yield self._make_fact("held-out pass@1", HEADLINE, "pass_at_1")
         if self._trained:
@@ -192,9 +279,15 @@ class RunReport(EvaluatedRun):
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
         first, last = (report.summary[key][name] for report in (self.reports[0], self.last))
         interval = f"[{100 * last.low:.1f}, {100 * last.high:.1f}]"
+        if figures.count_problems(self.last, key.partition("/")[0]) == 1:
+            interval = _ONE_PROBLEM
         if len(self.reports) == 1:
             return title, f"{last.mean:.1%}", interval
-        return title, f"{first.mean:.1%} \u2192 {last.mean:.1%}", f"now {interval}"
+        return (
+            title,
+            f"{first.mean:.1%} \u2192 {last.mean:.1%}",
+            interval if interval == _ONE_PROBLEM else f"now {interval}",
+        )
 
     def _budget_table(self) -> ReportTable:
         """Cost and return at each evaluation."""

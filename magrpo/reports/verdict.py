@@ -1,18 +1,26 @@
 """The verdict on a run in words: whether its agents became better, the gain with its interval, and what to do next."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from magrpo.config import RunConfig
 from magrpo.layout import Step, committed_iterations, read_evaluation
 from magrpo.reports.budget import format_count
-from magrpo.reports.evaluations import EvaluatedRun, mean_returns, paired_gain, subtract_means
-from magrpo.reports.figures import format_difference
+from magrpo.reports.evaluations import (
+    EvaluatedRun,
+    compute_problem_means,
+    mean_returns,
+    paired_gain,
+    subtract_means,
+)
+from magrpo.reports.figures import format_difference, quantity_title
+from magrpo.reports.health import NEAR_FULL, find_answer_faults
 from magrpo.store import RunStore
 from magrpo.types import HEADLINE, EvalReport, Interval
 
-Word = Literal["better", "no reliable change", "worse", "measured once"]
+Word = Literal["better", "better with reservations", "no reliable change", "worse", "measured once"]
+"""``better with reservations``: the return rose, and the answers show faults (:mod:`magrpo.reports.health`)."""
 MIN_PROBLEMS = 6
 """With fewer problems no interval is trusted: all 5 change in the same direction by luck in 1 case of 16."""
 
@@ -69,11 +77,17 @@ def judge_evaluations(reports: Sequence[EvalReport], config: RunConfig) -> Verdi
     gain, num_problems = paired_gain(before, after, config.eval.seed), len(subtract_means(after, before))
     word = judge_gain(gain, num_problems)
     verb = {"better": "rose", "worse": "fell"}.get(word, "went")
+    rest = ""
+    if word == "better":
+        agents = [agent.name for agent in config.agents]
+        faults = [fault.describe(config.rollout.max_new_tokens) for fault in find_answer_faults(reports[-1], agents)]
+        word = "better with reservations" if faults else word
+        rest = _describe_rest(faults, _find_unmoved(reports, config))
     iterations = reports[-1].policy_version - reports[0].policy_version
     sentence = (
         f"{word}: the joint return on held-out problems {verb} from {first.mean:.1%} to {last.mean:.1%} of the maximum "
         f"in {format_count(iterations, 'iterations')}, {format_difference(gain)} percentage points (95 % interval, "
-        f"paired over {format_count(num_problems, 'problems')})"
+        f"paired over {format_count(num_problems, 'problems')}){rest}"
     )
     advice = _advise(word, num_problems, iterations, config)
     return Verdict(word, sentence, advice, first, last, gain, num_problems)
@@ -86,8 +100,34 @@ def judge_gain(gain: Interval, num_problems: int) -> Word:
     return "better" if gain.low > 0 else "worse"
 
 
+def _find_unmoved(reports: Sequence[EvalReport], config: RunConfig) -> dict[str, float]:
+    """The parts of the reward that training did not change, with their share of the maximum at the end.
+
+    Parts that are nearly full have nothing to gain.
+    """
+    before, after = (compute_problem_means(report, config.reward)[HEADLINE] for report in (reports[0], reports[-1]))
+    unmoved = {}
+    for part in config.reward.maxima:
+        gain = paired_gain(before[part], after[part], config.eval.seed)
+        share = reports[-1].summary[HEADLINE][part].mean
+        if gain.low <= 0 <= gain.high and share < NEAR_FULL:
+            unmoved[part] = share
+    return unmoved
+
+
+def _describe_rest(faults: Sequence[str], unmoved: Mapping[str, float]) -> str:
+    """What qualifies a rise of the return: parts that did not move, and faults of the answers."""
+    rest = ""
+    if unmoved:
+        parts = ", ".join(f"{quantity_title(part)} ({share:.1%} of its maximum)" for part, share in unmoved.items())
+        rest += f"; no reliable change in {parts}"
+    if faults:
+        rest += f"; but {', and '.join(faults)}"
+    return rest
+
+
 def _advise(word: Word, num_problems: int, iterations: int, config: RunConfig) -> str:
-    if word == "better":
+    if word.startswith("better"):
         return ""
     if word == "worse":
         return "try a smaller learning rate (optim.lr) or other seeds (magrpo sweep --seeds 3)"

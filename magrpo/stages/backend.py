@@ -60,6 +60,10 @@ class ScoreStats:
         for status in ("timeout", "crash", "memory", "infra_error"):
             metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(num_run, 1)
         metrics["sandbox/forgeable_frac"] = sum(report.forgeable for report in self.ran.values()) / max(num_run, 1)
+        watched = [report.watched_calls > 0 for execution, report in self.ran.items() if execution.watch]
+        if watched:
+            metrics["sandbox/watched"] = float(len(watched))
+            metrics["sandbox/called_frac"] = sum(watched) / len(watched)
         if self.ran:
             metrics["sandbox/level"] = float(min(STRENGTH[report.level] for report in self.ran.values()))
         return metrics

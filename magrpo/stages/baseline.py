@@ -97,7 +97,7 @@ def elect_rows(rows: Sequence[EvalRow], num_votes: int, behaviour: Behaviour | N
             votes = Counter(key for key in keys if key is not None)
             winner = ballot[keys.index(votes.most_common(1)[0][0])] if votes else ballot[0]
         tokens = sum(row.generated_tokens for row in ballot)
-        elected.append(replace(winner, index=index, response_tokens=tokens, generated_tokens=tokens))
+        elected.append(replace(winner, index=index, generated_tokens=tokens))
     return elected
 
 

@@ -71,7 +71,7 @@ def credit(
     rollout: RolloutConfig = RolloutConfig(),  # noqa: B008  # frozen
     num_turns: int = 1,
 ) -> tuple[dict[str, list[Sample]], dict[str, float]]:
-    """The samples of every agent and the metrics of ``reward/`` and ``credit/``.
+    """The samples of every agent and the metrics of ``reward/``, ``signal/`` and ``credit/``.
 
     An agent has samples of the nodes at which it acts. ``estimators``: of the agents that have an estimator of their
     own. If the reward has a local part, an agent's returns are those of the joint reward plus its local reward;
@@ -211,11 +211,23 @@ def _reward_metrics(groups: Sequence[RolloutGroup[ScoredTurn]]) -> dict[str, flo
     }
     for part in dict.fromkeys(name for _, reward in priced for name in reward.parts):
         metrics[f"reward/{part}"] = _mean([reward.parts.get(part, 0.0) for _, reward in priced])
+        metrics[f"signal/{part}"] = _share_of_groups_with_signal(groups, part)
     depths = sorted({depth for depth, _ in priced})
     if len(depths) > 1:
         for depth in depths:
             metrics[f"reward/joint_turn_{depth + 1}"] = _mean([r.total for d, r in priced if d == depth])
     return metrics
+
+
+def _share_of_groups_with_signal(groups: Sequence[RolloutGroup[ScoredTurn]], part: str) -> float:
+    """The share of nodes whose joint actions differ in a part of the reward: only there can training change it."""
+    differs = []
+    for group in groups:
+        rewards = [turn.reward for turn in group.turns if not turn.masked and turn.reward != PENDING]
+        if len(rewards) > 1:
+            values = [reward.parts.get(part, 0.0) for reward in rewards]
+            differs.append(min(values) != max(values))
+    return _mean(differs)
 
 
 def _influence_metric(agent: str, nodes: Sequence[_Node]) -> Mapping[str, float]:

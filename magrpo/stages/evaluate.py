@@ -13,10 +13,22 @@ from typing import NamedTuple
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
 from magrpo.config import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
+from magrpo.stages.answers import list_quantities, measure_answer
 from magrpo.stages.backend import Backend, Splits, Team
 from magrpo.stages.rollout import Node, child_node, has_ended, rollout, sampling_params
 from magrpo.stages.score import score
-from magrpo.types import EvalReport, EvalRow, Interval, Mode, Problem, SamplingParams, Split, Trajectory, TrajectoryStep
+from magrpo.types import (
+    AnswerStats,
+    EvalReport,
+    EvalRow,
+    Interval,
+    Mode,
+    Problem,
+    SamplingParams,
+    Split,
+    Trajectory,
+    TrajectoryStep,
+)
 
 PASS_AT = (1, 3, 5, 10)
 _ALIGNED = RolloutConfig(joint_mode="aligned")
@@ -113,7 +125,6 @@ def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRo
     rows = []
     for trajectory in trajectories:
         turns = [step.turn for step in trajectory.steps]
-        tokens = [sum(len(action.token_ids) for action in step.actions.values()) for step in trajectory.steps]
         if turns[-1].masked:
             continue
         row = EvalRow(
@@ -125,11 +136,25 @@ def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRo
             parts=tuple(turn.reward.parts for turn in turns),
             passed=tuple(reward.passed(turn.reports) for turn in turns),
             texts=trajectory.texts,
-            response_tokens=tokens[-1],
-            generated_tokens=sum(tokens),
+            answers=_measure_answers(trajectory),
+            generated_tokens=sum(
+                len(action.token_ids) for step in trajectory.steps for action in step.actions.values()
+            ),
         )
         rows.append(row)
     return sorted(rows, key=row_key)
+
+
+def _measure_answers(trajectory: Trajectory) -> dict[str, AnswerStats]:
+    """The statistics of the latest answer of every agent."""
+    answers: dict[str, AnswerStats] = {}
+    written: list[str] = []
+    for step in trajectory.steps:
+        answers |= {
+            agent: measure_answer(action, step.prompts[agent], written) for agent, action in step.actions.items()
+        }
+        written += [action.text for action in step.actions.values()]
+    return answers
 
 
 def summarise_rows(rows: Sequence[EvalRow], reward: Reward, seed: int) -> dict[str, dict[str, Interval]]:
@@ -149,9 +174,13 @@ def values_by_problem(rows: Sequence[EvalRow], reward: Reward) -> dict[str, dict
         verdicts[name][row.task_id].append(row.passed[-1])
         quantities = {
             "return": reward.fraction(row.returns[-1]),
-            "response_tokens": float(row.response_tokens),
             "generated_tokens": float(row.generated_tokens),
             **{part: row.parts[-1].get(part, 0.0) / maximum for part, maximum in reward.maxima.items()},
+            **{
+                f"{agent}/{name}": value
+                for agent, stats in row.answers.items()
+                for name, value in list_quantities(stats).items()
+            },
         }
         for quantity, value in quantities.items():
             values.setdefault(name, {}).setdefault(quantity, {}).setdefault(row.task_id, []).append(value)

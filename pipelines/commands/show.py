@@ -11,7 +11,7 @@ from rich.table import Table
 
 from magrpo.config import RunConfig
 from magrpo.config_file import CONFIG
-from magrpo.layout import find_evaluations, read_evaluation, read_place
+from magrpo.layout import read_evaluations, read_place
 from magrpo.reports.budget import build_ledger
 from magrpo.reports.figures import (
     SPLIT_TITLES,
@@ -21,6 +21,7 @@ from magrpo.reports.figures import (
     quantity_title,
     sort_summary_keys,
 )
+from magrpo.reports.health import list_findings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
 from magrpo.store import RunStore
@@ -31,13 +32,14 @@ from pipelines.commands.runs import Summary, summarize_folder
 from pipelines.environment import find_command, shorten_path
 from pipelines.progress.activity import open_console, show_activity
 from pipelines.training.closing import (
-    STYLES,
     find_agents,
+    print_answers,
     print_commands,
     print_entry,
     print_files,
     print_path,
     print_place,
+    print_verdict,
     suggest_commands,
 )
 
@@ -55,7 +57,7 @@ def show_run(run: RunId, /, *, as_json: Json = False, root: Root = Path("runs"))
     config = store.config()
     with show_activity("reading the run"):
         summary = summarize_folder(store.path)
-        reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+        reports = read_evaluations(store)
         verdict = judge_evaluations(reports, config) if reports else None
         facts = _collect_facts(store, summary, reports, verdict)
     if as_json:
@@ -89,6 +91,7 @@ def _collect_facts(
         "num_iterations": int(summary.config["train.num_iterations"]),
         "place": read_place(store).describe(),
         "verdict": verdict,
+        "findings": list_findings(list(store.stage_metrics()), store.config(), reports),
         "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
         "budget": build_ledger(store.stage_metrics())[-1],
         "wall_time": wall_time and {**asdict(wall_time), "loading_s": wall_time.loading_s},
@@ -108,11 +111,10 @@ def _print_screen(
     kinds = f"problems {config.problems.kind}, environment {config.env.kind}, reward {config.reward.kind}"
     print_entry(console, "task:", f"{agents}; {kinds}")
     if verdict is not None:
-        print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
-        if verdict.advice:
-            print_entry(console, "advice:", verdict.advice)
+        print_verdict(store, config, reports, console)
     if reports:
         console.print(_evaluations_table(reports, narrow=console.is_terminal and console.width < 80))
+        print_answers(store, config, reports, console)
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))

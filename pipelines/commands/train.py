@@ -20,7 +20,7 @@ from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
 from magrpo.tracking.spool import Unavailable, find_folder_id
-from pipelines.environment import find_command, shorten_path
+from pipelines.environment import find_command, is_quiet, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.faults import DISK_ERRORS
 from pipelines.flows.launch import run_stages
@@ -67,7 +67,7 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_ne
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
         raise
     console.quiet = False
-    print_closing(result, console)
+    print_closing(result, console, brief=is_quiet())
     return 0
 
 

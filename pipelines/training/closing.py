@@ -2,34 +2,43 @@
 
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rich import box
 from rich.console import Console
 from rich.style import Style
 from rich.table import Table
 from rich.text import Text
 
+from magrpo.config import RunConfig
 from magrpo.config_file import CONFIG
 from magrpo.layout import (
     AGENTS,
     checkpoint_weights,
     committed_iterations,
-    find_evaluations,
     makes_tables,
-    read_evaluation,
+    read_evaluations,
     read_place,
 )
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
+from magrpo.reports.health import answer_rows, list_advice, list_findings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import RunStore
 from magrpo.tracking.wall_time import read_wall_time
+from magrpo.types import EvalReport
 from pipelines.environment import find_command, shorten_path
 from pipelines.training.execute import Result, Timing
 
-STYLES = {"better": "green", "worse": "red", "no reliable change": "yellow", "measured once": ""}
+STYLES = {
+    "better": "green",
+    "better with reservations": "yellow",
+    "worse": "red",
+    "no reliable change": "yellow",
+    "measured once": "",
+}
 """The colour of each verdict."""
 _LABEL = 9
 """Columns of a label, ``result:`` and so on."""
@@ -37,9 +46,13 @@ _TABLE = 76
 """Columns of the closing table with its intervals."""
 
 
-def print_closing(result: Result, console: Console) -> None:
-    """Print what training changed, where the artifacts are, and what to type next."""
+def print_closing(result: Result, console: Console, *, brief: bool = False) -> None:
+    """Print results, where the artifacts are and what to type next; if ``brief``, only the verdict and the paths."""
     store, config = result.store, result.store.config()
+    if brief and not makes_tables(config):
+        print_verdict(store, config, read_evaluations(store), console)
+        print_files(store, console)
+        return
     console.print()
     if makes_tables(config):
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
@@ -51,7 +64,7 @@ def print_closing(result: Result, console: Console) -> None:
         for name, reason in config.baselines.left_out.items():
             print_entry(console, "left out:", f"{name}: {reason}")
     else:
-        _print_verdict(result, console)
+        _print_results(store, config, console)
     print_place(store, console)
     print_entry(console, "time:", _describe_time(store, result.timing))
     print_files(store, console)
@@ -164,15 +177,36 @@ def _find_comparable(store: RunStore) -> str | None:
     return None
 
 
-def _print_verdict(result: Result, console: Console) -> None:
-    store, config = result.store, result.store.config()
-    reports = [read_evaluation(store.folder(pointer)) for pointer in find_evaluations(store).values()]
+def print_answers(store: RunStore, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+    """Print a table of the agents: length and faults of their answers, entropy and gradient norm."""
+    table = Table(box=box.SIMPLE_HEAD, title="held-out answers and updates, before -> after")
+    table.add_column("")
+    for agent in config.agents:
+        table.add_column(agent.name, justify="right")
+    for title, cells, _ in answer_rows(list(store.stage_metrics()), config, reports):
+        table.add_row(f"  {title}", *cells)
+    console.print(table)
+
+
+def print_verdict(store: RunStore, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+    """Print the verdict on a run, what its return hides, and what to do about both, the most useful first."""
+    verdict = judge_evaluations(reports, config)
+    findings = list_findings(list(store.stage_metrics()), config, reports)
+    print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
+    for finding in findings:
+        print_entry(console, "warning:", finding.sentence, "yellow")
+    label = "advice:"
+    for advice in list_advice(findings, verdict.advice):
+        print_entry(console, label, advice)
+        label = ""
+
+
+def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
+    reports = read_evaluations(store)
     narrow = console.is_terminal and console.width < _TABLE
     console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
-    verdict = judge_evaluations(reports, config)
-    print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
-    if verdict.advice:
-        print_entry(console, "advice:", verdict.advice)
+    print_answers(store, config, reports, console)
+    print_verdict(store, config, reports, console)
     budget = build_ledger(store.stage_metrics())[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))

@@ -19,6 +19,7 @@ from magrpo.layout import StageName, Step
 from magrpo.sandboxes import SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
+from magrpo.stages.answers import answer_metrics
 from magrpo.stages.backend import Backend, Cache, Splits, Team
 from magrpo.stages.baseline import baseline, count_votes, time_answers
 from magrpo.stages.evaluate import evaluate, spread_problems
@@ -177,13 +178,17 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         lag = (
             {"rollout/lag": float(iteration - 1 - layout.checkpoint_iteration(checkpoint))} if config.train.lag else {}
         )
-        return lag | {
-            "rollout/groups": float(len(groups)),
-            "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
-            "rollout/tokens": float(tokens),
-            "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
-            "rollout/cut_off_frac": cut_off / len(actions) if actions else 0.0,
-        }
+        return (
+            answer_metrics(groups)
+            | lag
+            | {
+                "rollout/groups": float(len(groups)),
+                "rollout/joint_actions": float(sum(len(group.turns) for group in groups)),
+                "rollout/tokens": float(tokens),
+                "rollout/response_tokens": tokens / len(actions) if actions else 0.0,
+                "rollout/cut_off_frac": cut_off / len(actions) if actions else 0.0,
+            }
+        )
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         """Run the programs in the sandbox and price every joint action."""

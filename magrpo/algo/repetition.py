@@ -1,0 +1,76 @@
+"""How much of a text repeats its prompt, and how much repeats itself: measured in runs of words.
+
+A word is a word, a mark of punctuation, or a character of a script without spaces. A run of :data:`RUN` words is long
+enough that texts about one subject share almost none by chance, and that a function's signature, which programs must
+repeat, is shorter.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+RUN = 8
+"""Words of a run."""
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]|\w+|[^\w\s]")
+Span = tuple[int, int]
+"""Start and end of a part of a text, in characters."""
+
+
+def find_copied(text: str, prompt: str, written: Iterable[str] = ()) -> list[bool]:
+    """For each word of ``text``, whether it lies in a run that ``prompt`` holds.
+
+    ``written``: earlier texts of the agents. A prompt quotes them in later turns, and an answer may keep its own words.
+    """
+    runs = _collect_runs(prompt)
+    for earlier in written:
+        runs -= _collect_runs(earlier)
+    words = _read_words(text)
+    marks = [False] * len(words)
+    for start, run in enumerate(_list_runs(words)):
+        if run in runs:
+            marks[start : start + RUN] = [True] * RUN
+    return marks
+
+
+def find_repeated(text: str) -> list[bool]:
+    """For each word of ``text``, whether it lies in a run that has occurred in it before."""
+    words = _read_words(text)
+    seen: set[tuple[str, ...]] = set()
+    marks = [False] * len(words)
+    for start, run in enumerate(_list_runs(words)):
+        if run in seen:
+            marks[start : start + RUN] = [True] * RUN
+        seen.add(run)
+    return marks
+
+
+def marked_share(marks: Sequence[bool]) -> float:
+    """The share of words that are marked; 0 for a text without words."""
+    return sum(marks) / len(marks) if marks else 0.0
+
+
+def marked_spans(text: str, marks: Sequence[bool]) -> Iterator[Span]:
+    """The parts of ``text`` whose words are marked, from the first to the last word of each."""
+    start = end = -1
+    for word, marked in zip(_WORD.finditer(text), marks, strict=True):
+        if marked:
+            start = word.start() if start < 0 else start
+            end = word.end()
+        elif start >= 0:
+            yield start, end
+            start = -1
+    if start >= 0:
+        yield start, end
+
+
+def _read_words(text: str) -> list[str]:
+    return [word.casefold() for word in _WORD.findall(text)]
+
+
+def _list_runs(words: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    return (tuple(words[start : start + RUN]) for start in range(len(words) - RUN + 1))
+
+
+@lru_cache(maxsize=32)  # siblings share their prompt
+def _collect_runs(text: str) -> frozenset[tuple[str, ...]]:
+    return frozenset(_list_runs(_read_words(text)))

@@ -1,0 +1,264 @@
+"""What a return hides: answers that are cut, copied or repetitive, and rewards from which nothing can be learned.
+
+A return rises as well where agents copy their prompt until they are cut, or where a part of the reward has not varied
+for twenty iterations. Both are read here from the evaluations and the metrics of the stages.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+
+from magrpo.config import RunConfig
+from magrpo.reports.budget import format_count
+from magrpo.reports.figures import quantity_title
+from magrpo.types import HEADLINE, EvalReport
+
+MAX_CUT_OFF = 0.1
+MAX_COPIED = 0.5
+MAX_REPEATED = 0.3
+"""Shares of an agent's answers, or of their words, from which they are a finding."""
+MAX_EQUAL_GROUPS = 0.9
+NEAR_FULL = 0.95
+"""Share of its maximum from which a return, or a part of it, that no longer varies has been learned."""
+WINDOW = 5
+"""The newest iterations over which training metrics are averaged, and for which a part of the reward must be constant
+before it counts as one without signal."""
+_SLOW_EVALUATION = 0.4
+_SLOW_EVALUATION_S = 30.0
+_HELPED = "cooperation"
+"""The part of the coding rewards that depends on calls of the helper's function."""
+
+StageMetrics = Sequence[tuple[int, str, Mapping[str, float]]]
+"""Iteration, stage and metrics of every committed stage (:meth:`magrpo.store.RunStore.stage_metrics`), in any order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """Something that the return hides: a sentence without a full stop, and the settings that would help."""
+
+    sentence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerFault:
+    """The answers of an agent are cut, copied or repetitive in too large a share, at the last evaluation."""
+
+    agent: str
+    quantity: str
+    share: float
+
+    def describe(self, limit: int) -> str:
+        """``100% of elaboration's answers are cut at 256 tokens``."""
+        share = f"{self.share:.0%}"
+        if self.quantity == "cut_off_frac":
+            return f"{share} of {self.agent}'s answers are cut at {limit} tokens"
+        source = "copied from its prompt" if self.quantity == "copied_frac" else "repetitions of its own text"
+        return f"{share} of the words in {self.agent}'s answers are {source}"
+
+
+def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[AnswerFault]:
+    """Faults of the sampled answers to held-out problems.
+
+    Copying counts only where no program is tested: a program that repeats its specification gains nothing by it.
+    """
+    limits = {"cut_off_frac": MAX_CUT_OFF, "repeated_frac": MAX_REPEATED}
+    if all(row.passed[-1] is None for row in report.rows):
+        limits["copied_frac"] = MAX_COPIED
+    summary = report.summary[HEADLINE]
+    for agent in agents:
+        for quantity, limit in limits.items():
+            value = summary.get(f"{agent}/{quantity}")
+            if value is not None and value.mean >= limit:
+                yield AnswerFault(agent, quantity, value.mean)
+
+
+def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]) -> list[Finding]:
+    """The findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
+    return [
+        *_describe_answer_faults(metrics, config, reports),
+        *_find_silent_parts(metrics, config),
+        *_find_equal_groups(metrics, config),
+        *_find_large_gradients(metrics, config),
+        *_find_slow_evaluations(metrics, config),
+    ]
+
+
+def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:
+    """What to do about a run: the remedies of its findings, each once, then the advice of its verdict, if any."""
+    advice = [*(finding.remedy for finding in findings), *filter(None, [verdict_advice])]
+    return list(dict.fromkeys(advice))
+
+
+def answer_rows(
+    metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
+) -> list[tuple[str, Sequence[str], str]]:
+    """Rows of a table about each agent's answers and updates: a title, a cell for each agent, and related settings.
+
+    Answers are those of the first and of the last evaluation, entropy and gradient norm those of the first and of the
+    last iteration: ``41.0 -> 43.9``.
+    """
+    names = [agent.name for agent in config.agents]
+    updates = _series(metrics, "update")
+    rows: list[tuple[str, Sequence[str], str]] = []
+    for quantity, (title, scale, digits, settings) in _ANSWER_ROWS.items():
+        cells = []
+        for name in names:
+            key = f"{name}/{quantity}"
+            values = [report.summary[HEADLINE][key].mean for report in reports if key in report.summary[HEADLINE]]
+            cells.append(_format_change([scale * value for value in values], digits))
+        rows.append((title, cells, settings))
+    for quantity, (title, settings) in _UPDATE_ROWS.items():
+        series = [[one[f"update/{name}/{quantity}"] for one in updates if f"update/{name}/{quantity}" in one]
+                  for name in names]  # fmt: skip
+        if any(series):
+            rows.append((title, [_format_change(values, 3) for values in series], settings))
+    return rows
+
+
+_ANSWER_ROWS = {
+    "response_tokens": ("tokens of an answer", 1.0, 1, "rollout.max_new_tokens"),
+    "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, algo.loss_norm"),
+    "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, the reward"),
+    "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, the reward"),
+}
+"""By quantity: title, factor, digits and settings."""
+_UPDATE_ROWS = {
+    "entropy": ("entropy, nats a token", "optim.lr, rollout.temperature, algo.beta"),
+    "grad_norm": ("gradient norm", "optim.max_grad_norm, optim.lr"),
+}
+
+
+def _format_change(values: Sequence[float], digits: int) -> str:
+    if not values:
+        return "-"
+    shown = [f"{value:.{digits}f}" for value in (values[0], values[-1])[: len(values)]]
+    return " \u2192 ".join(shown)
+
+
+def _series(metrics: StageMetrics, stage: str) -> list[Mapping[str, float]]:
+    return list(_by_iteration(metrics, stage).values())
+
+
+def _by_iteration(metrics: StageMetrics, stage: str) -> dict[int, Mapping[str, float]]:
+    """The metrics of a training stage by iteration, ascending; of the last turn where there are several."""
+    in_order = sorted(metrics, key=lambda entry: entry[:2])
+    return {
+        iteration: values for iteration, name, values in in_order if iteration > 0 and name.partition(".")[0] == stage
+    }
+
+
+def metric_series(metrics: StageMetrics, stage: str, key: str) -> list[tuple[int, float]]:
+    """Iteration and value of a training metric, where it was reported."""
+    return [(iteration, one[key]) for iteration, one in _by_iteration(metrics, stage).items() if key in one]
+
+
+def _mean_of_newest(series: Sequence[Mapping[str, float]], key: str) -> float | None:
+    values = [one[key] for one in series[-WINDOW:] if key in one]
+    return fmean(values) if values else None
+
+
+def _describe_answer_faults(
+    metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]
+) -> Iterator[Finding]:
+    limit = config.rollout.max_new_tokens
+    names = [agent.name for agent in config.agents]
+    faults = list(find_answer_faults(reports[-1], names)) if reports else []
+    rollouts = _series(metrics, "rollout")
+    cut_in_evaluation = {fault.agent: fault.share for fault in faults if fault.quantity == "cut_off_frac"}
+    for name in names:
+        in_training = _mean_of_newest(rollouts, f"rollout/{name}/cut_off_frac") or 0.0
+        in_evaluation = cut_in_evaluation.get(name, 0.0)
+        if max(in_training, in_evaluation) < MAX_CUT_OFF:
+            continue
+        shares = [f"{in_training:.0%} in training"] if rollouts else []
+        shares += [f"{in_evaluation:.0%} at the last evaluation"] if in_evaluation else []
+        yield Finding(
+            f"answers of {name} were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
+            f"raise rollout.max_new_tokens (now {limit})",
+        )
+    for fault in faults:
+        if fault.quantity == "copied_frac":
+            yield Finding(fault.describe(limit), _advise_against_copies(config))
+        elif fault.quantity == "repeated_frac":
+            remedy = f"read the answers in the report; raise rollout.temperature (now {config.rollout.temperature:g})"
+            yield Finding(fault.describe(limit), remedy)
+
+
+def _advise_against_copies(config: RunConfig) -> str:
+    read = "read the answers with the highest reward in the report: the reward may pay for copies"
+    if config.model.chat_template == "none":
+        return f'{read}; an instruct model needs its chat template (model.chat_template = "auto")'
+    return read
+
+
+def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
+    """Parts of the reward that were equal within every group for the newest iterations, and are not nearly full."""
+    credits, scores = _series(metrics, "credit"), _series(metrics, "score")
+    maxima = config.reward.maxima
+    for part, maximum in maxima.items():
+        silent = 0
+        while silent < len(credits) and credits[-1 - silent].get(f"signal/{part}") == 0:
+            silent += 1
+        if silent < 2 or silent < min(WINDOW, len(credits)):
+            continue
+        share = fmean(one[f"reward/{part}"] for one in credits[-silent:]) / maximum
+        if share >= NEAR_FULL:
+            continue
+        iterations = format_count(silent, "iterations")
+        sentence = (
+            f"{quantity_title(part)} ({maximum / sum(maxima.values()):.0%} of the reward) gave no signal for "
+            f"{iterations}: it was equal within every group, {share:.0%} of its maximum on average"
+        )
+        watched = sum(one.get("sandbox/watched", 0.0) for one in scores[-silent:])
+        called = sum(one.get("sandbox/watched", 0.0) * one.get("sandbox/called_frac", 0.0) for one in scores[-silent:])
+        if part == _HELPED and watched:
+            sentence += f"; the helper's function was called in {called:.0f} of {watched:.0f} programs"
+        yield Finding(sentence, "change the prompts until answers differ in it, or raise " + _more_variety(config))
+
+
+def _find_equal_groups(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
+    credits = _series(metrics, "credit")
+    equal, reward = _mean_of_newest(credits, "reward/frac_groups_equal"), _mean_of_newest(credits, "reward/joint")
+    if equal is None or reward is None or equal < MAX_EQUAL_GROUPS or config.reward.fraction(reward) >= NEAR_FULL:
+        return
+    newest = format_count(min(WINDOW, len(credits)), "iterations")
+    yield Finding(
+        f"{equal:.0%} of the groups of the last {newest} had equal returns: nothing is learned from them",
+        f"choose problems that are neither too easy nor too hard, or raise {_more_variety(config)}",
+    )
+
+
+def _more_variety(config: RunConfig) -> str:
+    rollout = config.rollout
+    return f"rollout.temperature (now {rollout.temperature:g}) or rollout.group_size (now {rollout.group_size})"
+
+
+def _find_large_gradients(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
+    updates = _series(metrics, "update")
+    limit = config.optim.max_grad_norm
+    for agent in config.agents:
+        norm = _mean_of_newest(updates, f"update/{agent.name}/grad_norm")
+        if norm is not None and norm > 10 * limit:
+            yield Finding(
+                f"the gradient norm of {agent.name} is {norm:.1f}, far above optim.max_grad_norm = {limit:g}",
+                f"lower optim.lr (now {config.optim.lr:g})",
+            )
+
+
+def _find_slow_evaluations(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
+    if not config.train.num_iterations:
+        return
+    seconds = evaluating = 0.0
+    for _, stage, one in metrics:
+        name = stage.partition(".")[0]
+        taken = one.get(f"time/{name}_s", 0.0)
+        seconds += taken
+        evaluating += taken if name == "evaluate" else 0.0
+    if evaluating >= max(_SLOW_EVALUATION_S, _SLOW_EVALUATION * seconds):
+        problems = config.eval.max_problems
+        yield Finding(
+            f"{evaluating / seconds:.0%} of the time was evaluation",
+            f"raise eval.every (now {config.eval.every}) or lower eval.max_problems "
+            f"(now {'all' if problems is None else problems})",
+        )
