@@ -130,14 +130,7 @@ def find_watched(run: EvaluatedRun) -> list[Watched]:
 
 
 def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
-    """The watch list as a table, or the reason why there is none."""
-    title = "Watch list"
-    reward = run.config.reward
-    if TESTS not in reward.maxima:
-        parts = ", ".join(reward.maxima)
-        return ReportTable(title, (), (), f"Does not apply: this reward runs no tests (its parts: {parts}).")
-    if len(run.reports) < 2:
-        return ReportTable(title, (), (), "Does not apply: there is only one evaluation.")
+    """The watch list as a table."""
     columns = ("problem", "split", "return, %", "tests, %", "parts that rose")
     rows = []
     for one in watched[:NUM_LISTED]:
@@ -146,11 +139,11 @@ def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
         rows.append((one.task_id, split, _format_change(one.returns), _format_change(one.tests), rose))
     more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
     note = (
-        f"{len(watched)} of {len(_sampled_means(run.last, reward))} problems, means over their sampled trajectories, "
+        f"{len(watched)} of {len(_sampled_means(run.last, run.config.reward))} problems, means over their sampled trajectories, "
         f"before and after training; problems that passed every test are left out.{more} A rise without tests is what "
         "an exploited reward looks like; it is no proof of one."
     )
-    return ReportTable(title, columns, rows, note, text=True)
+    return ReportTable("Watch list", columns, rows, note, text=True)
 
 
 def watch_exhibits(run: EvaluatedRun, watched: Sequence[Watched]) -> Exhibits:

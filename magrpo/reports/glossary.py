@@ -13,17 +13,22 @@ MEANINGS = {
     "style": "reward part: transition words, and words that both texts share",
     "pass@1": "the share of sampled trajectories that pass every test",
     "pass@k": "the chance that at least one of k sampled trajectories passes every test",
-    "response tokens": "mean length of one agent's completion",
-    "gain": "the last evaluation less the first, paired by problem",
+    "generated tokens": "tokens of all agents' completions in all turns, mean of a trajectory",
+    "cut at the limit": "the completion ended at rollout.max_new_tokens, in the middle of what the agent was writing",
+    "copied from the prompt": "the share of an answer's words that lie in a run of eight or more words of its prompt",
+    "repeats itself": "the share of an answer's words that lie in a run of eight or more words that it wrote before",
+    "entropy": "minus the mean log-probability of the sampled tokens: 0 where an agent always writes the same",
+    "gradient norm": "the length of an agent's gradient before it is clipped",
+    "gain": "the last evaluation minus the first, paired by problem",
     "held-out problems": "problems of the same kind as the training problems, never trained on",
     "ood": "out of distribution: problems of another kind than any in training",
     "sampled": "completions drawn at the temperature of training",
-    "greedy": "completions made of the likeliest token each time",
+    "greedy": "the most likely token at every step",
     "iteration": "one round of sampling, scoring and an update of every agent",
     "joint action": "one completion of every agent, taken together",
-    "untrained": "the base model, before any update",
-    "[low, high]": "95 % interval: the mean would lie there for 95 of 100 other sets of problems of this kind",
-    "~": "the interval of a difference holds 0: no reliable difference",
+    "before training": "the base models, or the agents that the run started from, before any update",
+    "[low, high]": "95 % confidence interval: of 100 intervals made this way from other problem sets, about 95 contain the true mean",
+    "~": "the interval of a difference contains 0: no reliable difference",
 }
 
 
@@ -32,7 +37,7 @@ def explain_word(text: str) -> str:
     name = text.strip().lower()
     if name.startswith("pass@"):
         return MEANINGS["pass@1" if name == "pass@1" else "pass@k"]
-    for start in ("gain", "untrained"):
+    for start in ("gain", "before training", "cut at the limit", "copied from the prompt", "repeats itself", "entropy"):
         if name.startswith(start):
             return MEANINGS[start]
     return MEANINGS.get(name, "")

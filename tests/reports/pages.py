@@ -11,7 +11,7 @@ from magrpo.reports.budget import Budget
 from magrpo.reports.run import RunReport
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
-from magrpo.types import EvalReport, EvalRow, Mode, Problem, Split
+from magrpo.types import AnswerStats, EvalReport, EvalRow, Mode, Problem, Split
 
 CONFIG = Path(__file__).parents[2] / "pipelines" / "configs" / "embedded.toml"
 ATTACK = '</pre><script>alert("x")</script><img src=x onerror=alert(1)>'
@@ -75,7 +75,9 @@ def row(name: str, tests: float, cooperation: float, *, index: int = 0, split: S
         text: str = "def aux(): ...") -> EvalRow:  # fmt: skip
     parts = {"structure": 1.0, "syntax": 0.5, "tests": tests, "cooperation": cooperation}
     texts = {"helper": text, "main": f"main of {name}"}
-    return EvalRow(f"{split}/{name}", split, mode, index, (sum(parts.values()),), (parts,), (tests == 1,), texts, 9, 9)
+    answers = {agent: AnswerStats(9, False, 0.0, 0.0) for agent in texts}
+    total, passed = sum(parts.values()), tests == 1
+    return EvalRow(f"{split}/{name}", split, mode, index, (total,), (parts,), (passed,), texts, answers, 18)
 
 
 def evaluation(config: RunConfig, version: int, worth: Mapping[str, tuple[float, float]], text: str = "") -> EvalReport:

@@ -42,7 +42,7 @@ MAXIMA = {"structure": 1.0, "tests": 3.0}
 def _row(task_id: str, *turns: tuple[float, float], split: Split = "test", index: int = 0) -> EvalRow:
     parts = tuple({"structure": structure, "tests": tests} for structure, tests in turns)
     returns = tuple(10 * (structure + tests) for structure, tests in turns)  # a reward with scale = 10
-    return EvalRow(task_id, split, "sampled", index, returns, parts, (False,) * len(turns), {}, 7)
+    return EvalRow(task_id, split, "sampled", index, returns, parts, (False,) * len(turns), {}, {}, 7)
 
 
 def _report(version: int, structure: float, rows: tuple[EvalRow, ...]) -> EvalReport:
@@ -51,7 +51,7 @@ def _report(version: int, structure: float, rows: tuple[EvalRow, ...]) -> EvalRe
         if mode == "sampled":
             values |= {"pass_at_3": 0.5, "pass_at_10": 0.75}
         fractions = {name: Interval(value, value - 0.01, value + 0.02) for name, value in values.items()}
-        return fractions | {"response_tokens": Interval(7.0, 6.0, 8.0)}
+        return fractions | {"generated_tokens": Interval(7.0, 6.0, 8.0)}
 
     return EvalReport(version, rows, {"test/sampled": summary("sampled"), "test/greedy": summary("greedy")})
 

@@ -27,7 +27,7 @@ def make_report(config: RunConfig, version: int, parts_by_problem: Mapping[str, 
     for task_id, fraction in parts_by_problem.items():
         parts = {part: fraction * maximum for part, maximum in config.reward.maxima.items()}
         reward = fraction * sum(config.reward.maxima.values())
-        rows.append(EvalRow(task_id, "test", "sampled", 0, (reward,), (parts,), (False,), {}, 7))
+        rows.append(EvalRow(task_id, "test", "sampled", 0, (reward,), (parts,), (False,), {}, {}, 7))
     return EvalReport(version, tuple(rows), summarise_rows(rows, config.reward, config.eval.seed))
 
 

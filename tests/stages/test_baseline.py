@@ -122,7 +122,7 @@ def test_timed_problems_are_spread_over_the_split() -> None:
 
 
 def row(index: int, value: float, text: str) -> EvalRow:
-    return EvalRow("t", "test", "sampled", index, (value,), ({},), (value > 0,), {"m": text}, 5, 10 + index)
+    return EvalRow("t", "test", "sampled", index, (value,), ({},), (value > 0,), {"m": text}, {}, 10 + index)
 
 
 BALLOT = [row(0, 0.0, "x"), row(1, 1.0, "y"), row(2, 0.5, "x"), row(3, 1.0, "none"), row(4, 0.0, "z"), row(5, 0.2, "z")]

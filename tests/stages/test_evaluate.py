@@ -71,7 +71,7 @@ def test_single_turn_summary_by_hand() -> None:
     assert "pass_at_5" not in sampled
     assert "pass_at_3" not in greedy
     assert sampled["return"].low <= 0.5 <= sampled["return"].high
-    assert sampled["response_tokens"].mean == pytest.approx((8 + 6) / 2)
+    assert sampled["generated_tokens"].mean == pytest.approx((8 + 6) / 2)
     assert report.summary["ood/greedy"]["return"].mean == 1.0
     assert len(report.rows) == 3 * (4 + 1)
 
@@ -85,7 +85,8 @@ def test_the_last_turn_counts_and_each_trajectory_is_continued_once() -> None:
     hard = next(row for row in report.rows if row.task_id == "b" and row.mode == "sampled" and row.index == 2)
     assert hard.returns == (0.0, 2.0)
     assert hard.passed == (False, True)
-    assert (hard.response_tokens, hard.generated_tokens) == (8, 6 + 8)
+    assert sum(stats.tokens for stats in hard.answers.values()) == 8, "of the last turn"
+    assert hard.generated_tokens == 6 + 8
 
 
 def test_an_oracle_that_is_asked_for_stops_a_trajectory() -> None:
@@ -145,7 +146,7 @@ def test_texts_are_judged_without_a_sandbox_and_there_is_no_pass_at_k() -> None:
     report, _ = evaluate(team, backend, SPLITS, EvalConfig(num_samples=4), RolloutConfig(), policy_version=0)
     summary = report.summary["test/sampled"]
     assert summary["structure"].mean == summary["length_ratio"].mean == 1.0
-    assert shown_quantities(summary, reward.maxima) == [*reward.maxima, "return", "response_tokens"]
+    assert shown_quantities(summary, reward.maxima) == [*reward.maxima, "return", "generated_tokens"]
 
 
 def test_a_reward_that_runs_programs_needs_a_sandbox() -> None:

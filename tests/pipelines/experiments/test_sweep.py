@@ -105,7 +105,7 @@ def reports_of(values: Mapping[int, Sequence[float]]) -> list[EvalReport]:
     reports = []
     for iteration, fractions in values.items():
         rows = [
-            EvalRow(f"p{i}", "test", "sampled", 0, (value,), ({"tests": value},), (value == 1,), {}, 1)
+            EvalRow(f"p{i}", "test", "sampled", 0, (value,), ({"tests": value},), (value == 1,), {}, {}, 1)
             for i, value in enumerate(fractions)
         ]
         reports.append(EvalReport(iteration, tuple(rows), summarise_rows(rows, TESTS_ONLY, 0)))

@@ -21,7 +21,7 @@ from magrpo.reports.exhibits import choose_examples, find_watched
 from magrpo.rewards.coding import CodingReward
 from magrpo.stages.evaluate import summarise_rows
 from magrpo.store import RunStore
-from magrpo.types import HEADLINE, EvalReport, EvalRow, Problem
+from magrpo.types import HEADLINE, AnswerStats, EvalReport, EvalRow, Problem
 from pipelines.progress.console import RunConsole
 from pipelines.progress.state import RunState
 
@@ -38,7 +38,8 @@ def report(config: RunConfig, version: int, cooperation: float) -> EvalReport:
     """Two trajectories of one problem whose parts add up to 2.5 and the cooperation."""
     parts = {"structure": 1.0, "syntax": 0.5, "tests": 0.5, "cooperation": cooperation}
     total = sum(parts.values()) + config.reward.shift
-    one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), {"helper": "", "main": ""}, 9, 9)
+    answers = dict.fromkeys(("helper", "main"), AnswerStats(0, False, 0.0, 0.0))
+    one = EvalRow("t", "test", "sampled", 0, (total,), (parts,), (False,), dict.fromkeys(answers, ""), answers, 9)
     rows = (one, replace(one, index=1))
     return EvalReport(version, rows, summarise_rows(rows, config.reward, 0))
 

@@ -59,7 +59,7 @@ def test_after_a_death_another_try_opens_a_new_engine(tmp_path: Path) -> None:
         with pytest.raises(EngineError):
             stages.run_step(Step("evaluate", 0), inputs)
         assert [engine.closed for engine in OPENED] == [True]
-        assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/response_tokens"] > 0
+        assert store.metrics(stages.run_step(Step("evaluate", 0), inputs))["eval/generated_tokens"] > 0
         assert len(OPENED) == 2
     assert OPENED[1].closed
 

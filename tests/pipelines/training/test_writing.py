@@ -26,7 +26,7 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
     assert main(["train", CONFIG, *SHORT, "--name", "mine", *root]) == 0
     said = capsys.readouterr().out
     assert "length ratio" in said
-    assert ", 0 programs run, 1 update" in said
+    assert "programs run" not in said
     assert not CODE.search(said)
 
     assert main(["evaluate", "mine", "--baselines", "single,sequential,discussion,swap,voting", *root]) == 0

@@ -1,0 +1,71 @@
+"""Copied and repeated words: examples worked out by hand, and what holds for every text."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from magrpo.algo.repetition import RUN, find_copied, find_repeated, marked_share, marked_spans
+
+PROMPT = "Write a summary. The library reads and writes files of the format that older versions of the program made."
+COPY = "The library reads and writes files of the format"
+TEXTS = st.text(alphabet="ab \n.", max_size=80)
+
+
+def test_a_sentence_of_the_prompt_is_copied_and_the_words_around_it_are_not() -> None:
+    text = f"In short: {COPY}, says its page."
+    marks = find_copied(text, PROMPT)
+    assert [text[start:end] for start, end in marked_spans(text, marks)] == [COPY]
+    assert marked_share(marks) == 9 / 17  # in short : ... , says its page .
+
+
+def test_case_and_line_breaks_do_not_hide_a_copy() -> None:
+    assert marked_share(find_copied(COPY.upper().replace(" ", "\n"), PROMPT)) == 1
+
+
+def test_a_run_of_fewer_words_is_no_copy() -> None:
+    assert len(COPY.split()) == RUN + 1
+    assert marked_share(find_copied("library reads and writes files of the", PROMPT)) == 0
+
+
+def test_a_signature_that_a_program_must_repeat_is_shorter_than_a_run() -> None:
+    signature = "def above_squares_mirror(xs):"
+    assert marked_share(find_copied(f"{signature}\n    return xs", f"Complete this function:\n{signature}")) == 0
+
+
+def test_words_that_the_prompt_quotes_from_the_agents_are_not_copied() -> None:
+    """A later turn shows the answers of an earlier one, and a good answer is written again."""
+    quoted = f"{PROMPT}\nYour last answer was: it is a library that reads and writes every format, old or new."
+    own = "it is a library that reads and writes every format, old or new."
+    assert marked_share(find_copied(own, quoted)) == 1
+    assert marked_share(find_copied(own, quoted, [own])) == 0
+    assert marked_share(find_copied(COPY, quoted, [own])) == 1
+
+
+def test_the_second_time_a_run_is_written_it_is_a_repetition() -> None:
+    text = "one two three four five six seven eight nine " * 3
+    assert marked_share(find_repeated(text)) == 18 / 27
+    assert marked_share(find_repeated(COPY)) == 0
+
+
+def test_scripts_without_spaces_are_read_by_character() -> None:
+    assert marked_share(find_copied("図書館は古い形式のファイルを読む", "図書館は古い形式のファイルを読む。")) == 1
+
+
+def test_an_empty_text_has_no_share() -> None:
+    assert marked_share(find_copied("", PROMPT)) == marked_share(find_repeated("")) == 0
+
+
+@given(TEXTS)
+def test_a_text_is_a_copy_of_itself_once_it_has_a_run(text: str) -> None:
+    marks = find_copied(text, text)
+    assert marked_share(marks) == (1 if len(marks) >= RUN else 0)
+
+
+@given(TEXTS, TEXTS)
+def test_spans_hold_the_marked_words_and_nothing_else(text: str, prompt: str) -> None:
+    marks = find_copied(text, prompt)
+    spans = list(marked_spans(text, marks))
+    assert all(start < end for start, end in spans)
+    assert spans == sorted(spans)
+    assert sum(len(find_repeated(text[start:end])) for start, end in spans) == sum(marks)
