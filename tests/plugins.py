@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from magrpo.plugins import Plugin
-from magrpo.types import Problem, Split
+from magrpo.types import Execution, ExecutionReport, Problem, Split
 from tests.fakes import LengthEnv, PassReward, ScriptedEngine, ScriptedSandbox, TurnsEnv
 
 
@@ -35,6 +36,16 @@ class TakingTurns(Plugin, TurnsEnv):
 
 class Reward(Plugin, PassReward):
     """See :class:`tests.fakes.PassReward`."""
+
+
+class WatchingReward(Reward):
+    """Counts calls of the helper's function."""
+
+    def executions(
+        self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]
+    ) -> Mapping[str, Execution]:
+        wanted = super().executions(problem, texts, reports)
+        return {name: replace(execution, watch="aux") for name, execution in wanted.items()}
 
 
 class Sandbox(Plugin):

@@ -19,7 +19,9 @@ MAX_REPEATED = 0.3
 """Shares of an agent's answers, or of their words, from which they are a finding."""
 MAX_EQUAL_GROUPS = 0.9
 NEAR_FULL = 0.95
-"""Share of its maximum from which a return, or a part of it, that no longer varies has been learned."""
+"""Share of its maximum from which a part of the reward that no longer varies has been learned."""
+CONVERGED = 0.8
+"""Training return, as a share of the maximum, from which groups with equal returns are a success: answers agree."""
 WINDOW = 5
 """The newest iterations over which training metrics are averaged, and for which a part of the reward must be constant
 before it counts as one without signal."""
@@ -220,7 +222,7 @@ def _find_silent_parts(metrics: StageMetrics, config: RunConfig) -> Iterator[Fin
 def _find_equal_groups(metrics: StageMetrics, config: RunConfig) -> Iterator[Finding]:
     credits = _series(metrics, "credit")
     equal, reward = _mean_of_newest(credits, "reward/frac_groups_equal"), _mean_of_newest(credits, "reward/joint")
-    if equal is None or reward is None or equal < MAX_EQUAL_GROUPS or config.reward.fraction(reward) >= NEAR_FULL:
+    if equal is None or reward is None or equal < MAX_EQUAL_GROUPS or config.reward.fraction(reward) >= CONVERGED:
         return
     newest = format_count(min(WINDOW, len(credits)), "iterations")
     yield Finding(

@@ -105,7 +105,7 @@ def test_show_tells_a_finished_run(finished: RunStore, capsys: pytest.CaptureFix
     assert f"result:  {verdict.sentence}\n" in shown
     assert f"report:  {finished.path}/report.html" in shown
     assert f"agents:  {finished.path}/" in shown
-    assert [line.split()[0] for line in shown.splitlines() if re.match(r" +\d+ ", line)] == ["0", "2"]
+    assert [line.split()[0] for line in shown.splitlines() if re.match(r" +\d+ +\d+\.\d", line)] == ["0", "2"]
 
 
 def test_show_as_json_has_every_figure(finished: RunStore, capsys: pytest.CaptureFixture[str]) -> None:

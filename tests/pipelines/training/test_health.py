@@ -244,7 +244,7 @@ def test_groups_gradients_and_slow_evaluations_are_named(tmp_path: Path) -> None
     assert equal == "95% of the groups of the last 1 iteration had equal returns: nothing is learned from them"
     assert large == "the gradient norm of main is 25.0, far above optim.max_grad_norm = 1"
     assert slow == "60% of the time was evaluation"
-    learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.95})]
+    learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.65})]
     assert list_findings(learned, config, []) == []
 
 
