@@ -5,6 +5,8 @@ from dataclasses import asdict, dataclass
 
 from magrpo.export.team import TrainedTeam
 from magrpo.layout import TRAJECTORIES
+from magrpo.reports.health import describe_answer
+from magrpo.stages.answers import measure_answer
 from magrpo.store import read_records
 from magrpo.types import JointReward, Problem, Trajectory
 
@@ -17,6 +19,8 @@ class Sample:
     messages: Mapping[str, Sequence[Mapping[str, str]]]
     """The prompts as the environment made them."""
     answers: Mapping[str, str]
+    remarks: Mapping[str, str]
+    """That an answer was cut, or copied from its prompt; only of agents of which there is something to say."""
     program: str
     """The program that the reward made of the answers; empty if it runs none, or they make none."""
     tests: tuple[int, int] | None
@@ -45,6 +49,11 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
     prompts = {agent: prompt for step in reversed(steps) for agent, prompt in step.prompts.items()}
     answers = {agent: action.text for step in reversed(steps) for agent, action in step.actions.items()}
     agents = [agent for agent in team.config.agents if agent.name in answers]
+    remarks = {
+        agent: describe_answer(measure_answer(action, prompts[agent]), is_code=bool(best.problem.entry_point))
+        for step in steps
+        for agent, action in step.actions.items()
+    }
     texts = {agent.role: answers[agent.name] for agent in agents}
     executions = team.config.reward.executions(best.problem, texts, {})
     report = next((steps[-1].turn.reports[name] for name in executions), None)
@@ -52,6 +61,7 @@ def choose_sample(team: TrainedTeam) -> Sample | None:
         problem=best.problem,
         messages={a.name: [asdict(message) for message in prompts[a.name].observation.messages] for a in agents},
         answers={agent.name: answers[agent.name] for agent in agents},
+        remarks={agent: remark for agent, remark in remarks.items() if remark},
         program=next((execution.source for execution in executions.values()), ""),
         tests=None if report is None else (report.tests_passed, report.tests_total),
         reward=reward,

@@ -12,6 +12,7 @@ from magrpo.algo.repetition import find_copied, marked_spans
 from magrpo.interfaces import Reward
 from magrpo.reports.evaluations import EvaluatedRun
 from magrpo.reports.figures import SPLIT_TITLES, quantity_title
+from magrpo.reports.health import describe_answer
 from magrpo.reports.page import Exhibit, Exhibits, ReportTable, ShownText
 from magrpo.types import AnswerStats, EvalReport, EvalRow
 
@@ -21,8 +22,6 @@ NUM_LISTED = 20
 NUM_SHOWN = 5
 NUM_BEST = 3
 _NO_CHANGE = "no change"
-_NOTABLE_COPY = 0.2
-"""Share of copied words from which an answer's remark names it."""
 
 
 def choose_examples(run: EvaluatedRun) -> list[Exhibit]:
@@ -138,9 +137,9 @@ def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
         split = SPLIT_TITLES[one.split]
         rows.append((one.task_id, split, _format_change(one.returns), _format_change(one.tests), rose))
     more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
+    num_problems = len(_sampled_means(run.last, run.config.reward))
     note = (
-        f"{len(watched)} of {len(_sampled_means(run.last, run.config.reward))} problems, means over their sampled trajectories, "
-        f"before and after training; problems that passed every test are left out.{more} A rise without tests is what "
+        f"{len(watched)} of {num_problems} problems, means over their sampled trajectories, before and after training; problems that passed every test are left out.{more} A rise without tests is what "
         "an exploited reward looks like; it is no proof of one."
     )
     return ReportTable("Watch list", columns, rows, note, text=True)
@@ -243,11 +242,9 @@ def _make_exhibit(
 
 def _show_text(agent: str, text: str, stats: AnswerStats, prompt: str) -> ShownText:
     """A completion with what is to be said of it. ``prompt``: to mark what was copied from it; empty for programs."""
-    remarks = [f"cut at {stats.tokens} tokens"] if stats.cut_off else []
-    if prompt and stats.copied_frac >= _NOTABLE_COPY:
-        remarks.append(f"{stats.copied_frac:.0%} of the words copied from the prompt")
+    remark = describe_answer(stats, is_code=not prompt)
     spans = list(marked_spans(text, find_copied(text, prompt))) if prompt else []
-    return ShownText(agent, text, f"[{', '.join(remarks)}]" if remarks else "", spans)
+    return ShownText(agent, text, f"[{remark}]" if remark else "", spans)
 
 
 def _first_prompts(run: EvaluatedRun, task_id: str) -> dict[str, str]:

@@ -27,7 +27,8 @@ MEANINGS = {
     "iteration": "one round of sampling, scoring and an update of every agent",
     "joint action": "one completion of every agent, taken together",
     "before training": "the base models, or the agents that the run started from, before any update",
-    "[low, high]": "95 % confidence interval: of 100 intervals made this way from other problem sets, about 95 contain the true mean",
+    "[low, high]": "95 % confidence interval: of 100 intervals made this way from other problem sets, about 95 contain "
+    "the true mean",
     "~": "the interval of a difference contains 0: no reliable difference",
 }
 

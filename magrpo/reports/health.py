@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from magrpo.config import RunConfig
+from magrpo.layout import read_evaluations
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
-from magrpo.types import HEADLINE, EvalReport
+from magrpo.store import RunStore
+from magrpo.types import HEADLINE, AnswerStats, EvalReport
 
 MAX_CUT_OFF = 0.1
 MAX_COPIED = 0.5
@@ -25,6 +27,8 @@ CONVERGED = 0.8
 WINDOW = 5
 """The newest iterations over which training metrics are averaged, and for which a part of the reward must be constant
 before it counts as one without signal."""
+_NOTABLE_COPY = 0.2
+"""Share of copied words from which a single answer is marked."""
 _SLOW_EVALUATION = 0.4
 _SLOW_EVALUATION_S = 30.0
 _HELPED = "cooperation"
@@ -59,6 +63,17 @@ class AnswerFault:
         return f"{share} of the words in {self.agent}'s answers are {source}"
 
 
+def describe_answer(stats: AnswerStats, *, is_code: bool) -> str:
+    """``cut at 48 tokens, 81% of the words copied from the prompt``; empty if there is nothing to say of an answer.
+
+    ``is_code``: a program, which may repeat its specification.
+    """
+    remarks = [f"cut at {stats.tokens} tokens"] if stats.cut_off else []
+    if not is_code and stats.copied_frac >= _NOTABLE_COPY:
+        remarks.append(f"{stats.copied_frac:.0%} of the words copied from the prompt")
+    return ", ".join(remarks)
+
+
 def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[AnswerFault]:
     """Faults of the sampled answers to held-out problems.
 
@@ -75,6 +90,11 @@ def find_answer_faults(report: EvalReport, agents: Iterable[str]) -> Iterator[An
                 yield AnswerFault(agent, quantity, value.mean)
 
 
+def read_findings(store: RunStore) -> list[Finding]:
+    """The findings about the run in ``store``, from everything that it has committed."""
+    return list_findings(list(store.stage_metrics()), store.config(), read_evaluations(store))
+
+
 def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport]) -> list[Finding]:
     """The findings about a run so far, those about its answers first; ``reports`` are its evaluations."""
     return [
@@ -84,6 +104,11 @@ def list_findings(metrics: StageMetrics, config: RunConfig, reports: Sequence[Ev
         *_find_large_gradients(metrics, config),
         *_find_slow_evaluations(metrics, config),
     ]
+
+
+def list_warnings(findings: Iterable[Finding], verdict_sentence: str) -> list[str]:
+    """The sentences of the findings that the verdict does not name itself."""
+    return [finding.sentence for finding in findings if finding.sentence not in verdict_sentence]
 
 
 def list_advice(findings: Iterable[Finding], verdict_advice: str) -> list[str]:

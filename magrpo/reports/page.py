@@ -21,7 +21,7 @@ from rich.text import Text
 from magrpo.algo.repetition import Span
 from magrpo.reports.charts import Panel, render_svg
 from magrpo.reports.glossary import explain_word, select_meanings
-from magrpo.reports.health import Finding, list_advice
+from magrpo.reports.health import Finding, list_advice, list_warnings
 from magrpo.reports.verdict import Verdict
 
 
@@ -150,7 +150,7 @@ def make_banner(verdict: Verdict, findings: Sequence[Finding] = ()) -> Banner:
         word=verdict.word,
         sentence=_capitalize(sentence),
         advice=f"What to do: {advice}." if advice else "",
-        warnings=[_capitalize(finding.sentence) for finding in findings],
+        warnings=[_capitalize(warning) for warning in list_warnings(findings, verdict.sentence)],
     )
 
 

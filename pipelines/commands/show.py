@@ -21,7 +21,7 @@ from magrpo.reports.figures import (
     quantity_title,
     sort_summary_keys,
 )
-from magrpo.reports.health import list_findings
+from magrpo.reports.health import read_findings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import Verdict, judge_evaluations
 from magrpo.store import RunStore
@@ -91,7 +91,7 @@ def _collect_facts(
         "num_iterations": int(summary.config["train.num_iterations"]),
         "place": read_place(store).describe(),
         "verdict": verdict,
-        "findings": list_findings(list(store.stage_metrics()), store.config(), reports),
+        "findings": read_findings(store),
         "evaluations": [{"iteration": one.policy_version, "summary": one.summary} for one in reports],
         "budget": build_ledger(store.stage_metrics())[-1],
         "wall_time": wall_time and {**asdict(wall_time), "loading_s": wall_time.loading_s},

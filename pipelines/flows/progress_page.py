@@ -17,6 +17,7 @@ from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate, LogCr
 from prefect.exceptions import PrefectException
 
 from magrpo.layout import Step, read_place
+from magrpo.reports.health import read_findings
 from magrpo.reports.publish import render_main_table
 from magrpo.reports.verdict import read_verdict
 from pipelines.progress.state import Attempt, Observer
@@ -119,7 +120,9 @@ class ProgressPage(Observer):
         verdict = read_verdict(store)
         returns = state.describe_returns() if verdict is None else verdict.sentence
         summary = f"Run {store.run_id}. {returns[:1].upper()}{returns[1:]}. {self._promotion}".rstrip()
-        return "\n\n".join(filter(None, [summary, self._mlflow_link(), render_main_table(store)]))
+        findings = [] if verdict is None else read_findings(store)
+        warnings = "\n".join(f"- warning: {finding.sentence}" for finding in findings)
+        return "\n\n".join(filter(None, [summary, warnings, self._mlflow_link(), render_main_table(store)]))
 
 
 def artifact_key(name: str) -> str:

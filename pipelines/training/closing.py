@@ -23,7 +23,7 @@ from magrpo.layout import (
 )
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.health import answer_rows, list_advice, list_findings
+from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import RunStore
@@ -193,8 +193,8 @@ def print_verdict(store: RunStore, config: RunConfig, reports: Sequence[EvalRepo
     verdict = judge_evaluations(reports, config)
     findings = list_findings(list(store.stage_metrics()), config, reports)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
-    for finding in findings:
-        print_entry(console, "warning:", finding.sentence, "yellow")
+    for warning in list_warnings(findings, verdict.sentence):
+        print_entry(console, "warning:", warning, "yellow")
     label = "advice:"
     for advice in list_advice(findings, verdict.advice):
         print_entry(console, label, advice)

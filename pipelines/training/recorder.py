@@ -10,7 +10,7 @@ from magrpo.interfaces import Tracker
 from magrpo.layout import Step
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import format_difference, format_wall_time
-from magrpo.reports.health import list_advice, list_findings
+from magrpo.reports.health import list_advice, list_warnings, read_findings
 from magrpo.reports.verdict import read_verdict
 from magrpo.store import Pointer, RunStore, merge_metrics, read_records
 from magrpo.tracking.wall_time import read_wall_time
@@ -42,9 +42,8 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         if verdict.gain is not None:
             tags["gain"] = format_difference(verdict.gain)
         lines.append(f"- **{verdict.word}**{verdict.sentence.removeprefix(verdict.word)}")
-        reports = layout.read_evaluations(store)
-        findings = list_findings(list(store.stage_metrics()), config, reports)
-        lines += [f"- warning: {finding.sentence}" for finding in findings]
+        findings = read_findings(store)
+        lines += [f"- warning: {warning}" for warning in list_warnings(findings, verdict.sentence)]
         lines += [f"- advice: {advice}" for advice in list_advice(findings, verdict.advice)]
     place = layout.read_place(store)
     at = "" if place.is_default else f", at {place.describe()}"

@@ -146,10 +146,9 @@ def train(folder: Path, engine: str, iterations: int = 5) -> RunStore:
 
 WARNINGS = (
     "answers of elaboration were cut at rollout.max_new_tokens = 8: ",
-    "100% of the words in elaboration's answers are copied from its prompt",
     "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum",
 )
-"""What a gamed run says."""
+"""What a gamed run says besides its verdict."""
 
 
 def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -164,6 +163,9 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert main(["show", "run", "--root", str(store.path.parent)]) == 0
     shown = capsys.readouterr().out
     page = Page((store.path / "report.html").read_text())
+    copied = "and 100% of the words in elaboration's answers are copied from its prompt"
+    for text in (closing, shown, page.text):
+        assert copied in text
     for warning in WARNINGS:
         assert f"warning: {warning}" in closing
         assert f"warning: {warning}" in shown
