@@ -139,8 +139,9 @@ def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
     more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
     num_problems = len(_sampled_means(run.last, run.config.reward))
     note = (
-        f"{len(watched)} of {num_problems} problems, means over their sampled trajectories, before and after training; problems that passed every test are left out.{more} A rise without tests is what "
-        "an exploited reward looks like; it is no proof of one."
+        f"{len(watched)} of {num_problems} problems, means over their sampled trajectories, before and after training; "
+        f"problems that passed every test are left out.{more} A rise without tests is what an exploited reward looks "
+        "like; it is no proof of one."
     )
     return ReportTable("Watch list", columns, rows, note, text=True)
 
