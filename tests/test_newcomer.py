@@ -111,9 +111,9 @@ def prepare_environment(checkout: Path) -> None:
 
 @pytest.mark.slow
 def test_from_the_clone_to_an_answer(terminal: Terminal, tmp_path: Path) -> None:
-    [block] = re.findall(r"^```sh\n(git clone .+?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
-    clone, run, ask = (line.partition("  #")[0].strip() for line in block.splitlines())
-    terminal.type(clone.replace("REPOSITORY", str(ROOT)))
+    [block] = re.findall(r"^```sh\n(make run .+?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+    run, _ = (line.partition("  #")[0].strip() for line in block.splitlines())
+    terminal.type(f"git clone {ROOT} magrpo && cd magrpo")
     prepare_environment(tmp_path / "magrpo")
     moved, first, verdict = terminal.type(f'{run} ARGS="{SMALL}"', r"[^\s\x1b]", r"1/3 |iteration +1\b", r"result: ")
     print(f"\nsomething moved after {moved:.1f} s, first iteration {first:.0f} s, verdict {verdict:.0f} s;", end=" ")
@@ -122,7 +122,6 @@ def test_from_the_clone_to_an_answer(terminal: Terminal, tmp_path: Path) -> None
     report = tmp_path / "magrpo" / terminal.last(r"report: +(\S+)")
     assert report.is_file()
     asked = terminal.last(r"(\S*magrpo ask \S+)")
-    assert re.fullmatch(ask.replace("RUN_ID", r"\S+"), asked), "the last line of a training is the README's third"
     [answered] = terminal.type(asked, "Type a problem", prompt="problem> ")
     terminal.type("/problem without:5/mirror", r"tests?\b", prompt="problem> ")
     print(f"ask was ready after {answered:.0f} s")
