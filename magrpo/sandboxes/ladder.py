@@ -14,6 +14,7 @@ from pathlib import Path
 from magrpo.files.locks import make_draft
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
+from magrpo.sandboxes.packages import Packages
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
 from magrpo.types import Execution
 
@@ -73,6 +74,8 @@ class Rung:
 def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
     """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
+    Packages are visible but not imported: one that cannot be imported would look like a level that does not work.
+
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
     """
@@ -84,6 +87,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
         if os.environ.get(ALLOW_NONE) != "1":
             raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
         return Rung("none", {})
+    spec = replace(spec, packages=Packages(spec.packages.folders))
     refused: dict[str, str] = {}
     for level in candidates:
         try:

@@ -22,10 +22,10 @@ TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
-def limit_process() -> None:
-    """Limit the CPU time and the memory of this process."""
+def limit_process(package_bytes: int) -> None:
+    """Limit the CPU time of this process, and its memory beyond the ``package_bytes`` that imported packages take."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S + LEFT_S, TEST_CPU_S + LEFT_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY + package_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

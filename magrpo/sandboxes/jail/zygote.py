@@ -20,6 +20,7 @@ from typing import NamedTuple
 from . import at_fork, candidate, confine, proxy, tester
 from .candidate_process import CandidateProcess
 from .confine import Level
+from .imports import READY, import_packages
 from .seccomp import answer_thread_request
 from .warm_up import warm_up
 
@@ -156,7 +157,7 @@ class Zygote:
             try:
                 self.control.close()
                 self.level.confine_tester()
-                tester.limit_process()
+                tester.limit_process(self.level.package_bytes)
                 process = CandidateProcess(life.channel, life.pid, self.proc)
                 tester.serve_jobs(connection, requests, process, self.level.limits, self.level.namespaces)
             finally:
@@ -229,16 +230,22 @@ def main() -> None:
     os.dup2(1, 0)
     for name in config["preload"]:  # candidates start faster with the modules that programs usually need
         __import__(name)
+    package_bytes = 0
+    if config["modules"]:
+        os.environ |= {"MPLCONFIGDIR": config["scratch"], "MPLBACKEND": "agg"}  # matplotlib writes a cache
+        package_bytes = import_packages(control, config["folders"], config["modules"])
+        if config["level"] == "namespaces":  # nothing could be mounted over the scratch folder once it is deleted
+            confine.unmount(config["scratch"])
     if config["uid"]:
         confine.become_user(config["uid"])
     limits = confine.Limits(**config["limits"])
-    level = Level(config["level"], limits, config["readable"])
+    level = Level(config["level"], limits, config["readable"], package_bytes)
     warm_up(limits)
     gc.collect()
     holes = fill_holes()
     gc.freeze()
     zygote = Zygote(control, level)
     os.dup2(1, 2)
-    control.send(b"ready")
+    control.send(READY)
     zygote.serve_requests()
     del holes
