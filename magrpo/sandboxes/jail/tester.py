@@ -42,9 +42,10 @@ def serve_jobs(
         began = time.monotonic()
         report, proxy = run_job(job, requests, process, limits, children)
         wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
+        if proxy:
+            proxy.surroundings.restore_seeds()
         if not following or not proxy or time.process_time() > LEFT_S:  # the next test gets all of its CPU time
             return
-        proxy.surroundings.restore_seeds()
         may_share = job["may_share"] and following["may_share"] and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
 

@@ -17,11 +17,12 @@ import sys
 import time
 from typing import NamedTuple
 
-from . import at_fork, candidate, confine, proxy, tester
+from . import at_fork, candidate, confine, proxy, tester  # noqa: F401 - the first before anyone imports random
 from .candidate_process import CandidateProcess
 from .confine import Level
 from .imports import READY, import_packages
 from .seccomp import answer_thread_request
+from .seeds import seed_children
 from .warm_up import warm_up
 
 CHANNEL_FD = 3
@@ -142,7 +143,7 @@ class Zygote:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
-                at_fork.seed_children()
+                seed_children()
                 candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
