@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from magrpo.files.locks import make_draft
-from magrpo.sandboxes.jail.confine import Limits
+from magrpo.sandboxes.jail.confine import DEVICES, Limits
 from magrpo.sandboxes.packages import NO_PACKAGES, Packages
 
 SANDBOX_UID = 61873
@@ -136,8 +136,8 @@ def build_command(spec: JailSpec, info: int, scratch: Path | None = None) -> lis
         before += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
         links[Path("/dev/shm")] = TMP  # semaphores and shared memory of multiprocessing, in each candidate's own folder
     after = [part for path, target in links.items() for part in ("--symlink", target, str(path))]
-    after += ["--proc", "/proc", "--dir", TMP, "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
-    after += ["--chdir", "/", *zygote]
+    after += ["--proc", "/proc", "--dir", TMP, *(part for path in DEVICES for part in ("--dev-bind", path, path))]
+    after += ["--remount-ro", "/", "--chdir", "/", *zygote]
     binds = [("--ro-bind", *pair) for pair in zip(outside, inside, strict=True)]
     if scratch:
         binds.append(("--bind", str(scratch), TMP))

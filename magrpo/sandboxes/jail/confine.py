@@ -13,6 +13,8 @@ from .seccomp import build_base_filter, build_foreign_filter, find_call
 
 OWN_PROCESSES = 4
 """Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready."""
+DEVICES = ("/dev/null", "/dev/urandom")
+"""Devices that exist in a jail; some packages open the second."""
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 1, 2, 4, 8, 2
 MS_REMOUNT, MS_BIND = 32, 4096
@@ -162,8 +164,9 @@ class Level:
         check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # not inspected by processes of this user
         if self.namespaces:  # open descriptors of /proc keep working
             unmount("/proc")
-            kept = os.statvfs("/dev/null").f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
-            mount_path("none", "/dev/null", "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)  # it has the host's dates
+            for device in DEVICES:  # they have the host's dates
+                kept = os.statvfs(device).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+                mount_path("none", device, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
             for capability in range(LAST_CAPABILITY + 1):  # refused without CAP_SETPCAP, where there is none to lose
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
         if self.confined:
