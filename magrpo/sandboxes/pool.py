@@ -27,7 +27,7 @@ from magrpo.sandboxes.ladder import Rung, choose_level
 from magrpo.sandboxes.packages import Packages, explain_failure, find_packages
 from magrpo.sandboxes.traces import leaves_no_trace
 from magrpo.sandboxes.worker import START_S, ImportFailed, Worker, WorkerDied, make_job
-from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
+from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, Unjudged
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -248,7 +248,7 @@ class Pool:
         try:
             job = make_job(execution)
         except SyntaxError as error:
-            return self._report_failure(f"the test is not Python: {error}")
+            return self._report_failure(f"its test is not Python: {error}", "test_error")
         worker = self.idle.get()
         message, killed = "", 0
         try:
@@ -312,10 +312,10 @@ class Pool:
 
     def _make_report(self, result: dict[str, Any]) -> ExecutionReport:
         if "unusable" in result:
-            return self._report_failure(result["unusable"])
+            return self._report_failure(result["unusable"], "test_error")
         cases = tuple(Case(status, message) for status, message in result.pop("cases", [RAN_OUT]))
         status: CaseStatus = next((case.status for case in cases if case.status != "pass"), "pass")
         return ExecutionReport(status, cases, self.level, **result)
 
-    def _report_failure(self, message: str) -> ExecutionReport:
-        return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)
+    def _report_failure(self, message: str, status: Unjudged = "infra_error") -> ExecutionReport:
+        return ExecutionReport(status, (Case(status, message),), self.level)
