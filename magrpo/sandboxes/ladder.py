@@ -21,6 +21,7 @@ from magrpo.types import Execution
 LADDER = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 CANARY_S = 30.0
+CANARY_BYTES = 512 << 20  # with little memory an attempt fails for want of it, which is no refusal
 PREFIX = "magrpo-canary-"
 log = logging.getLogger(__name__)
 
@@ -123,7 +124,13 @@ def examine_level(spec: JailSpec) -> None:
         }
         test = "\n".join(f"assert attempt({name!r}, {argument!r}) == 'refused'" for name, argument in attempts.items())
         test += f"\nattempt('kill', {stopped})"  # a process inside may have this number
-        worker = Worker(replace(spec, limits=replace(spec.limits, test_s=CANARY_S / 3, total_s=CANARY_S)))
+        limits = replace(
+            spec.limits,
+            test_s=CANARY_S / 3,
+            total_s=CANARY_S,
+            memory_bytes=max(spec.limits.memory_bytes, CANARY_BYTES),
+        )
+        worker = Worker(replace(spec, limits=limits))
         try:
             failed = _run_canary(worker, CANARY, "attempt", test)
             failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")

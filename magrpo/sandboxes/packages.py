@@ -101,7 +101,10 @@ def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]
         try:
             requirement = Requirement(line)
         except InvalidRequirement as error:
-            raise ConfigError(f"sandbox.packages: the metadata of {owner.name} cannot be read: {error}") from None
+            raise ConfigError(
+                f"sandbox.packages: {owner.name} has a dependency that is not understood, {line!r}: "
+                f"{str(error).splitlines()[0]}; repair its metadata"
+            ) from None
         if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
             yield requirement
 

@@ -1,7 +1,7 @@
 """Score: run the programs that the reward requests in the sandbox, then price every joint action.
 
-Execution is data. A failure of the sandbox itself (``infra_error``), or of the problem's own test (``test_error``), masks
-a joint action; it is never a reward.
+Execution is data. A failure of the sandbox itself (``infra_error``), or of the problem's own test (``test_error``),
+masks a joint action; it is never a reward.
 """
 
 import logging
@@ -85,9 +85,7 @@ def score_texts(
     while open_items:
         requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
         distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
-        new = [
-            execution for execution in distinct if execution not in cache or "infra_error" in cache[execution].statuses
-        ]
+        new = [execution for execution in distinct if execution not in cache or _should_retry(cache[execution])]
         if new:
             started = perf_counter()
             ran = dict(zip(new, sandbox.run(new, progress), strict=True))
@@ -124,6 +122,11 @@ def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> Scored
     parts = {name: float(value) for name, value in scored.reward.parts.items()}
     reward = JointReward(float(scored.reward.total), parts, local)  # the numbers that a file gives back
     return ScoredTurn(turn.picks, reward, scored.reports, scored.masked)
+
+
+def _should_retry(report: ExecutionReport) -> bool:
+    """Whether the sandbox failed; a test that cannot be run fails each time."""
+    return "infra_error" in report.statuses
 
 
 def _is_unjudged(reports: Iterable[ExecutionReport]) -> bool:
