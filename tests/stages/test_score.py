@@ -124,6 +124,7 @@ def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> No
             "sandbox/crash_frac": 0.25,
             "sandbox/memory_frac": 0.25,
             "sandbox/infra_error_frac": 0.0,
+            "sandbox/test_error_frac": 0.0,
             "sandbox/forgeable_frac": 0.25,
             "sandbox/level": 1.0,
         }

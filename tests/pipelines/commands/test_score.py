@@ -70,4 +70,4 @@ def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
     assert main(["score", *files]) == 1
     report = json.loads(output.read_text())
     assert (report["status"], report["reward"]) == ("test_error", None)
-    assert "1 not scored: their tests cannot be run" in " ".join(capsys.readouterr().out.split())
+    assert "1 not scored: their tests cannot be run" in " ".join(capsys.readouterr().err.split())
