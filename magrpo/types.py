@@ -8,15 +8,18 @@ Axes: ``A`` agents, ``G`` group size, ``K`` turns, ``B`` sequences, ``T`` tokens
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Generic, Literal, TypeVar
+from typing import Generic, Literal, TypeVar, get_args
 
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
-_Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run", "infra_error"]
-CaseStatus = Literal["pass", "wrong", "exception", _Unfinished]
+_Unfinished = Literal["timeout", "crash", "memory", "output_limit", "protocol", "load_error", "not_run"]
+Unjudged = Literal["infra_error", "test_error"]
+"""Statuses that say nothing about the program: the sandbox failed, or the problem's own test cannot be run."""
+CaseStatus = Literal["pass", "wrong", "exception", _Unfinished, Unjudged]
+UNJUDGED: frozenset[CaseStatus] = frozenset(get_args(Unjudged))
 
 
 # --------------------------------------------------------------------------------------------- problems and prompts
@@ -155,6 +158,11 @@ class ExecutionReport:
     compiles: bool = True
 
     @property
+    def statuses(self) -> frozenset[CaseStatus]:
+        """Its own status and those of its cases."""
+        return frozenset({self.status, *(case.status for case in self.cases)})
+
+    @property
     def tests_passed(self) -> int:
         return sum(case.status == "pass" for case in self.cases)
 
@@ -196,7 +204,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class ScoredTurn:
-    """A joint action with its reward. ``masked``: the sandbox failed; the turn is ignored."""
+    """A joint action with its reward. ``masked``: a report is :data:`UNJUDGED`; the turn is ignored."""
 
     picks: dict[str, int]
     reward: JointReward

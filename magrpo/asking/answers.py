@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 NO_TESTS = "no tests: reward not measured"
 INCOMPLETE = "other agents write next: reward not measured yet"
 SANDBOX_FAILED = "the sandbox failed: reward not measured"
+TEST_FAILED = "the problem's test cannot be run: reward not measured"
 _ALIGNED = RolloutConfig(joint_mode="aligned")
 
 
@@ -117,11 +118,18 @@ class AskedAgents:
             [scored], _ = score([group], team, self.sandbox, backend.cache)
             turn = scored.turns[0]
             steps = (*steps, _make_step(group, turn, prefix))
-            unmeasured = SANDBOX_FAILED if turn.masked else INCOMPLETE if turn.reward == PENDING else ""
-            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), unmeasured)
+            yield Answer(problem, steps, _find_best_source(wanted, turn.reports), _say_unmeasured(turn))
             if turn.masked:
                 return
             node = child_node(scored, 0, sampling, 1)
+
+
+def _say_unmeasured(turn: ScoredTurn) -> str:
+    """Why a turn has no reward; empty if it has one."""
+    if turn.masked:
+        failed = any("infra_error" in report.statuses for report in turn.reports.values())
+        return SANDBOX_FAILED if failed else TEST_FAILED
+    return INCOMPLETE if turn.reward == PENDING else ""
 
 
 @contextmanager

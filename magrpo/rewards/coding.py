@@ -28,7 +28,7 @@ from magrpo.rewards.usage import (
     only_forwards,
     packs_lists,
 )
-from magrpo.types import Execution, ExecutionReport, JointReward, Problem
+from magrpo.types import UNJUDGED, Execution, ExecutionReport, JointReward, Problem
 
 HELPER = "aux"  # the function that the helper writes
 VARIANTS = ("wrapper", "identity", "constant", "empty")
@@ -100,7 +100,7 @@ class CodingReward(ProgramReward):
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The joint reward with parts ``structure``, ``syntax``, ``tests``, ``cooperation``. ``texts`` by role."""
-        assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
+        assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         program = combine_completions(problem.prompt, problem.entry_point, texts["helper"], texts["main"])
         structure_by_role = {"helper": 0.4 if program.has_helper else 0.0, "main": 0.6 if program.has_entry else 0.0}
         parts = dict.fromkeys(MAXIMA, 0.0) | {"structure": sum(structure_by_role.values())}
@@ -160,7 +160,7 @@ class SoloReward(ProgramReward):
 
     def price(self, problem: Problem, texts: Texts, reports: Reports) -> JointReward:
         """The reward with parts ``structure``, ``syntax``, ``tests``. ``texts`` by role."""
-        assert all(report.status != "infra_error" for report in reports.values()), "mask the turn, do not price it"
+        assert all(report.status not in UNJUDGED for report in reports.values()), "mask the turn, do not price it"
         _, has_entry, runs = make_solo_program(problem.prompt, problem.entry_point, texts["solo"])
         parts = dict.fromkeys(SOLO_MAXIMA, 0.0) | {"structure": float(has_entry)}
         if runs and program_compiles(reports):

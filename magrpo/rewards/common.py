@@ -9,7 +9,7 @@ from pydantic import Field
 
 from magrpo.plugins import Plugin
 from magrpo.rewards.program import Module, extract_preamble, join_modules
-from magrpo.types import Execution, ExecutionReport, Problem
+from magrpo.types import UNJUDGED, Execution, ExecutionReport, Problem
 
 
 class ScaledReward(Plugin):
@@ -49,7 +49,7 @@ class ProgramReward(ScaledReward):
         return report is not None and 0 < report.tests_total == self._count_passed(report)
 
     def _count_passed(self, report: ExecutionReport) -> int:
-        assert all(case.status != "infra_error" for case in report.cases), "mask the turn, do not price it"
+        assert all(case.status not in UNJUDGED for case in report.cases), "mask the turn, do not price it"
         refused = not report.compiles or (report.forgeable and self.refuse_forgeable)
         return 0 if refused else report.tests_passed
 

@@ -1,24 +1,28 @@
 """The command line that starts a jail, for each isolation level, as root and as an ordinary user."""
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import sys
 import sysconfig
+import tempfile
+from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, files
 from pathlib import Path
 from typing import Any
 
-from magrpo.plugins import ConfigError
-from magrpo.sandboxes.jail.confine import Limits
+from magrpo.files.locks import make_draft
+from magrpo.sandboxes.jail.confine import DEVICES, Limits
+from magrpo.sandboxes.packages import NO_PACKAGES, Packages
 
 SANDBOX_UID = 61873
 """User id of jails when the parent is root; belongs to no account."""
 CAPABILITIES = {"setgid": 6, "setuid": 7, "sys_admin": 21}
 HERE = Path(__file__).parent
-JAIL, PACKAGES = "/jail", "/packages"
+JAIL, PACKAGES, TMP = "/jail", "/packages", "/tmp"
+SCRATCH_PREFIX = "magrpo-imports-"
 SYSTEM = ("/usr/lib", "/usr/lib64", "/lib", "/lib64", "/usr/share/zoneinfo")
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "TZ": "UTC", "HOME": "/tmp"}
 ENVIRONMENT |= {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
@@ -32,12 +36,12 @@ class LevelUnavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class JailSpec:
-    """Settings of a jail. ``preload``: modules the zygote imports; ``packages``: distributions visible inside."""
+    """Settings of a jail. ``preload``: modules of the standard library that the zygote imports."""
 
     limits: Limits
     level: str
     preload: tuple[str, ...] = ()
-    packages: tuple[str, ...] = ()
+    packages: Packages = NO_PACKAGES
 
     @property
     def uses_bubblewrap(self) -> bool:
@@ -60,23 +64,36 @@ def list_interpreter_paths() -> list[str]:
     return [str(path) for path in [*own, *system]]
 
 
-def find_package_folders(names: tuple[str, ...]) -> dict[str, str]:
-    """Top-level files and folders of distributions, from name to path; ConfigError if one is not installed."""
-    found: dict[str, str] = {}
-    for name in names:
-        try:
-            entries = files(name) or []
-        except (PackageNotFoundError, ValueError):  # ValueError: an empty name
-            raise ConfigError(f"sandbox.packages: {name!r} is not installed; pip install it or leave it out") from None
-        for entry in entries:
-            top = entry.parts[0]
-            if not top.startswith("..") and not top.endswith((".dist-info", "__pycache__")):
-                found[top] = str(Path(str(entry.locate())).parents[len(entry.parts) - 1] / top)
-    return found
+@contextlib.contextmanager
+def make_scratch(spec: JailSpec) -> Iterator[Path | None]:
+    """A folder for what packages write while a jail imports them, such as matplotlib's cache; None without packages.
+
+    It must be gone before the first program runs: the jail may still see it then, but can make nothing in it.
+    """
+    if not spec.packages.modules:
+        yield None
+        return
+    with make_draft(Path(tempfile.gettempdir()), SCRATCH_PREFIX, _remove_scratch) as scratch:
+        scratch.chmod(0o700)
+        if spec.uses_bubblewrap and _launches_as_user():
+            os.chown(scratch, SANDBOX_UID, SANDBOX_UID)
+        yield scratch
 
 
-def build_command(spec: JailSpec, info: int) -> list[str]:
+def _remove_scratch(scratch: Path) -> None:
+    for path in scratch.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
+    scratch.chmod(0o500)  # files without a name can be made in a writable folder even when it is deleted
+    scratch.rmdir()
+
+
+def build_command(spec: JailSpec, info: int, scratch: Path | None = None) -> list[str]:
     """Build the command line of one jail; bubblewrap writes the id of its child to the descriptor ``info``.
+
+    ``scratch``: see :func:`make_scratch`.
 
     Raises:
         LevelUnavailable: a program that the level needs is missing.
@@ -84,43 +101,61 @@ def build_command(spec: JailSpec, info: int) -> list[str]:
     bwrap = shutil.which("bwrap") or ""
     if spec.uses_bubblewrap and not bwrap:
         raise LevelUnavailable(f"bubblewrap is not installed; {INSTALL}")
-    folders = find_package_folders(spec.packages)
+    folders = spec.packages.folders
     interpreter = list_interpreter_paths()
     outside = [*interpreter, str(HERE / "jail"), *folders.values()]
     if spec.uses_bubblewrap:
         inside = [*interpreter, f"{JAIL}/jail", *(f"{PACKAGES}/{name}" for name in folders)]
-        roots, uid = [JAIL, PACKAGES], 0
+        root, uid = JAIL, 0
     else:
         inside = outside
-        roots = [str(HERE), *sorted({str(Path(path).parent) for path in folders.values()})]
+        root = str(HERE)
         can_drop = _can_change_user("setuid", "setgid") and (
             spec.level == "none" or all(_is_world_readable(Path(path)) for path in outside)
         )
         uid = SANDBOX_UID if can_drop else 0
-    limits, preload = dataclasses.asdict(spec.limits), [*spec.preload, *spec.packages]
-    config = {"level": spec.level, "limits": limits, "preload": preload, "readable": inside, "uid": uid}
-    zygote = _build_python_command("zygote", roots, config)
+    config = {
+        "level": spec.level,
+        "limits": dataclasses.asdict(spec.limits),
+        "preload": spec.preload,
+        "folders": {
+            name: PACKAGES if spec.uses_bubblewrap else str(Path(path).parent) for name, path in folders.items()
+        },
+        "modules": list(spec.packages.modules),
+        "scratch": TMP if spec.uses_bubblewrap else str(scratch),
+        "readable": inside,
+        "uid": uid,
+    }
+    zygote = _build_python_command("zygote", root, config)
     if not spec.uses_bubblewrap:
         return zygote
     before = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--info-fd", str(info), "--clearenv"]
     before += [part for variable in ENVIRONMENT.items() for part in ("--setenv", *variable)]
+    links = {path: str(path.readlink()) for path in map(Path, SYSTEM) if path.is_symlink()}
     if spec.level == "namespaces":
         before += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    links = [Path(name) for name in SYSTEM if Path(name).is_symlink()]
-    after = [part for path in links for part in ("--symlink", str(path.readlink()), str(path))]
-    after += ["--proc", "/proc", "--dir", "/tmp", "--dev-bind", "/dev/null", "/dev/null", "--remount-ro", "/"]
-    after += ["--chdir", "/", *zygote]
-    binds = list(zip(outside, inside, strict=True))
-    if not _can_change_user("sys_admin", "setuid", "setgid"):
-        return [*before, *[part for pair in binds for part in ("--ro-bind", *pair)], *after]
+        links[Path("/dev/shm")] = TMP  # semaphores and shared memory of multiprocessing, in each candidate's own folder
+    after = [part for path, target in links.items() for part in ("--symlink", target, str(path))]
+    after += ["--proc", "/proc", "--dir", TMP, *(part for path in DEVICES for part in ("--dev-bind", path, path))]
+    after += ["--remount-ro", "/", "--chdir", "/", *zygote]
+    binds = [("--ro-bind", *pair) for pair in zip(outside, inside, strict=True)]
+    if scratch:
+        binds.append(("--bind", str(scratch), TMP))
+    if not _launches_as_user():
+        return [*before, *[part for bind in binds for part in bind], *after]
     launch = {"uid": SANDBOX_UID, "binds": binds, "before": before, "after": after}
-    return _build_python_command("launch", [str(HERE)], launch)
+    return _build_python_command("launch", str(HERE), launch)
 
 
-def _build_python_command(module: str, roots: list[str], config: dict[str, Any]) -> list[str]:
-    """The command that runs ``main()`` of a module of the jail, with the folders ``roots`` on its path."""
-    boot = f"import sys; sys.path += {roots!r}; from jail.{module} import main; main()"
+def _build_python_command(module: str, root: str, config: dict[str, Any]) -> list[str]:
+    """The command that runs ``main()`` of a module of the jail, whose folder is in ``root``."""
+    boot = f"import sys; sys.path.append({root!r}); from jail.{module} import main; main()"
     return [find_interpreter(), *FLAGS, "-c", boot, json.dumps(config)]
+
+
+def _launches_as_user() -> bool:
+    """Whether bubblewrap is started as :data:`SANDBOX_UID` by ``launch.py``."""
+    return _can_change_user("sys_admin", "setuid", "setgid")
 
 
 def _can_change_user(*capabilities: str) -> bool:

@@ -14,12 +14,14 @@ from pathlib import Path
 from magrpo.files.locks import make_draft
 from magrpo.sandboxes import STRENGTH, SandboxError
 from magrpo.sandboxes.jail_command import INSTALL, JailSpec, LevelUnavailable
+from magrpo.sandboxes.packages import Packages
 from magrpo.sandboxes.worker import Worker, WorkerDied, make_job, wait_readable
 from magrpo.types import Execution
 
 LADDER = tuple(STRENGTH)
 ALLOW_NONE = "MAGRPO_SANDBOX_ALLOW_NONE"
 CANARY_S = 30.0
+CANARY_BYTES = 512 << 20  # with little memory an attempt fails for want of it, which is no refusal
 PREFIX = "magrpo-canary-"
 log = logging.getLogger(__name__)
 
@@ -73,6 +75,8 @@ class Rung:
 def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
     """Find the strongest level that works here. ``wanted`` is a level or ``auto``, which never chooses ``none``.
 
+    Packages are visible but not imported: one that cannot be imported would look like a level that does not work.
+
     Raises:
         SandboxError: no accepted level works; the message gives reasons and remedies.
     """
@@ -84,6 +88,7 @@ def choose_level(spec: JailSpec, wanted: str, min_level: str) -> Rung:
         if os.environ.get(ALLOW_NONE) != "1":
             raise SandboxError(f"sandbox.level = 'none' runs programs unprotected; set {ALLOW_NONE}=1 to accept that")
         return Rung("none", {})
+    spec = replace(spec, packages=Packages(spec.packages.folders))
     refused: dict[str, str] = {}
     for level in candidates:
         try:
@@ -119,7 +124,13 @@ def examine_level(spec: JailSpec) -> None:
         }
         test = "\n".join(f"assert attempt({name!r}, {argument!r}) == 'refused'" for name, argument in attempts.items())
         test += f"\nattempt('kill', {stopped})"  # a process inside may have this number
-        worker = Worker(replace(spec, limits=replace(spec.limits, test_s=CANARY_S / 3, total_s=CANARY_S)))
+        limits = replace(
+            spec.limits,
+            test_s=CANARY_S / 3,
+            total_s=CANARY_S,
+            memory_bytes=max(spec.limits.memory_bytes, CANARY_BYTES),
+        )
+        worker = Worker(replace(spec, limits=limits))
         try:
             failed = _run_canary(worker, CANARY, "attempt", test)
             failed += _run_canary(worker, "def one(): return 1", "one", "assert one() == 1")

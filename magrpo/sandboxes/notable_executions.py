@@ -7,8 +7,8 @@ from pathlib import Path
 from magrpo.types import Case, Execution, ExecutionReport
 
 STRANGENESS = {
-    "infra_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4, "load_error": 2,
-    "exception": 1,
+    "infra_error": 9, "test_error": 9, "protocol": 8, "crash": 7, "memory": 6, "output_limit": 5, "timeout": 4,
+    "load_error": 2, "exception": 1,
 }  # fmt: skip
 """Strangeness of a status: how unusual it is for an honest program. Other statuses are 0."""
 COPIED = ("level", "tests_passed", "tests_total", "duration_s", "cpu_s", "memory_bytes", "forgeable")

@@ -11,21 +11,23 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from dataclasses import replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from magrpo.interfaces import Progress
-from magrpo.plugins import Plugin
-from magrpo.sandboxes import SandboxDied
+from magrpo.plugins import ConfigError, Plugin
+from magrpo.sandboxes import SandboxDied, SandboxError
 from magrpo.sandboxes.jail.confine import Limits
 from magrpo.sandboxes.jail.proxy import WALL_CAP
 from magrpo.sandboxes.jail.tester import LEFT_S, TEST_CPU_S
 from magrpo.sandboxes.jail_command import JailSpec
 from magrpo.sandboxes.ladder import Rung, choose_level
+from magrpo.sandboxes.packages import Packages, explain_failure, find_packages
 from magrpo.sandboxes.traces import leaves_no_trace
-from magrpo.sandboxes.worker import Worker, WorkerDied, make_job
-from magrpo.types import Case, CaseStatus, Execution, ExecutionReport
+from magrpo.sandboxes.worker import START_S, ImportFailed, Worker, WorkerDied, make_job
+from magrpo.types import Case, CaseStatus, Execution, ExecutionReport, Unjudged
 
 log = logging.getLogger(__name__)
 MIB = 1 << 20
@@ -58,7 +60,8 @@ class PoolSandbox(Plugin):
     min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
     """Weakest accepted isolation level; the run fails if only weaker levels work here."""
     packages: tuple[str, ...] = ()
-    """Installed distributions that programs and tests may import, such as numpy. Empty: the standard library only."""
+    """Installed distributions that programs and tests may import, such as numpy or scikit-learn, or modules of them;
+    what they depend on comes along. Empty: the standard library only."""
     workers: int | None = Field(None, ge=1, le=1024)
     """Number of jails that run in parallel. None: one for each CPU available to this process."""
     test_s: float = Field(2.0, gt=0, le=86400)
@@ -95,14 +98,44 @@ class PoolSandbox(Plugin):
 
     def probe(self) -> Rung:
         """See :class:`magrpo.interfaces.ProbesIsolation`."""
-        return choose_level(self._spec(""), self.level, self.min_level)
+        return self._probe(find_packages(self.packages))[1]
 
     def open(self) -> Pool:
-        workers = self.workers or len(os.sched_getaffinity(0))
-        return Pool(self._spec(self.probe().level), workers, self.recycle_after)
+        spec, _ = self._probe(find_packages(self.packages))
+        return Pool(spec, self.workers or len(os.sched_getaffinity(0)), self.recycle_after)
 
-    def _spec(self, level: str) -> JailSpec:
-        return JailSpec(self.make_limits(), level, tuple(PRELOAD.split()), self.packages)
+    def _probe(self, packages: Packages) -> tuple[JailSpec, Rung]:
+        spec = JailSpec(self.make_limits(), "", tuple(PRELOAD.split()), packages)
+        rung = choose_level(spec, self.level, self.min_level)
+        spec = replace(spec, level=rung.level)
+        if packages.modules:
+            check_packages(spec)
+        return spec, rung
+
+
+def check_packages(spec: JailSpec) -> None:
+    """Start a jail that imports the allowed packages, and run a plain program in it.
+
+    Raises:
+        ConfigError: a package cannot be imported, or leaves programs no memory. SandboxError: the jail fails otherwise.
+    """
+    try:
+        worker = Worker(spec)
+        try:
+            reports = worker.run_jobs([make_job(PLAIN)], START_S)
+        finally:
+            worker.close()
+    except ImportFailed as error:
+        raise ConfigError(explain_failure(spec.packages, error.module, error.reason)) from None
+    except WorkerDied as error:
+        raise SandboxError(f"a jail with sandbox.packages fails: {error}") from None
+    report = reports[0] if reports else {}
+    passes = report.get("cases") == [["pass", ""]]
+    if not passes or report["memory_bytes"] > spec.limits.memory_bytes:
+        raise ConfigError(
+            f"sandbox.packages: with them imported, a plain program uses up its limits; raise sandbox.memory_mib, now "
+            f"{spec.limits.memory_bytes // MIB}, or leave some packages out"
+        )
 
 
 def make_batches(executions: Iterable[Execution], most: int) -> list[list[Execution]]:
@@ -215,7 +248,7 @@ class Pool:
         try:
             job = make_job(execution)
         except SyntaxError as error:
-            return self._report_failure(f"the test is not Python: {error}")
+            return self._report_failure(f"its test is not Python: {error}", "test_error")
         worker = self.idle.get()
         message, killed = "", 0
         try:
@@ -279,10 +312,10 @@ class Pool:
 
     def _make_report(self, result: dict[str, Any]) -> ExecutionReport:
         if "unusable" in result:
-            return self._report_failure(result["unusable"])
+            return self._report_failure(result["unusable"], "test_error")
         cases = tuple(Case(status, message) for status, message in result.pop("cases", [RAN_OUT]))
         status: CaseStatus = next((case.status for case in cases if case.status != "pass"), "pass")
         return ExecutionReport(status, cases, self.level, **result)
 
-    def _report_failure(self, message: str) -> ExecutionReport:
-        return ExecutionReport("infra_error", (Case("infra_error", message),), self.level)
+    def _report_failure(self, message: str, status: Unjudged = "infra_error") -> ExecutionReport:
+        return ExecutionReport(status, (Case(status, message),), self.level)

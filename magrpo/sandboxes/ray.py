@@ -11,6 +11,7 @@ from typing import Any
 
 from magrpo.fleets.ray import Calls, connect_cluster, describe_error, disconnect_cluster
 from magrpo.interfaces import Progress
+from magrpo.plugins import ConfigError
 from magrpo.sandboxes import STRENGTH, SandboxDied, SandboxError
 from magrpo.sandboxes.pool import CLOSED, Pool, PoolSandbox
 from magrpo.types import Case, Execution, ExecutionReport
@@ -194,6 +195,8 @@ class RaySandbox:
         try:
             level: str = self._ray.get(node.opening)
         except self._ray.exceptions.RayTaskError as error:
+            if isinstance(error.cause, ConfigError):
+                raise ConfigError(f"on a node of the cluster: {error.cause}") from None
             if not isinstance(error.cause, SandboxError):
                 raise
             raise SandboxError(f"a node of the cluster has no usable jails: {error.cause}") from None

@@ -13,12 +13,13 @@ import tempfile
 import time
 from collections.abc import Sequence
 from itertools import compress
-from typing import Any
+from typing import IO, Any
 
 from magrpo.sandboxes.cgroup import make_cgroup
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.sandboxes.jail import wire
-from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command
+from magrpo.sandboxes.jail.imports import READY
+from magrpo.sandboxes.jail_command import ENVIRONMENT, JailSpec, build_command, make_scratch
 from magrpo.sandboxes.traces import is_self_contained
 from magrpo.types import Execution
 
@@ -32,6 +33,14 @@ KILLED = ["memory", "the kernel killed some of its processes, which held more me
 
 class WorkerDied(Exception):
     """A worker died or does not answer; its job has no result."""
+
+
+class ImportFailed(WorkerDied):
+    """A worker did not start because it could not import a ``module`` of ``sandbox.packages``, for a ``reason``."""
+
+    def __init__(self, module: str, reason: str) -> None:
+        super().__init__(f"the jail did not start: {module} cannot be imported: {reason}")
+        self.module, self.reason = module, reason
 
 
 def make_job(execution: Execution) -> dict[str, Any]:
@@ -54,7 +63,7 @@ class Worker:
     """A running jail. Not thread-safe: one job at a time.
 
     Raises:
-        WorkerDied: it did not start.
+        WorkerDied: it did not start. ImportFailed: because of a package.
     """
 
     def __init__(self, spec: JailSpec) -> None:
@@ -73,11 +82,16 @@ class Worker:
         self.control, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as started:
             started.callback(self.control.close)
-            with far, tempfile.TemporaryFile() as errors, open(os.devnull, "r+b") as null:  # noqa: PTH123
+            with (
+                far,
+                tempfile.TemporaryFile() as errors,
+                open(os.devnull, "r+b") as null,  # noqa: PTH123
+                make_scratch(spec) as scratch,
+            ):
                 info_read, info_write = os.pipe()
                 with os.fdopen(info_read, "rb") as info:
                     with os.fdopen(info_write, "wb"):
-                        command = build_command(spec, info_write)
+                        command = build_command(spec, info_write, scratch)
                         self.process = subprocess.Popen(
                             self.cgroup.build_command(command) if self.cgroup else command,
                             stdin=far.fileno(),
@@ -90,16 +104,29 @@ class Worker:
                         )
                     started.callback(self.close)
                     far.close()
-                    if not wait_readable(START_S, self.control) or self.control.recv(16) != b"ready":
-                        errors.seek(0)
-                        error = errors.read().decode(errors="replace").strip() or "no message"
-                        log.debug("the jail did not start:\n%s", error)
-                        raise WorkerDied(f"the jail did not start: {error.splitlines()[-1][-500:]}")
+                    self._await_start(errors)
                     if spec.uses_bubblewrap:
                         self.inside = os.pidfd_open(json.loads(info.read())["child-pid"])
                     if self.cgroup:
                         self.cgroup.limit_growth(spec.limits.memory_bytes + TESTER_BYTES)
             started.pop_all()
+
+    def _await_start(self, errors: IO[bytes]) -> None:
+        """Wait until the zygote has imported everything; it writes exceptions to ``errors``."""
+        module = ""
+        while is_alive := wait_readable(START_S, self.control):
+            message = self.control.recv(1 << 10)
+            if message == READY:
+                return
+            if not message:
+                break
+            module = message.decode()
+        errors.seek(0)
+        error = errors.read().decode(errors="replace").strip()
+        log.debug("the jail did not start:\n%s", error)
+        unsaid = "it ended without a message" if is_alive else f"it takes longer than {START_S:g} s"
+        reason = error.splitlines()[-1][-500:] if error and is_alive else unsaid
+        raise ImportFailed(module, reason) if module else WorkerDied(f"the jail did not start: {reason}")
 
     def run_jobs(self, jobs: Sequence[dict[str, Any]], timeout_s: float) -> list[dict[str, Any]]:
         """The tester's reports on the first of ``jobs``, which run one after another.

@@ -51,13 +51,13 @@ class ScoreStats:
     def metrics(self) -> dict[str, float]:
         """Sandbox metrics of the stage. A program counts once for each status among its cases."""
         num_run = len(self.ran)
-        statuses = [{report.status, *(case.status for case in report.cases)} for report in self.ran.values()]
+        statuses = [report.statuses for report in self.ran.values()]
         metrics = {
             "sandbox/executions": float(num_run),
             "sandbox/reused_frac": 1 - num_run / self.wanted if self.wanted else 0.0,
             "sandbox/candidates_per_s": num_run / self.seconds if self.seconds else 0.0,
         }
-        for status in ("timeout", "crash", "memory", "infra_error"):
+        for status in ("timeout", "crash", "memory", "infra_error", "test_error"):
             metrics[f"sandbox/{status}_frac"] = sum(status in seen for seen in statuses) / max(num_run, 1)
         metrics["sandbox/forgeable_frac"] = sum(report.forgeable for report in self.ran.values()) / max(num_run, 1)
         watched = [report.watched_calls > 0 for execution, report in self.ran.items() if execution.watch]

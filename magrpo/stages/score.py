@@ -1,8 +1,10 @@
 """Score: run the programs that the reward requests in the sandbox, then price every joint action.
 
-Execution is data. A failure of the sandbox itself (``infra_error``) masks a joint action; it is never a reward.
+Execution is data. A failure of the sandbox itself (``infra_error``), or of the problem's own test (``test_error``),
+masks a joint action; it is never a reward.
 """
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
@@ -13,8 +15,9 @@ from magrpo.interfaces import Progress, Reward, Sandbox
 from magrpo.plugins import ConfigError, quote_value
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.pricing import Pricing
-from magrpo.types import PENDING, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
+from magrpo.types import PENDING, UNJUDGED, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
+log = logging.getLogger(__name__)
 LARGEST_REWARD = 1e15
 """Largest size of a reward and its parts: sums of squares of larger ones lose their meaning in float32."""
 JointTexts = tuple[Problem, Mapping[str, str]]
@@ -23,7 +26,7 @@ JointTexts = tuple[Problem, Mapping[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """The price of one joint action and the reports it is based on. ``masked``: the sandbox failed on it."""
+    """The price of one joint action and the reports it is based on. ``masked``: one is unjudged."""
 
     reward: JointReward
     reports: dict[str, ExecutionReport]
@@ -82,7 +85,7 @@ def score_texts(
     while open_items:
         requested = pricing.list_executions({i: (*items[i], reports[i]) for i in open_items})
         distinct = dict.fromkeys(execution for executions in requested.values() for execution in executions.values())
-        new = [execution for execution in distinct if execution not in cache or _sandbox_failed([cache[execution]])]
+        new = [execution for execution in distinct if execution not in cache or _should_retry(cache[execution])]
         if new:
             started = perf_counter()
             ran = dict(zip(new, sandbox.run(new, progress), strict=True))
@@ -92,8 +95,9 @@ def score_texts(
         for i, executions in requested.items():
             stats.wanted += len(executions)
             reports[i] |= {name: cache[execution] for name, execution in executions.items()}
-        open_items = [i for i in open_items if requested[i] and not _sandbox_failed(reports[i].values())]
-    valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _sandbox_failed(reports[i].values())}
+        open_items = [i for i in open_items if requested[i] and not _is_unjudged(reports[i].values())]
+    valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _is_unjudged(reports[i].values())}
+    _warn_of_tests(items, reports)
     prices = pricing.list_prices(valid)
     for i, price in prices.items():
         _check_price(items[i][0], price, reward)
@@ -120,5 +124,25 @@ def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> Scored
     return ScoredTurn(turn.picks, reward, scored.reports, scored.masked)
 
 
-def _sandbox_failed(reports: Iterable[ExecutionReport]) -> bool:
-    return any("infra_error" in (report.status, *(case.status for case in report.cases)) for report in reports)
+def _should_retry(report: ExecutionReport) -> bool:
+    """Whether the sandbox failed; a test that cannot be run fails each time."""
+    return "infra_error" in report.statuses
+
+
+def _is_unjudged(reports: Iterable[ExecutionReport]) -> bool:
+    return any(report.statuses & UNJUDGED for report in reports)
+
+
+def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, ExecutionReport]]) -> None:
+    """Name the first problem whose test cannot be run."""
+    faults = {
+        problem.task_id: case.message
+        for (problem, _), of_item in zip(items, reports, strict=True)
+        for report in of_item.values()
+        for case in report.cases
+        if case.status == "test_error"
+    }
+    if faults:
+        task_id, message = next(iter(faults.items()))
+        others = f" (and {len(faults) - 1} more problems)" if len(faults) > 1 else ""
+        log.warning("samples of problem %s%s are left out: %s", quote_value(task_id), others, message)

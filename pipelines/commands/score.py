@@ -19,9 +19,9 @@ from magrpo.problems.rows import Row
 from magrpo.rewards.common import merge_hidden_report
 from magrpo.sandboxes.instrument import instrument_test
 from magrpo.stages.backend import Cache
-from magrpo.stages.score import score_texts
+from magrpo.stages.score import Scored, score_texts
 from magrpo.surrogates import decode_json, replace_surrogates
-from magrpo.types import Problem
+from magrpo.types import UNJUDGED, ExecutionReport, Problem
 from pipelines.arguments import Overrides
 
 ROLES = ("helper", "main")
@@ -46,7 +46,8 @@ class CompletionLine(msgspec.Struct, frozen=True):
 
 
 class ReportLine(msgspec.Struct, frozen=True):
-    """One line of the report. ``index`` numbers a task's completions from 0; ``reward`` is null if the sandbox failed.
+    """One line of the report. ``index`` numbers a task's completions from 0; ``reward`` is null if
+    the sandbox or the task's test failed.
 
     ``status``: ``pass``, the outcome of the first test that did not, or ``not_run`` without a program to run.
     """
@@ -65,7 +66,7 @@ class ReportLine(msgspec.Struct, frozen=True):
 
 
 def score_files(*overrides: Overrides, problems: Path, completions: Path, output: Path) -> int:
-    """Score every line of ``completions`` and write the report; the exit code is 1 if the sandbox failed on some.
+    """Score every line of ``completions`` and write the report; the exit code is 1 if some could not be judged.
 
     Raises ConfigError if a file, one of its lines or an option is unusable; the message names it.
 
@@ -100,16 +101,17 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
 
         for report, passed in _score_lines(problem_of, lines, config, sandbox, count_programs):
             tally["passed"] += passed
-            tally["masked"] += report.reward is None
+            tally[report.status] += report.reward is None
             tally["forgeable"] += report.forgeable
             file.write(msgspec.json.encode(report) + b"\n")
             bar.advance(task)
-    masked = f", {tally['masked']} not scored: the sandbox failed on them" if tally["masked"] else ""
+    masked = f", {tally['infra_error']} not scored: the sandbox failed on them" if tally["infra_error"] else ""
+    masked += f", {tally['test_error']} not scored: their tests cannot be run" if tally["test_error"] else ""
     forgeable = f", {tally['forgeable']} could forge their verdicts" if tally["forgeable"] else ""
     console.print(
         f"{tally['passed']} of {len(lines)} pass all tests{masked}{forgeable}; report: {output}", markup=False
     )
-    return 1 if tally["masked"] else 0
+    return 1 if masked else 0
 
 
 def _score_lines(
@@ -132,7 +134,7 @@ def _score_lines(
             report = ReportLine(
                 task_id=line.task_id,
                 index=next_index[line.task_id],
-                status="infra_error" if result.masked else program.status if program else "not_run",
+                status=_find_status(result, program),
                 tests_passed=program.tests_passed if program else 0,
                 tests_total=program.tests_total if program else 0,
                 reward=None if result.masked else result.reward.total,
@@ -143,6 +145,14 @@ def _score_lines(
             )
             yield report, not result.masked and bool(config.reward.passed(reports))
             next_index[line.task_id] += 1
+
+
+def _find_status(result: Scored, program: ExecutionReport | None) -> str:
+    """The status of the program, or why it was not judged."""
+    if result.masked:
+        statuses = {status for report in result.reports.values() for status in report.statuses}
+        return min(statuses & UNJUDGED)
+    return program.status if program else "not_run"
 
 
 def _read_problems(path: Path) -> dict[str, Problem]:

@@ -103,7 +103,9 @@ def test_order_and_progress(sandbox: Sandbox) -> None:
 def test_forms_of_tests(sandbox: Sandbox) -> None:
     assert run(sandbox, RIGHT, "assert f(1) == 2\nassert f(2) == 0") == ("wrong", 1, 2)
     assert run(sandbox, RIGHT, "assert candidate(1) == 2") == ("pass", 1, 1)
-    assert run(sandbox, RIGHT, "assert (")[0] == "infra_error"
+    for test in ("assert (", "import pytest\n" + CHECK, "from no_such_module import g\nassert f(1) == g", "pass"):
+        assert run(sandbox, RIGHT, test) == ("test_error", 0, 1)
+        assert run(sandbox, "def f(n):\n    return 1\n", test) == ("test_error", 0, 1)
 
 
 @pytest.mark.parametrize(

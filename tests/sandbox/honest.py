@@ -118,6 +118,24 @@ NEEDS_NAMESPACES = {
         "bytes([n * n]))\n        os._exit(0)\n    os.waitpid(pid, 0)\n    return os.read(r, 1)[0]\n",
         _SIMPLE,
     ),
+    "processes_with_lock_value_and_queue": (
+        "import multiprocessing as mp\ndef add(lock, total, queue, k):\n    with lock:\n        total.value += k\n"
+        "    queue.put(k)\ndef f(n):\n    lock, total, queue = mp.Lock(), mp.Value('i', 0), mp.Queue()\n"
+        "    children = [mp.Process(target=add, args=(lock, total, queue, n)) for _ in range(n)]\n"
+        "    for child in children:\n        child.start()\n    got = [queue.get() for _ in children]\n"
+        "    for child in children:\n        child.join()\n    assert sum(got) == total.value\n    return total.value\n",
+        _SIMPLE,
+    ),
+    "pool_of_processes": (
+        "from multiprocessing import Pool\ndef g(n):\n    return n\ndef f(n):\n    with Pool(2) as pool:\n"
+        "        return sum(pool.map(g, [n] * n))\n",
+        _SIMPLE,
+    ),
+    "executor_of_processes": (
+        "from concurrent.futures import ProcessPoolExecutor\ndef g(n):\n    return n\ndef f(n):\n"
+        "    with ProcessPoolExecutor(2) as pool:\n        return sum(pool.map(g, [n] * n))\n",
+        _SIMPLE,
+    ),
     "null_device": (
         "import contextlib, os\ndef f(n):\n    with open(os.devnull, 'w') as null, contextlib.redirect_stdout(null):\n"
         "        print(n)\n    return n * n\n",

@@ -51,5 +51,5 @@ def test_numpy_when_not_allowed(pool: Pool) -> None:
     program, both = Execution(NUMPY.source, "f", "assert f(2) == 2.0"), NUMPY
     for_program, for_test = pool.run([program, both])
     assert [case.status for case in for_program.cases] == ["load_error"]
-    assert for_test.status == "infra_error"
+    assert for_test.status == "test_error"
     assert "sandbox.packages" in for_test.cases[0].message

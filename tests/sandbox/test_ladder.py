@@ -228,6 +228,10 @@ def test_a_kernel_that_cannot_ask_about_threads_is_refused(monkeypatch: pytest.M
     assert not Level("namespaces", SPEC.limits, []).asks
 
 
+def test_small_limits_of_programs_do_not_weaken_the_level() -> None:
+    assert PoolSandbox(memory_mib=64, processes=1, descriptors=8, test_s=0.01).probe() == ladder.Rung("namespaces", {})
+
+
 def test_refusals_are_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         ladder.choose_level(SPEC, "auto", "landlock")

@@ -67,6 +67,24 @@ def test_a_failure_of_the_sandbox_masks_and_is_tried_again_next_time() -> None:
     assert fine.reward.total == 2.0
 
 
+def test_a_test_that_cannot_be_run_masks_is_not_tried_again_and_names_the_problem(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    sandbox = ScriptedSandbox(lambda execution: "test_error" if execution.test == "import pytest" else "pass")
+    cache: Cache = {}
+    faulty = [replace(PROBLEM, task_id=f"faulty/{k}", test="import pytest") for k in range(2)]
+    items = [(problem, {"helper": "h", "main": "m"}) for problem in (*faulty, PROBLEM)]
+    priced, stats = score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+    assert [price.masked for price in priced] == [True, True, False]
+    assert stats.metrics()["sandbox/infra_error_frac"] == 0.0
+    assert stats.metrics()["sandbox/test_error_frac"] > 0.0
+    assert "faulty/0" in caplog.text
+    assert "(and 1 more problems) are left out" in caplog.text
+    number = len(sandbox.batches)
+    score_texts(items, reward=PassReward(), sandbox=sandbox, cache=cache)
+    assert len(sandbox.batches) == number
+
+
 @pytest.mark.parametrize(
     ("price", "message"),
     [
@@ -106,6 +124,7 @@ def test_statistics_count_a_program_once_for_each_status_among_its_cases() -> No
             "sandbox/crash_frac": 0.25,
             "sandbox/memory_frac": 0.25,
             "sandbox/infra_error_frac": 0.0,
+            "sandbox/test_error_frac": 0.0,
             "sandbox/forgeable_frac": 0.25,
             "sandbox/level": 1.0,
         }

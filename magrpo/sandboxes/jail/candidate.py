@@ -8,7 +8,6 @@ import base64
 import builtins
 import gc
 import json
-import random
 import re
 import sys
 from _thread import RLock
@@ -23,6 +22,7 @@ from typing import Any
 
 from . import recorder, wire
 from .peer import Answered, Peer, describe_error, list_powers
+from .seeds import seed_generators
 from .surroundings import make_changes
 from .values import find_in_library
 
@@ -140,7 +140,7 @@ class CandidateProgram:
         tracer = Watch(hide)
         module = ModuleType(MODULE)
         sys.modules[MODULE] = module  # dataclasses look up their module
-        random.seed(0)
+        seed_generators()
         module.__dict__["__builtins__"] = builtins
 
         def begin() -> None:

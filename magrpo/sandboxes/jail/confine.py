@@ -13,6 +13,8 @@ from .seccomp import build_base_filter, build_foreign_filter, find_call
 
 OWN_PROCESSES = 4
 """Number of the jail's own processes counted by the user's limit: bubblewrap, zygote, tester, ready."""
+DEVICES = ("/dev/null", "/dev/urandom")
+"""Devices that exist in a jail; some packages open the second."""
 CLONE_NEWNS, CLONE_NEWIPC, CLONE_NEWPID = 0x00020000, 0x08000000, 0x20000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC, MNT_DETACH = 1, 2, 4, 8, 2
 MS_REMOUNT, MS_BIND = 32, 4096
@@ -62,6 +64,10 @@ def unshare_namespaces(flags: int) -> None:
 def mount_path(source: str, target: str, kind: str, flags: int, options: str | None = None) -> None:
     data = None if options is None else options.encode()
     check_call(libc.mount(source.encode(), target.encode(), kind.encode(), flags, data), f"mount {source} on {target}")
+
+
+def unmount(path: str) -> None:
+    check_call(libc.umount2(path.encode(), MNT_DETACH), f"umount {path}")
 
 
 def become_user(uid: int) -> None:
@@ -125,14 +131,15 @@ def install_filter(code: bytes, ask: bool = False) -> int:
 class Level:
     """The restrictions that the zygote, each candidate and each tester put on themselves.
 
-    ``limits``: of every candidate; ``readable``: files and folders that Landlock lets a candidate read.
+    ``limits``: of every candidate; ``readable``: files and folders that Landlock lets a candidate read;
+    ``package_bytes``: addresses that imported packages take, for which no process has to pay.
 
     Raises:
         OSError: the kernel does not offer what the level needs.
     """
 
-    def __init__(self, name: str, limits: Limits, readable: list[str]) -> None:
-        self.limits = limits
+    def __init__(self, name: str, limits: Limits, readable: list[str], package_bytes: int = 0) -> None:
+        self.limits, self.package_bytes = limits, package_bytes
         self.namespaces = name == "namespaces"
         self.confined = name != "none"
         self.asks = self.confined and not self.namespaces
@@ -156,9 +163,10 @@ class Level:
         forbid_privileges()
         check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "dumpable")  # not inspected by processes of this user
         if self.namespaces:  # open descriptors of /proc keep working
-            check_call(libc.umount2(b"/proc", MNT_DETACH), "umount /proc")
-            kept = os.statvfs("/dev/null").f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
-            mount_path("none", "/dev/null", "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)  # it has the host's dates
+            unmount("/proc")
+            for device in DEVICES:  # they have the host's dates
+                kept = os.statvfs(device).f_flag & (MS_NOSUID | MS_NODEV | MS_NOEXEC)
+                mount_path("none", device, "", MS_REMOUNT | MS_BIND | MS_RDONLY | kept)
             for capability in range(LAST_CAPABILITY + 1):  # refused without CAP_SETPCAP, where there is none to lose
                 libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0)
         if self.confined:
@@ -181,7 +189,7 @@ class Level:
         cpu_s = int(limits.total_s) + 2
         resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 1))
         for name, value in (
-            (resource.RLIMIT_AS, limits.memory_bytes),
+            (resource.RLIMIT_AS, limits.memory_bytes + self.package_bytes),
             (resource.RLIMIT_FSIZE, limits.file_bytes),
             (resource.RLIMIT_CORE, 0),
             (resource.RLIMIT_MEMLOCK, 0),

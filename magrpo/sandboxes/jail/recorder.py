@@ -160,7 +160,7 @@ class Recorder:
         if self.callee.raised and error is self.callee.raised[0]:
             return self.callee.raised[1:]
         if isinstance(error, ImportError):
-            raise Unusable(f"the test cannot be run: {error}; sandbox.packages lists what it may import")
+            raise Unusable(f"its test cannot be run: {error}; add that to sandbox.packages, or leave the problem out")
         if isinstance(error, NameError):
             name = re.search(r"'(\w+)'", str(error))  # only the message names an unbound local
             if name and name[1] in self.undefined:
@@ -180,7 +180,7 @@ class Recorder:
             self.add_case(*trouble)
         if not self.cases:
             if not self.callee.has_answered and not self.callee.raised:
-                raise Unusable("the test neither asserts anything nor calls the candidate")
+                raise Unusable("its test neither asserts anything nor calls the candidate")
             self.add_case("pass", "")
 
 

@@ -5,13 +5,14 @@ The test runs in another process than the program, so such changes travel with t
 
 import builtins
 import os
-import random  # noqa: F401 - in sys.modules
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
+
+from .seeds import SHARED, seed_generators
 
 _REPLACED: tuple[tuple[ModuleType, tuple[str, ...]], ...] = (
     (builtins, ("input", "print", "open")),
@@ -28,9 +29,9 @@ class Surroundings:
 
     def __init__(self) -> None:
         self.environment, self.recursion_limit = _ENVIRONMENT.copy(), sys.getrecursionlimit()
-        self.seeds: dict[str, tuple[Any, ...]] = {}
+        self.seeds: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self.seeders: dict[str, Any] = {}
-        for name in {"random", "numpy.random"} & sys.modules.keys():
+        for name in SHARED & sys.modules.keys():
             module: Any = sys.modules[name]
             self.seeders[name] = module.seed
             module.seed = self._note_seed(name, module.seed)
@@ -39,7 +40,7 @@ class Surroundings:
         """Let the next test draw the random numbers that this one drew."""
         for name, seeder in self.seeders.items():
             vars(sys.modules[name])["seed"] = seeder
-            seeder(0)
+        seed_generators()
 
     def list_changes(self) -> tuple[tuple[str, str, Any], ...]:
         """Module, name and value of each change that the next call must see."""
@@ -60,9 +61,9 @@ class Surroundings:
         return tuple(changes)
 
     def _note_seed(self, name: str, seed: Any) -> Any:
-        def noting(*arguments: Any) -> None:
-            self.seeds[name] = arguments
-            seed(*arguments)
+        def noting(*arguments: Any, **keywords: Any) -> None:
+            self.seeds[name] = arguments, keywords
+            seed(*arguments, **keywords)
 
         return noting
 
@@ -73,7 +74,8 @@ def make_changes(changes: Iterable[tuple[str, str, Any]]) -> Iterator[None]:
     replaced = []
     for module_name, name, value in changes:
         if name == "seed":
-            sys.modules[module_name].seed(*value)
+            arguments, keywords = value
+            sys.modules[module_name].seed(*arguments, **keywords)
         elif name == "recursionlimit":
             sys.setrecursionlimit(value)
         elif name == "environ":

@@ -22,10 +22,10 @@ TEST_MEMORY = 1 << 30
 CLAIMS = frozenset({"pass", "wrong", "exception", "memory"})
 
 
-def limit_process() -> None:
-    """Limit the CPU time and the memory of this process."""
+def limit_process(package_bytes: int) -> None:
+    """Limit the CPU time of this process, and its memory beyond the ``package_bytes`` that imported packages take."""
     resource.setrlimit(resource.RLIMIT_CPU, (TEST_CPU_S + LEFT_S, TEST_CPU_S + LEFT_S + 1))
-    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY, TEST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_AS, (TEST_MEMORY + package_bytes,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
@@ -42,9 +42,10 @@ def serve_jobs(
         began = time.monotonic()
         report, proxy = run_job(job, requests, process, limits, children)
         wire.send_message(connection, report | {"duration_s": time.monotonic() - began})
+        if proxy:
+            proxy.surroundings.restore_seeds()
         if not following or not proxy or time.process_time() > LEFT_S:  # the next test gets all of its CPU time
             return
-        proxy.surroundings.restore_seeds()
         may_share = job["may_share"] and following["may_share"] and "forgeable" not in report
         process = proxy.pass_on_process(may_share)
 

@@ -17,10 +17,12 @@ import sys
 import time
 from typing import NamedTuple
 
-from . import at_fork, candidate, confine, proxy, tester
+from . import at_fork, candidate, confine, proxy, tester  # noqa: F401 - the first before anyone imports random
 from .candidate_process import CandidateProcess
 from .confine import Level
+from .imports import READY, import_packages
 from .seccomp import answer_thread_request
+from .seeds import seed_children
 from .warm_up import warm_up
 
 CHANNEL_FD = 3
@@ -141,7 +143,7 @@ class Zygote:
                 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
                 os.dup2(far.detach(), CHANNEL_FD)
                 os.closerange(CHANNEL_FD + 1, 1 << 16)
-                at_fork.seed_children()
+                seed_children()
                 candidate.Server(socket.socket(fileno=CHANNEL_FD)).serve_calls()
             finally:
                 os._exit(0)
@@ -156,7 +158,7 @@ class Zygote:
             try:
                 self.control.close()
                 self.level.confine_tester()
-                tester.limit_process()
+                tester.limit_process(self.level.package_bytes)
                 process = CandidateProcess(life.channel, life.pid, self.proc)
                 tester.serve_jobs(connection, requests, process, self.level.limits, self.level.namespaces)
             finally:
@@ -229,16 +231,22 @@ def main() -> None:
     os.dup2(1, 0)
     for name in config["preload"]:  # candidates start faster with the modules that programs usually need
         __import__(name)
+    package_bytes = 0
+    if config["modules"]:
+        os.environ |= {"MPLCONFIGDIR": config["scratch"], "MPLBACKEND": "agg"}  # matplotlib writes a cache
+        package_bytes = import_packages(control, config["folders"], config["modules"])
+        if config["level"] == "namespaces":  # nothing could be mounted over the scratch folder once it is deleted
+            confine.unmount(config["scratch"])
     if config["uid"]:
         confine.become_user(config["uid"])
     limits = confine.Limits(**config["limits"])
-    level = Level(config["level"], limits, config["readable"])
+    level = Level(config["level"], limits, config["readable"], package_bytes)
     warm_up(limits)
     gc.collect()
     holes = fill_holes()
     gc.freeze()
     zygote = Zygote(control, level)
     os.dup2(1, 2)
-    control.send(b"ready")
+    control.send(READY)
     zygote.serve_requests()
     del holes

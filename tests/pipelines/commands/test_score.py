@@ -58,3 +58,16 @@ def test_an_unusable_row_is_named(
     assert message in line
     assert len(line) < 600
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_test_that_cannot_be_run_is_not_the_sandboxs_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    problems, completions, output = (tmp_path / f"{name}.jsonl" for name in ("problems", "completions", "out"))
+    problems.write_text(json.dumps(PROBLEM | {"test": "import pytest\nassert f(1) == 1"}))
+    completions.write_text(json.dumps(COMPLETION))
+    files = ["--problems", str(problems), "--completions", str(completions), "--output", str(output)]
+    assert main(["score", *files]) == 1
+    report = json.loads(output.read_text())
+    assert (report["status"], report["reward"]) == ("test_error", None)
+    assert "1 not scored: their tests cannot be run" in " ".join(capsys.readouterr().err.split())

@@ -1,0 +1,28 @@
+"""Seeds of the shared random number generators, so that equal programs draw equal numbers."""
+
+import os
+import random
+import sys
+from typing import Any
+
+SHARED = frozenset({"random", "numpy.random"})
+"""Modules whose functions draw from one generator for the whole process; numpy's is there if it is allowed."""
+_own_seeds = random.Random(0)
+"""Draws the seeds of numpy's other generators, which would take them from the system."""
+
+
+def seed_generators() -> None:
+    """Seed as every program and every test begins: the shared generators, and numpy's that are made without a seed."""
+    for name in SHARED & sys.modules.keys():
+        module: Any = sys.modules[name]
+        module.seed(0)
+    _own_seeds.seed(0)
+    if "numpy.random" in sys.modules:
+        bit_generator: Any = sys.modules["numpy.random.bit_generator"]
+        bit_generator.randbits = _own_seeds.getrandbits
+
+
+def seed_children() -> None:
+    """Let this process's own children begin with another state each, as those of every Python program do."""
+    os.register_at_fork(after_in_child=random.seed)
+    os.register_at_fork(after_in_child=_own_seeds.seed)

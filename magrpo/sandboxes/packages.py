@@ -1,0 +1,148 @@
+"""The packages that programs may import: the modules and files of installed distributions and their dependencies."""
+
+import inspect
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.metadata import Distribution, PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from magrpo.plugins import ConfigError
+
+ALONG = {"numpy": "numpy.random", "matplotlib": "matplotlib.pyplot"}
+"""Modules that are imported along with a distribution, though it imports them late: the sandbox seeds the first; the
+second makes a list of all fonts, which takes longer than a test may."""
+METADATA = (".dist-info", ".egg-info")
+
+
+@dataclass(frozen=True, slots=True)
+class Packages:
+    """What ``sandbox.packages`` makes importable."""
+
+    folders: Mapping[str, str] = field(default_factory=dict)
+    """Top-level files and folders, metadata included: path by name."""
+    modules: Mapping[str, str] = field(default_factory=dict)
+    """The modules that a jail imports when it starts, each with the name in ``sandbox.packages`` that asks for it."""
+    missing: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Dependencies that are not installed, by the name in ``sandbox.packages`` that needs them."""
+
+
+NO_PACKAGES = Packages()
+
+
+def find_packages(names: Iterable[str]) -> Packages:
+    """Find distributions, named as on PyPI or by one of their modules, and all that they depend on.
+
+    Raises:
+        ConfigError: one is not installed, or has no modules of its own.
+    """
+    folders: dict[str, str] = {}
+    modules: dict[str, str] = {}
+    missing: dict[str, tuple[str, ...]] = {}
+    for name in names:
+        found, wanted = _find_distributions(name)
+        needed, missing[name] = _add_dependencies(found)
+        for each in needed:
+            folders |= dict(_list_files(each))
+        for module in [*wanted, *(ALONG[each] for each in sorted(ALONG.keys() & {each.name for each in needed}))]:
+            modules.setdefault(module, name)
+    return Packages(folders, modules, missing)
+
+
+def _find_distributions(name: str) -> tuple[list[Distribution], list[str]]:
+    """The distributions that a name in ``sandbox.packages`` means, and the modules to import for it."""
+    try:
+        found = distribution(name)
+    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
+        owners = packages_distributions().get(name.partition(".")[0], [])
+        if not owners:
+            raise ConfigError(
+                f"sandbox.packages: {name!r} is not installed, neither a distribution nor a module of that name; "
+                f"pip install it or leave it out"
+            ) from None
+        return [distribution(owner) for owner in dict.fromkeys(owners)], [name]
+    modules = _list_modules(found)
+    if not modules:
+        raise ConfigError(
+            f"sandbox.packages: {name!r} lists no modules of its own, as editable installations and collections of "
+            f"dependencies do; install it without -e, or name the modules or distributions that are meant"
+        )
+    return [found], modules
+
+
+def _add_dependencies(found: Iterable[Distribution]) -> tuple[list[Distribution], tuple[str, ...]]:
+    """``found`` with all that they need, directly or not, and the names of what is needed and not installed."""
+    needed: list[Distribution] = []
+    missing: list[str] = []
+    seen: set[tuple[str, str]] = set()
+    waiting = [(each, "") for each in found]
+    while waiting:
+        owner, extra = waiting.pop()
+        if (owner.name, extra) in seen:
+            continue
+        seen.add((owner.name, extra))
+        needed.append(owner)
+        for requirement in _list_requirements(owner, extra):
+            try:
+                dependency = distribution(requirement.name)
+            except PackageNotFoundError:
+                missing.append(requirement.name)
+            else:
+                waiting += [(dependency, wanted) for wanted in ("", *sorted(requirement.extras))]
+    return needed, tuple(dict.fromkeys(missing))
+
+
+def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]:
+    """What a distribution needs on this machine, for itself or, if ``extra`` names one, for that extra."""
+    for line in owner.requires or ():
+        try:
+            requirement = Requirement(line)
+        except InvalidRequirement as error:
+            raise ConfigError(
+                f"sandbox.packages: {owner.name} has a dependency that is not understood, {line!r}: "
+                f"{str(error).splitlines()[0]}; repair its metadata"
+            ) from None
+        if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
+            yield requirement
+
+
+def _list_files(found: Distribution) -> Iterator[tuple[str, str]]:
+    """Name and path of each file and folder that a distribution has where its modules are."""
+    for entry in found.files or ():
+        top = entry.parts[0]
+        if top != ".." and top != "__pycache__":
+            path = Path(str(found.locate_file(top)))
+            if path.exists():
+                yield top, str(path)
+
+
+def _list_modules(found: Distribution) -> list[str]:
+    """The module that is named like the distribution, else all its public top-level ones."""
+    names = {_name_module(Path(path)) for _, path in _list_files(found)}
+    public = sorted(name for name in names if name and not name.startswith("_"))
+    like_it = [name for name in public if canonicalize_name(name) == canonicalize_name(found.name)]
+    return like_it or public
+
+
+def _name_module(path: Path) -> str | None:
+    """The name of the module that a top-level file or folder holds, None if it holds none."""
+    name = path.name if path.is_dir() else inspect.getmodulename(path)
+    return name if name and name.isidentifier() and not path.name.endswith(METADATA) else None
+
+
+def explain_failure(packages: Packages, module: str, reason: str) -> str:
+    """The message about a module that cannot be imported."""
+    name = packages.modules[module]
+    missing = packages.missing[name]
+    unknown = re.search(r"No module named '(\w+)", reason)
+    if missing:
+        remedy = f"pip install {' '.join(missing)}, which it needs"
+    elif unknown:
+        remedy = f"pip install {unknown[1]} and add it to sandbox.packages: it needs it without saying so"
+    else:
+        remedy = "repair its installation"
+    subject = repr(name) if module == name else f"{module!r} of {name!r}"
+    return f"sandbox.packages: {subject} cannot be imported in the sandbox ({reason}); {remedy}, or leave {name!r} out"

@@ -1,0 +1,78 @@
+"""Random numbers: equal programs draw equal ones, and a seed that the test sets reaches the program."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from magrpo.sandboxes.pool import Pool
+from magrpo.types import Execution
+
+from .conftest import LEVELS, open_pool
+
+DRAWS = """
+import random
+import numpy as np
+own = np.random.default_rng()
+
+def f():
+    numbers = [random.random(), np.random.rand(), own.random(), np.random.default_rng().random()]
+    return [*numbers, np.random.RandomState().rand()]
+"""
+SHOW = "assert f() == 1"
+REPLAYS = """
+import numpy as np
+np.random.seed(3)
+drawn = f(2)
+np.random.seed(seed=3)
+assert f(2) == drawn
+np.random.seed(3)
+assert np.random.rand(2).tolist() == drawn
+"""
+STANDARD = "import random\nrandom.seed(a=4)\nx = f()\nrandom.seed(4)\nassert x == random.random()\n"
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def numpy_pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    pool = open_pool(level=request.param, workers=1, packages=["numpy"])
+    yield pool
+    pool.close()
+
+
+def test_equal_programs_draw_equal_numbers(numpy_pool: Pool) -> None:
+    first, second = (numpy_pool.run([Execution(DRAWS, "f", SHOW)])[0].cases for _ in range(2))
+    assert first == second
+    drawn = first[0].message.partition("got ")[2]
+    assert len(set(drawn.strip("[]").split(", "))) == 5, drawn
+
+
+def test_a_seed_set_by_the_test_reaches_the_program(numpy_pool: Pool) -> None:
+    numpy = "import numpy as np\ndef f(n):\n    return np.random.rand(n).tolist()\n"
+    standard = "import random\ndef f():\n    return random.random()\n"
+    reports = numpy_pool.run([Execution(numpy, "f", REPLAYS), Execution(standard, "f", STANDARD)])
+    assert [report.status for report in reports] == ["pass", "pass"], [report.cases for report in reports]
+
+
+def test_children_draw_numbers_of_their_own() -> None:
+    pool = open_pool(level="namespaces", workers=1, packages=["numpy"])
+    source = """
+import numpy as np
+from multiprocessing import Pool
+
+def draw(_):
+    return np.random.default_rng().random()
+
+def f():
+    with Pool(2) as pool:
+        return len({*pool.map(draw, range(2), chunksize=1), draw(0)})
+"""
+    [report] = pool.run([Execution(source, "f", "assert f() == 3")])
+    pool.close()
+    assert report.status == "pass", report.cases
+
+
+def test_programs_see_the_functions_of_the_module_itself(pool: Pool) -> None:
+    source = "import random\ndef f():\n    return random.seed.__func__ is random.Random.seed\n"
+    [report] = pool.run([Execution(source, "f", "assert f()")])
+    assert report.status == "pass", report.cases
