@@ -54,7 +54,8 @@ class AgentConfig(Section):
     """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all ``shared`` agents of the base
     (parameter sharing); ``full``: a copy of the base, all of it trained."""
     start_from: Path | None = None
-    """Folder of trained weights to start from: ``weights/<agent>`` of a checkpoint. None: untrained."""
+    """Folder of trained weights to start from: ``weights/<agent>`` of a checkpoint, ``agents/<agent>`` of a run, or an
+    adapter that peft wrote, with the rank, scale and layers of the section ``lora``. None: untrained."""
     trained: bool = True
     """Whether it trains. If false, it acts with fixed weights and has no optimizer."""
     lr: float | None = Field(None, gt=0)
@@ -195,7 +196,8 @@ class OptimConfig(Section):
     schedule: Literal["constant", "linear", "cosine"] = "constant"
     """Learning rate after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
     warmup_iterations: int = Field(0, ge=0)
-    """Number of iterations over which the learning rate rises linearly from 0."""
+    """Number of iterations over which the learning rate rises linearly from 0. A run of fewer iterations never reaches
+    the peak, and says so."""
     weight_decay: float = Field(0.0, ge=0)
     """Decoupled weight decay of AdamW."""
     max_grad_norm: float = Field(1.0, gt=0)
@@ -219,6 +221,16 @@ class OptimConfig(Section):
         if value != "auto" and (type(value) is not int or value < 1):
             raise ValueError('must be a number of tokens, at least 1, or "auto"')
         return value
+
+    def describe_long_warmup(self, num_iterations: int) -> str:
+        """A sentence for a run of so many iterations if it ends during warm-up; an empty text for others."""
+        if not 0 < num_iterations < self.warmup_iterations:
+            return ""
+        return (
+            f"optim.warmup_iterations = {self.warmup_iterations} exceeds train.num_iterations = {num_iterations}: the "
+            f"learning rate ends at {self.lr * num_iterations / self.warmup_iterations:.3g}, below its peak of "
+            f"optim.lr = {self.lr:g}; for a short trial set optim.warmup_iterations=0"
+        )
 
     def count_micro_batch_tokens(self, device: str) -> int:
         """The tokens of a micro-batch on a type of device, "cpu" or "cuda"."""

@@ -1,16 +1,113 @@
-"""Linear layers with a LoRA adapter as one autograd function, which keeps their input once, in its own dtype.
+"""LoRA adapters: their configuration and folders in peft's form, and adapted layers as one autograd function.
 
 peft's layer has three products: the adapter's keep a copy of the input in float32, one for every layer that reads it.
+The function here keeps the input once, in its own dtype.
 """
 
+import json
+import math
+from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import torch
 from jaxtyping import Float
-from peft import PeftModel
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, TaskType
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+from magrpo.config import AgentConfig, LoraConfig
+from magrpo.plugins import ConfigError, quote_error, quote_value
+
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_SCALING = ("r", "lora_alpha", "use_rslora")
+"""Keys of peft that ``lora.rank`` and ``lora.alpha`` stand for."""
+_HARMLESS = {
+    # where the adapter comes from
+    *("auto_mapping", "base_model_name_or_path", "inference_mode", "peft_version", "revision", "task_type"),
+    # which layers have one: the names of the tensors say so, too
+    *("exclude_modules", "layers_pattern", "target_modules"),
+    # used in training alone, or by an initialisation that ``init_lora_weights`` names
+    *("corda_config", "eva_config", "lora_dropout", "lora_ga_config", "loftq_config"),
+    # details of an option that is refused itself
+    *("megatron_core", "qalora_group_size"),
+}
+"""Keys of peft that do not change what an adapter's tensors compute."""
+_BASE_UNCHANGED = (True, False, "gaussian", "eva", "orthogonal")
+"""Values of ``init_lora_weights`` that leave the base as it is. Others, as PiSSA and OLoRA, subtract from it."""
+
+
+def make_peft_config(agent: AgentConfig, lora: LoraConfig) -> PeftLoraConfig:
+    """peft's configuration of the agent's adapter."""
+    return PeftLoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
+        target_modules=list(lora.target_modules),
+        task_type=TaskType.CAUSAL_LM,
+        base_model_name_or_path=agent.model,
+    )
+
+
+def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
+    """Raise ConfigError if the agent would compute something else with the adapter in ``folder`` than it was made for.
+
+    Names and shapes of tensors do not show their scale, nor variants of LoRA: only peft's configuration beside them
+    does. A variant that peft and this project read alike is taken, as rank-stabilised scaling by an equal factor.
+    """
+    file = folder / ADAPTER_CONFIG
+    facts = PeftLoraConfig().to_dict() | _read_facts(folder, agent)
+    ours = make_peft_config(agent, lora).to_dict()
+    for key, value in facts.items():
+        is_known = key in _HARMLESS or key in _SCALING or (key == "init_lora_weights" and value in _BASE_UNCHANGED)
+        if not is_known and (value or None) != (ours.get(key) or None):  # peft writes what is off as null, {} or false
+            raise ConfigError(
+                f"{file}: {key} = {quote_value(value)} changes what these weights compute, and adapters have no such "
+                f"option here; merge the adapter into its base (merge_and_unload of peft), and set the model of agent "
+                f"{agent.name!r} to the merged one"
+            )
+    rank, alpha = facts["r"], facts["lora_alpha"]
+    if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
+        raise ConfigError(f"{file}: r and lora_alpha must be numbers, not {quote_value(rank)} and {quote_value(alpha)}")
+    if facts["use_rslora"]:
+        alpha *= math.sqrt(rank)  # its scale is alpha / sqrt(rank), here it is alpha / rank
+    changes = [f"lora.rank = {rank} (it is {lora.rank})"] if rank != lora.rank else []
+    if not math.isclose(alpha, lora.alpha, rel_tol=1e-6):
+        changes.append(f"lora.alpha = {float(alpha)} (it is {lora.alpha})")
+    if changes:
+        raise ConfigError(
+            f"{file}: agent {agent.name!r} would not compute with these weights what they were trained for: "
+            f"set {' and '.join(changes)}"
+        )
+
+
+def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
+    """peft's configuration of the adapter in ``folder``. Raises ConfigError if there is none."""
+    file = folder / ADAPTER_CONFIG
+    if not file.is_file():
+        remedy = f"start_from of agent {agent.name!r} takes a folder that holds an adapter"
+        if (folder / agent.name / ADAPTER_CONFIG).is_file():
+            remedy = f"take {folder / agent.name}"
+        elif (folder / "config.json").is_file():
+            remedy = (
+                f"it holds a whole model: set the model of agent {agent.name!r} to it, or let the agent have "
+                'weights = "full"'
+            )
+        raise ConfigError(f"{folder}: cannot read the weights of {agent.name!r}: no {ADAPTER_CONFIG}; {remedy}")
+    try:
+        facts = json.loads(file.read_bytes())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{file}: cannot be read: {quote_error(error)}") from None
+    if not isinstance(facts, dict):
+        raise ConfigError(f"{file}: is no configuration of an adapter")
+    return facts
+
+
+def list_targets(names: Iterable[str]) -> list[str]:
+    """The layers that adapters with these names of tensors belong to, as ``lora.target_modules`` names them."""
+    return sorted({name.split(".")[-3] for name in names if name.endswith(".lora_A.weight")})
 
 
 def fuse_adapters(model: PeftModel) -> None:

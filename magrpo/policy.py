@@ -9,6 +9,7 @@ distribution that the engine sampled from.
 
 from __future__ import annotations
 
+import inspect
 import json
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,17 +20,23 @@ from pathlib import Path
 from typing import Literal, TypeVar
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import PeftModel, TaskType, get_peft_model
+from peft import PeftModel, get_peft_model
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, start_weights
 from magrpo.lineup import Lineup, load_pretrained
-from magrpo.lora import fuse_adapters
-from magrpo.plugins import ConfigError, list_choices, quote_error
+from magrpo.lora import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    check_adapter,
+    fuse_adapters,
+    list_targets,
+    make_peft_config,
+)
+from magrpo.plugins import ConfigError, list_choices, quote_error, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.sharding import Shards, gather_weights, spread_like
 
@@ -38,8 +45,8 @@ _MAX_LISTED = 8
 """Number of weights that a message names."""
 # The errors below name what matters of its table of missing weights.
 logging.getLogger("transformers.modeling_utils").addFilter(lambda record: "LOAD REPORT" not in record.getMessage())
-ADAPTER_CONFIG = "adapter_config.json"
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_UNUSED_SETTINGS = {"bos_token_id", "eos_token_id", "pad_token_id", "initializer_range", "pretraining_tp", "use_cache"}
+"""Settings of models that do not change what their weights compute. Nor do those of dropout, which is off."""
 
 
 @dataclass(frozen=True)
@@ -198,29 +205,78 @@ class Policy:
     def load(self, version: int, weights: Mapping[str, Path]) -> None:
         """Load, bit for bit, the weights that :meth:`save` wrote.
 
-        Raises ConfigError if a folder is missing or of another model, or agents that share an adapter are given two.
+        Raises ConfigError if a folder is missing, was made for another function or model, or holds numbers that are not
+        finite, or if agents that share an adapter are given two.
         """
         self.sources = None
         loaded: dict[str, tuple[Path, dict[str, Tensor]]] = {}
         for agent, folder in weights.items():
             parameters = self.parameters(agent)
-            try:
-                if self.lineup.weights(agent) == "lora":
-                    stored = load_file(folder / ADAPTER_WEIGHTS)
-                else:
-                    located = self.lineup.config(agent).model_copy(update={"model": str(folder.absolute())})
-                    stored = dict(load_base_model(located, torch.float32).named_parameters())
-            except (OSError, SafetensorError) as error:
-                raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {quote_error(error)}") from None
-            if {k: p.shape for k, p in parameters.items()} != {k: t.shape for k, t in stored.items()}:
-                raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: names or shapes differ")
-            other, same = loaded.setdefault(self.lineup.holder(agent), (folder, stored))
-            if any(not torch.equal(stored[name], same[name]) for name in stored):
-                raise ConfigError(f'{folder}: differs from {other}; agents with weights = "shared" start from the same')
+            stored = self._read_weights(agent, folder)
+            self._check_names(agent, folder, stored)
+            holder = self.lineup.holder(agent)
+            if holder in loaded:
+                other, same = loaded[holder]
+                if any(not torch.equal(stored[name], same[name]) for name in stored):
+                    raise ConfigError(
+                        f'{folder}: differs from {other}; agents with weights = "shared" start from the same'
+                    )
+            loaded[holder] = folder, stored
             with torch.no_grad():
                 for name, parameter in parameters.items():
                     parameter.copy_(spread_like(stored[name], parameter))
         self.version, self.sources = version, dict(weights)
+
+    def _read_weights(self, agent: str, folder: Path) -> dict[str, Tensor]:
+        """The tensors in ``folder``, all finite, of an adapter or model that computes what the agent's own does."""
+        config = self.lineup.config(agent)
+        if self.lineup.weights(agent) == "lora":
+            check_adapter(folder, config, self.lineup.lora)
+            try:
+                stored = load_file(folder / ADAPTER_WEIGHTS)
+            except (OSError, SafetensorError) as error:
+                raise ConfigError(f"{folder}: cannot read the weights of {agent!r}: {quote_error(error)}") from None
+        else:
+            if (folder / ADAPTER_CONFIG).is_file():
+                raise ConfigError(
+                    f'{folder}: holds an adapter, and agent {agent!r} has weights = "full"; set its weights = "lora", '
+                    "or merge the adapter into its base"
+                )
+            model = load_base_model(config.model_copy(update={"model": str(folder.absolute())}), torch.float32)
+            if difference := _compare_settings(model.config, self._agents[agent].model.config):
+                raise ConfigError(
+                    f"{folder / 'config.json'}: {difference} in {config.model!r}: these weights would not compute in "
+                    f"agent {agent!r} what they were trained for; set its model to the one that they were trained from"
+                )
+            stored = dict(model.named_parameters())
+        for name, tensor in stored.items():
+            values = tensor.detach().float()
+            if not torch.isfinite(values).all():
+                kind = "NaN" if values.isnan().any() else "infinite numbers"
+                raise ConfigError(
+                    f"{folder}: {name} holds {kind}: the training that wrote it diverged; start from an earlier "
+                    "checkpoint"
+                )
+        return stored
+
+    def _check_names(self, agent: str, folder: Path, stored: Mapping[str, Tensor]) -> None:
+        """Raise ConfigError if the tensors in ``folder`` have other names or shapes than the agent's parameters."""
+        here = {name: list(parameter.shape) for name, parameter in self.parameters(agent).items()}
+        there = {name: list(tensor.shape) for name, tensor in stored.items()}
+        differing = [name for name in here | there if here.get(name) != there.get(name)]
+        if not differing:
+            return
+        first = differing[0]
+        sizes = f"{there.get(first, 'missing')} there and {here.get(first, 'missing')} here"
+        more = f" ({len(differing)} differ)" if len(differing) > 1 else ""
+        model = f"set the agent's model to the one that they were trained from, not {self.lineup.base(agent)!r}"
+        if self.lineup.weights(agent) == "full":
+            remedy = model
+        elif set(targets := list_targets(there)) != set(self.lineup.lora.target_modules):
+            remedy = f"set lora.target_modules = {json.dumps(targets)}"
+        else:
+            remedy = f"{model}: {ADAPTER_CONFIG} names it"
+        raise ConfigError(f"{folder}: these are not weights of agent {agent!r}: {first} is {sizes}{more}; {remedy}")
 
     def _load_model(self, config: AgentConfig, dtype: torch.dtype) -> PreTrainedModel:
         model = load_base_model(config, dtype)
@@ -264,6 +320,23 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
     return model
 
 
+def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:
+    """The first setting of the architecture that differs, in words; an empty text if all are equal.
+
+    Tensors of the same shapes compute something else with other settings: the base of rotary embeddings, say.
+    """
+    one, other = (config.get_text_config() for config in (theirs, ours))
+    if one.model_type != other.model_type:
+        return f"model_type = {one.model_type!r}, and {other.model_type!r}"
+    of_any_model = inspect.signature(PreTrainedConfig).parameters
+    there, here = one.to_dict(), other.to_dict()
+    for key in inspect.signature(type(other)).parameters:
+        is_unused = key in of_any_model or key in _UNUSED_SETTINGS or "drop" in key
+        if not is_unused and there.get(key) != here.get(key):
+            return f"{key} = {quote_value(there.get(key))}, and {quote_value(here.get(key))}"
+    return ""
+
+
 def _widen_logits(model: PreTrainedModel, dtype: torch.dtype) -> None:
     """Let the head multiply factors in ``dtype`` without rounding the products to it."""
     head = model.get_output_embeddings()  # type: ignore[no-untyped-call]
@@ -284,13 +357,7 @@ def add_adapter(
     Raises ConfigError if a target module cannot take one.
     """
     _check_targets(base, config, lora)
-    peft_config = PeftLoraConfig(
-        r=lora.rank,
-        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
-        target_modules=list(lora.target_modules),
-        task_type=TaskType.CAUSAL_LM,
-        base_model_name_or_path=config.model,
-    )
+    peft_config = make_peft_config(config, lora)
     with torch.random.fork_rng(devices=[base.device] if base.device.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "lora", config.name))
         if adapters is None:

@@ -25,8 +25,8 @@ from magrpo.files.locks import make_draft
 from magrpo.files.writing import share_files
 from magrpo.layout import AGENTS
 from magrpo.lineup import open_prompt_tokenizer
+from magrpo.lora import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.plugins import ConfigError
-from magrpo.policy import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from magrpo.store import Pointer, RunStore
 
 ORIGIN = "origin.json"

@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 from rich.filesize import pick_unit_and_suffix
 
-from magrpo.config import RunConfig, start_weights
+from magrpo.config import RunConfig
 from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
@@ -53,6 +53,7 @@ def show_plan(
         *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
         *_describe_work(config),
+        *_describe_warmup(config),
         *_describe_machine(config, place),
         *_describe_disk(config, root),
         _describe_time(config, root, remaining),
@@ -69,9 +70,16 @@ def _check_files(config: RunConfig) -> None:
     """Raise ConfigError if data or weights that the run reads are missing."""
     if isinstance(config.problems, ChecksSource):
         config.problems.check_source()
-    for agent, folder in start_weights(config.agents).items():
+    for agent in config.agents:
+        folder = agent.start_from
+        if folder is None:
+            continue
         if not folder.is_dir():
-            raise ConfigError(f"agent {agent!r}: start_from = {folder}: no such folder")
+            raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no such folder")
+        if agent.weights != "full":
+            from magrpo.lora import check_adapter  # peft
+
+            check_adapter(folder, agent, config.lora)
 
 
 def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
@@ -102,6 +110,11 @@ def _describe_work(config: RunConfig) -> Iterator[str]:
             yield f"         no isolation level works here: {error}"
     else:
         yield f"         isolation level: only {config.sandbox.kind} knows"
+
+
+def _describe_warmup(config: RunConfig) -> Iterator[str]:
+    if long_warmup := config.optim.describe_long_warmup(config.train.num_iterations):
+        yield f"warm-up  {long_warmup}"
 
 
 def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:

@@ -34,7 +34,9 @@ def check_gpu(config: Path, overrides: Sequence[str], only: Sequence[str], root:
         raise ConfigError(f"{config} needs a GPU, and PyTorch sees none; magrpo doctor --gpu without it says why")
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     root.mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="gpu-check-", dir=root))
+    folder = (
+        root / Path(tempfile.mkdtemp(prefix="gpu-check-", dir=root)).name
+    )  # mkdtemp's is absolute since Python 3.12
     about, reports = describe_machine(), list[StepReport]()
     console.print(escape(", ".join(f"{name} {value}" for name, value in about.items())))
 

@@ -154,7 +154,9 @@ def test_a_scaled_loss_rounds_its_gradient_once(dtype: torch.dtype, factor: floa
 def test_backward_takes_no_more_memory_than_the_gradient() -> None:
     logits = torch.randn(64, 1000, requires_grad=True)
     loss = policy_loss_from_logits(logits, TokenInputs(torch.arange(64), torch.ones(64))).loss
-    with torch.profiler.profile(profile_memory=True, activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+    activities = [torch.profiler.ProfilerActivity.CPU]
+    # acc_events: torch 2.11 warns without it.
+    with torch.profiler.profile(profile_memory=True, activities=activities, acc_events=True) as profile:
         torch.autograd.grad(loss, logits)
     taken = sum(max(0, event.self_cpu_memory_usage) for event in profile.events())
     assert taken <= 1.01 * logits.numel() * logits.element_size()

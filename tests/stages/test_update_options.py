@@ -286,6 +286,15 @@ def test_schedules(schedule: str, expected: list[float]) -> None:
     assert [learning_rate(optim, update, 6) for update in range(1, 8)] == pytest.approx(expected)
 
 
+@pytest.mark.parametrize(("iterations", "says"), [(0, False), (1, True), (3, True), (4, False), (9, False)])
+def test_a_warm_up_that_never_ends_is_described_with_the_rate_that_it_reaches(iterations: int, says: bool) -> None:
+    optim = OptimConfig(lr=0.02, warmup_iterations=4)
+    said = optim.describe_long_warmup(iterations)
+    assert bool(said) == says
+    if says:
+        assert f"ends at {learning_rate(optim, iterations, iterations):g}, below its peak of optim.lr = 0.02" in said
+
+
 def test_the_schedule_counts_updates_and_survives_loading(base: Path, dump: Path, tmp_path: Path) -> None:
     def fresh() -> Updater:
         return make(base, dump, schedule="linear", num_iterations=4)

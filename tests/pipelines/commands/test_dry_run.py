@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from magrpo.config import RunConfig, load_config
+from magrpo.layout import checkpoint_weights
 from magrpo.place import Place
 from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
@@ -167,9 +168,23 @@ def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixt
     assert "in the run's own process: a policy that samples" in said
 
 
+def test_a_warm_up_longer_than_the_run_is_in_the_plan(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    show_plan(config(runs, "optim.lr=0.01", "optim.warmup_iterations=4", "train.num_iterations=2"), None, None)
+    said = capsys.readouterr().out
+    assert (
+        "\nwarm-up  optim.warmup_iterations = 4 exceeds train.num_iterations = 2: the learning rate ends at 0.005"
+        in said
+    )
+    show_plan(config(runs, "optim.warmup_iterations=4", "train.num_iterations=4"), None, None)
+    assert "warm-up" not in capsys.readouterr().out
+
+
 def test_missing_files_are_found_by_the_plan(runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agent 'helper': start_from = .*nowhere: no such folder"):
         show_plan(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), None, None)
+    trained = checkpoint_weights(RunStore.open(runs.root, "whole"), 2) / "helper"
+    with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5.0\)"):
+        show_plan(config(runs, f"agents.0.start_from={trained}", "lora.alpha=5"), None, None)
     for problems, name in (("mbpp", "no-problems.jsonl"), ("tldr", "no-texts.json")):
         given = [f"problems.kind={problems}", f"problems.source={tmp_path / name}"]
         with pytest.raises(ConfigError, match=rf"{name}: no such file; give a "):

@@ -56,6 +56,20 @@ def test_overrides_count_and_names_do_not_clash(trained: RunStore) -> None:
     assert len(set(names)) == 2
 
 
+@pytest.mark.parametrize(
+    ("override", "remedy"),
+    [("lora.alpha=5", "set lora.alpha = 4.0 (it is 5.0)"), ("lora.rank=4", "set lora.rank = 2")],
+)
+def test_agents_are_not_evaluated_at_another_scale(
+    trained: RunStore, capsys: pytest.CaptureFixture[str], override: str, remedy: str
+) -> None:
+    root = trained.path.parent
+    command = ["evaluate", "source", override, "--local", "--root", str(root), "--name", "scaled"]
+    assert main(command) == 2
+    assert remedy in capsys.readouterr().err
+    assert not (root / "scaled").exists()
+
+
 def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
     root = trained.path.parent
     store = create_evaluation(Source(str(root.parent / "run.toml"), None, root), "untrained")

@@ -1,12 +1,16 @@
-"""The end of an attempt, however it ends."""
+"""The beginning of an attempt, and its end, however it ends."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
-from pipelines.training.execute import Timing, _record_status
+from magrpo.config import load_config
+from magrpo.store import RunStore
+from pipelines.training.execute import Timing, _record_status, execute
+from tests.pipelines.micro import write_config
 
 
 def test_records_are_delivered_even_if_the_run_cannot_be_described() -> None:
@@ -39,3 +43,23 @@ def test_what_fails_while_an_interrupted_run_closes_does_not_make_it_a_failed_on
     ):
         close_twice()
     describe.assert_called_once_with(status)
+
+
+class Reached(Exception):
+    """The loop would begin."""
+
+
+@pytest.mark.parametrize(("warmup", "warned"), [(5, True), (2, False), (0, False)])
+def test_a_run_that_ends_during_warm_up_says_so_when_it_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, warmup: int, warned: bool
+) -> None:
+    config = load_config(write_config(tmp_path, iterations=2), ["optim.lr=0.01", f"optim.warmup_iterations={warmup}"])
+    store = RunStore.create(config, "short")
+    monkeypatch.setattr("pipelines.training.execute.run_steps", MagicMock(side_effect=Reached))
+    with pytest.raises(Reached):
+        execute(store.path.parent, "short", lambda run_step: run_step, {})
+    said = (
+        "optim.warmup_iterations = 5 exceeds train.num_iterations = 2: the learning rate ends at 0.004, below its peak"
+    )
+    assert (said in caplog.text) == warned
+    assert ("warmup" in caplog.text) == warned
