@@ -43,11 +43,11 @@ def print_closing(result: Result, console: Console) -> None:
     console.print()
     if makes_tables(config):
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
-        from magrpo.reports.page import print_tables  # matplotlib
+        from magrpo.reports.page import print_banners, print_tables  # matplotlib
 
-        if not console.is_terminal:
-            console.width = 160  # a file or a pipe has no width; the table is wide
-        print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
+        table = BaselineTable(config, read_baselines(store, config))
+        print_tables([table.console_table()], console)
+        print_banners([table.judge_rows()], console)
         for name, reason in config.baselines.left_out.items():
             print_entry(console, "left out:", f"{name}: {reason}")
     else:
