@@ -250,6 +250,7 @@ def dot_panel(
 
 
 def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
+    left = min(0.0, *(100 * value.low for value in values.values()))  # penalties make negative returns
     for place, (title, value) in enumerate(values.items()):
         colour = AFTER if title in highlighted else INK
         mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
@@ -258,8 +259,8 @@ def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collecti
         if with_intervals:
             axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
         axes.plot([mean], [place], color=colour, marker="o", markersize=5.5, zorder=3)
-        axes.text(0, place - 0.3, f"{title}  {mean:.0f}", color=colour, fontsize=9.5, va="bottom")
-    axes.set(xlim=(0, 100), ylim=(len(values) - 0.5, -1.0), yticks=[], xlabel="percent of the maximum")
+        axes.text(left, place - 0.16, f"{title}  {mean:.0f}", color=colour, fontsize=9.5, va="bottom")
+    axes.set(xlim=(left, 100), ylim=(len(values) - 0.5, -1.0), yticks=[], xlabel="percent of the maximum")
     axes.spines["left"].set_visible(False)
     axes.grid(axis="x")
 
