@@ -172,14 +172,13 @@ class BaselineTable:
             self.config.eval.seed,
         )
         assert lead is not None, "rows are evaluated on the same problems"
-        is_clear = lead.low > 0 and has_interval(len(best.other_runs) + 1)
+        is_clear = lead.low > 0 and has_interval(self._num_runs)
         word = "clear winner" if is_clear else "no clear winner"
-        difference = figures.format_difference(lead)
-        if not has_interval(len(best.other_runs) + 1):
-            difference = f"{difference.partition(' [')[0]}, too few seeds for an interval"
+        mean, _, interval = figures.format_difference(lead).partition(" ")
+        certainty = interval if has_interval(self._num_runs) else "too few seeds for an interval"
         sentence = (
             f"{best.row.title} reaches {share}; {other.row.title} reaches {self._format_mean(other, quantity)} "
-            f"(difference {difference} percentage points)."
+            f"(difference {mean} percentage points, {certainty})."
         )
         return Banner("Verdict", word, sentence)
 

@@ -134,6 +134,7 @@ def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
 def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--baselines", "magrpo,swap", "--name", "table-b", "--root", str(root), "eval.num_samples=3"]
     assert main(["evaluate", "b", *arguments, "--local"]) == 0
+    capsys.readouterr()
     assert main(["compare", "table", "table-b", "--root", str(root), "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "left out: solo_helper: not in all of the runs" in said
@@ -153,8 +154,8 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
         assert figures["magrpo", "test/sampled", "return"][name]["mean"] == pytest.approx(fmean(of_each))
     text = (tmp_path / "baselines.html").read_text()
     assert "means of 2 runs: too few seeds for an interval, which takes 3" in text
-    assert "too few seeds for an interval percentage points" in said
-    assert "[" not in said.partition("Held-out problems, sampled")[2].partition("left out")[0]
+    assert "too few seeds for an interval)." in " ".join(said.split())
+    assert "[" not in said
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
     assert "run table holds baselines, others do not" in capsys.readouterr().err
     assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
@@ -172,7 +173,7 @@ def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
     assert banner.word == "clear winner"
     assert banner.sentence == (
         "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 "
-        "(difference +70.0 [+70.0, +70.0] percentage points)."
+        "(difference +70.0 percentage points, [+70.0, +70.0])."
     )
     cells = table.console_table().rows[1]
     assert cells[:3] == ("MAGRPO", "90.0\n[90.0, 90.0]", "+70.0\n[+70.0, +70.0]")
