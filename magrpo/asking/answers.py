@@ -104,7 +104,7 @@ class AskedAgents:
     def read_prompts(self, step: TrajectoryStep) -> dict[str, str]:
         """The prompt of each agent that acts in a step, as its model reads it: special tokens included."""
         prompts = {agent: step.prompts[agent].token_ids for agent in step.actions}
-        return {agent: str(self.lineup.tokenizer(agent).decode(ids)) for agent, ids in prompts.items()}
+        return {agent: str(self.lineup.tokenizer(agent).decode([*ids])) for agent, ids in prompts.items()}
 
     def answer_problem(
         self, team: Team, problem: Problem, seed: int | None = None, listen: Listener | None = None
