@@ -228,6 +228,15 @@ class ChecksSource(Protocol):
 
 
 @runtime_checkable
+class ReadsSentences(Protocol):
+    def read_sentence(self, text: str) -> tuple[Problem | None, str]:
+        """The problem, with its function's name and tests, that a sentence in the words of a problem set asks for.
+
+        None, and why, for other words.
+        """
+
+
+@runtime_checkable
 class HasMaxBatch(Protocol):
     @property
     def max_batch(self) -> int:

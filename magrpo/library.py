@@ -180,7 +180,7 @@ class Run:
         """
         asked = find_asked_team(str(self.store.path), self.store.path.parent, iteration)
         if isinstance(problem, str):
-            problem = write_problem(problem, (), self.config.reward)
+            problem = write_problem(problem, (), self.config.reward, self.config.problems)
         with open_asked_agents(asked, with_untrained=False) as agents:
             *_, answer = agents.answer_problem(agents.trained, problem, seed)
         return answer

@@ -398,13 +398,14 @@ def ask(
     checkpoint: int | None = None,
     seed: int | None = None,
     trained_only: Annotated[bool, Parameter(negative=())] = False,
+    show_prompts: Annotated[bool, Parameter(negative=())] = False,
     settings: Annotated[tuple[str, ...], Parameter(name="--set", negative=())] = (),
     as_json: Json = False,
     root: Root = Path("runs"),
 ) -> int:
     """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
 
-    Example: magrpo ask seed-0 "Read the text backwards in upper case." --test "assert backward_upper('ab') == 'BA'"
+    Example: magrpo ask seed-0 "Keep the even numbers, then multiply every number by 2."
 
     Args:
         run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
@@ -414,11 +415,12 @@ def ask(
         checkpoint: Iteration whose agents are asked; the last one by default.
         seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
         trained_only: Leave the untrained agents out.
+        show_prompts: Show the prompt that each agent reads, as its model sees it.
         settings: section.key=value changes one value of the run's configuration; repeatable.
     """
     from pipelines.commands.ask import Question, ask_agents
 
-    question = Question(problem, problem_id, test, seed, not trained_only, as_json)
+    question = Question(problem, problem_id, test, seed, not trained_only, as_json, show_prompts)
     return ask_agents(run, root, checkpoint, settings, question)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from magrpo.config import RolloutConfig, start_weights
 from magrpo.engines.host import EngineHost
 from magrpo.interfaces import Listener, Sandbox, Served, StreamsTokens
 from magrpo.plugins import ConfigError
+from magrpo.rewards.program import extract_module, parse_source
 from magrpo.stages.backend import Backend, Team
 from magrpo.stages.rollout import Node, child_node, rollout, sampling_params
 from magrpo.stages.score import score
@@ -55,6 +57,12 @@ class Answer:
         return {agent: action.text for step in self.steps for agent, action in step.actions.items()}
 
     @property
+    def cut_at(self) -> dict[str, int]:
+        """The number of tokens at which the latest text of an agent was cut off, of those that were."""
+        latest = {agent: action for step in self.steps for agent, action in step.actions.items()}
+        return {agent: len(one.token_ids) for agent, one in latest.items() if one.finish_reason == "length"}
+
+    @property
     def reward(self) -> JointReward:
         """The reward of the last turn."""
         return self.steps[-1].turn.reward
@@ -70,6 +78,17 @@ class Answer:
         own = [report for name, report in self.reports.items() if name.partition(":")[0] == "program"]
         return max(own or self.reports.values(), key=lambda report: report.tests_passed, default=None)
 
+    def explain_missing_program(self, author: str) -> str:
+        """Why the texts are no runnable program. ``author``: the agent that was asked for the problem's function."""
+        wanted = self.problem.entry_point
+        source = extract_module(self.texts.get(author, ""), wanted, self.problem.prompt).source
+        functions = [node.name for node in parse_source(source).body if isinstance(node, ast.FunctionDef)]
+        if wanted in functions:
+            return f"no runnable program: `{wanted}` of `{author}` returns nothing"
+        names = " and ".join(f"`{name}`" for name in functions)
+        wrote = f"wrote {names}" if functions else "wrote no function that compiles"
+        return f"no runnable program: `{author}` was asked for `{wanted}` and {wrote}"
+
 
 @dataclass(frozen=True)
 class AskedAgents:
@@ -82,6 +101,11 @@ class AskedAgents:
     sandbox: Sandbox
     lineup: Lineup
     rollout: RolloutConfig
+
+    def read_prompts(self, step: TrajectoryStep) -> dict[str, str]:
+        """The prompt of each agent that acts in a step, as its model reads it: special tokens included."""
+        prompts = {agent: step.prompts[agent].token_ids for agent in step.actions}
+        return {agent: str(self.lineup.tokenizer(agent).decode([*ids])) for agent, ids in prompts.items()}
 
     def answer_problem(
         self, team: Team, problem: Problem, seed: int | None = None, listen: Listener | None = None

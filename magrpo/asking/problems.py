@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from magrpo.asking.teams import AskedTeam
-from magrpo.interfaces import Reward
+from magrpo.interfaces import Problems, ReadsSentences, Reward
 from magrpo.layout import Step, read_problems
 from magrpo.plugins import ConfigError
 from magrpo.rewards.common import ProgramReward
@@ -53,13 +53,15 @@ def writes_programs(reward: Reward) -> bool:
     return isinstance(reward, ProgramReward)
 
 
-def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
-    """A problem from a user's words.
+def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Problems) -> Problem:
+    """A problem from a user's words, for agents trained on ``problems``.
 
     For a reward of programs, ``text`` is a function's signature with a docstring, or a sentence that becomes the
-    docstring of a function ``solve``, or of the function that the tests call. The tests are ``tests``, the lines of
-    ``text`` that begin with ``assert``, and the examples (``>>>``) in the docstring. For any other reward the problem
-    is the text. Tests may call the function ``candidate``.
+    docstring of a function. The function has the name that the tests call, else the name that ``problems`` give it if
+    they can read the sentence, else ``solve``. The tests are ``tests``, the lines of ``text`` that begin with
+    ``assert``, and the examples (``>>>``) in the docstring; without any, those that ``problems`` make for the sentence,
+    whose tags the problem then has.
+    For any other reward the problem is the text. Tests may call the function ``candidate``.
 
     Raises:
         ConfigError: the text is empty, a test is unusable, or the reward takes no tests.
@@ -74,20 +76,45 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward) -> Problem:
     lines = text.strip("\n").splitlines()
     asserts = [*(line for line in lines if line.startswith("assert ")), *tests]
     prompt = "\n".join(line for line in lines if not line.startswith("assert ")).rstrip() + "\n"
+    tags: Mapping[str, str] = {}
     prompt = _DOCSTRING_BEHIND.sub(r"\1\n    \2", prompt)
     parsed = [node for test in asserts for node in _parse_test(test)]
     if names := _DEFINITION.findall(prompt):
         name = names[-1]
     else:
-        name = _find_called_name(parsed) or "solve"
-        prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
+        known, _ = _read_sentence(prompt, problems)
+        name = _find_called_name(parsed) or ("solve" if known is None else known.entry_point)
+        if known is not None and name == known.entry_point:
+            prompt = known.prompt
+            if not parsed:
+                parsed, tags = _list_asserts(known.test), known.tags
+        else:
+            prompt = f"def {name}({_name_argument(prompt)}):\n    {_quote_docstring(prompt.strip())}\n"
     parsed += _parse_examples(prompt)
     called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
     if parsed and not called & {name, "candidate"}:
         raise ConfigError(f"no test calls {name!r}, the function of the problem")
     body = "\n".join(f"    {line}" for test in parsed for line in ast.unparse(test).splitlines())
     check = f"def check(candidate):\n    {name} = candidate\n{body}\n" if parsed else ""
-    return Problem(TASK_ID, prompt, name, check)
+    return Problem(TASK_ID, prompt, name, check, tags=dict(tags))
+
+
+def explain_words(problem: Problem, problems: Problems) -> str:
+    """What ``problems`` cannot read in the description of a problem written by a user; empty if nothing."""
+    docstrings = _list_docstrings(problem.prompt)
+    description = docstrings[-1].partition(">>>")[0] if docstrings else ""
+    _, remark = _read_sentence(description, problems) if description.strip() else (None, "")
+    return remark
+
+
+def _read_sentence(text: str, problems: Problems) -> tuple[Problem | None, str]:
+    return problems.read_sentence(text) if isinstance(problems, ReadsSentences) else (None, "")
+
+
+def _list_asserts(test: str) -> list[ast.stmt]:
+    """The statements of ``check`` in a problem's test."""
+    [check] = [node for node in parse_python(test).body if isinstance(node, ast.FunctionDef)]
+    return check.body
 
 
 def _parse_test(test: str) -> list[ast.stmt]:
@@ -126,10 +153,9 @@ def _parse_examples(prompt: str) -> list[ast.stmt]:
     """The examples with a result in the docstrings of a prompt, as asserts."""
     found: list[ast.stmt] = []
     try:
-        functions = [node for node in parse_python(prompt).body if isinstance(node, ast.FunctionDef)]
-        docstrings = [ast.get_docstring(function) or "" for function in functions]
+        docstrings = _list_docstrings(prompt)
         examples = [example for text in docstrings for example in doctest.DocTestParser().get_examples(text)]
-    except (SyntaxError, ValueError):  # not complete, or an example that is indented inconsistently
+    except ValueError:  # an example that is indented inconsistently
         return []
     for example in examples:
         try:
@@ -137,3 +163,12 @@ def _parse_examples(prompt: str) -> list[ast.stmt]:
         except SyntaxError:
             continue  # a statement, or a result that is no expression
     return found
+
+
+def _list_docstrings(prompt: str) -> list[str]:
+    """The docstring of every function in a prompt; none if the prompt is not complete Python."""
+    try:
+        functions = [node for node in parse_python(prompt).body if isinstance(node, ast.FunctionDef)]
+    except SyntaxError:
+        return []
+    return [ast.get_docstring(function) or "" for function in functions]

@@ -10,6 +10,7 @@ import itertools
 import random
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import Field
@@ -23,6 +24,8 @@ from magrpo.problems.operations import (
     Level,
     Operation,
     parse_composition,
+    read_composition,
+    split_phrases,
 )
 from magrpo.seeds import derive_seed
 from magrpo.types import Problem, Split
@@ -73,6 +76,16 @@ class CoopCode(Plugin):
         """
         return {split: [*problems] for split, problems in self._generate().items()}
 
+    def read_sentence(self, text: str) -> tuple[Problem | None, str]:
+        """See :class:`magrpo.interfaces.ReadsSentences`: the composition whose phrases the sentence consists of."""
+        composition, remark = read_composition(text)
+        if composition is None:
+            return None, remark
+        problem = make_problem(composition, "test")
+        if problem is None:
+            return None, "no five tests tell it from its parts, so no training problem asks for it"
+        return replace(problem, prompt=_write_prompt(composition, split_phrases(text))), remark
+
     @functools.lru_cache(maxsize=4)  # noqa: B019  # two seconds; a process asks for few sets, again and again
     def _generate(self) -> dict[Split, list[Problem]]:
         train: list[Problem] = []
@@ -112,17 +125,27 @@ def make_problem(composition: Composition, split: Split) -> Problem | None:
     if tests is None:
         return None
     phrases = [step.operation.phrases[rng.randrange(2)].format(k=step.constant) for step in composition.steps]
-    text = "".join(itertools.chain(*zip(_SEPARATORS[len(phrases)], phrases, strict=True)))
-    signature, *body = composition.write_function(composition.entry_point).splitlines(keepends=True)
-    asserts = "".join(f"    assert candidate({given!r}) == {expected!r}\n" for given, expected in tests)
+    _, *body = composition.write_function(composition.entry_point).splitlines(keepends=True)
     return Problem(
         task_id=f"coopcode/{composition.key.replace(' ', '/')}",
-        prompt=f'{signature}    """{text[0].upper()}{text[1:]}."""\n',
+        prompt=_write_prompt(composition, phrases),
         entry_point=composition.entry_point,
-        test=f"def check(candidate):\n{asserts}",
+        test=_write_check(tests),
         canonical_solution="".join(body) + "\n",
         tags={"level": composition.level, "steps": composition.key, "split": split},
     )
+
+
+def _write_prompt(composition: Composition, phrases: Sequence[str]) -> str:
+    """The signature, and a docstring that asks for each step by its phrase."""
+    signature = composition.write_function(composition.entry_point).partition("\n")[0]
+    text = "".join(itertools.chain(*zip(_SEPARATORS[len(phrases)], phrases, strict=True)))
+    return f'{signature}\n    """{text[0].upper()}{text[1:]}."""\n'
+
+
+def _write_check(tests: Sequence[tuple[Any, Any]]) -> str:
+    asserts = "".join(f"    assert candidate({given!r}) == {expected!r}\n" for given, expected in tests)
+    return f"def check(candidate):\n{asserts}"
 
 
 def _make_tests(composition: Composition, rng: random.Random) -> list[tuple[Any, Any]] | None:

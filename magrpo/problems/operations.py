@@ -4,7 +4,10 @@ An operation is a phrase for the docstring and an expression for the solution. `
 character, and ``{v}`` for its argument.
 """
 
+import difflib
 import functools
+import itertools
+import re
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -146,3 +149,49 @@ OPERATIONS = {
     for name, row in tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")).items()
 }
 """All operations by name, from ``operations.toml``."""
+
+
+# ------------------------------------------------------------------------------------------------ reading sentences
+_BETWEEN_STEPS = re.compile(r"\s*[,;.]?\s*\b(?:and )?then\b[\s,]*|\s*[,;.]\s*")
+_MOST_STEPS = 3
+"""Problems compose two or three operations."""
+
+
+def split_phrases(text: str) -> list[str]:
+    """The phrases of a sentence, in small letters: between its commas, full stops and ``then``."""
+    words = " ".join(text.lower().split())
+    return [phrase for phrase in _BETWEEN_STEPS.split(words) if phrase]
+
+
+def read_composition(text: str) -> tuple[Composition | None, str]:
+    """The composition that a sentence asks for, in the phrases of the operations; None, and why there is none."""
+    phrases = split_phrases(text)
+    readings = [_read_phrase(phrase) for phrase in phrases]
+    unknown = [phrase for phrase, operations in zip(phrases, readings, strict=True) if not operations]
+    if unknown:
+        return None, "; ".join(map(_explain_phrase, unknown))
+    if not 2 <= len(phrases) <= _MOST_STEPS:
+        return None, f"a problem has two or three steps, and this is {len(phrases)}"
+    for steps in itertools.product(*readings):  # a phrase may be of a list or of a text: its neighbours decide
+        kinds = itertools.pairwise(step.operation for step in steps)
+        if all(one.gives == following.takes for one, following in kinds):
+            return Composition(steps), ""
+    return None, "its steps do not fit together: one gives a number, a list or a text, and the next takes another"
+
+
+def _read_phrase(phrase: str) -> list[BoundOperation]:
+    """The operations that a phrase asks for."""
+    found = []
+    for operation in OPERATIONS.values():
+        for constant in operation.constants or ("",):
+            if phrase in (one.format(k=constant).lower() for one in operation.phrases):
+                found.append(BoundOperation(operation, constant))
+    return found
+
+
+def _explain_phrase(phrase: str) -> str:
+    """That no operation has the phrase, and the closest one that it could mean."""
+    constants = {one: operation.constants for operation in OPERATIONS.values() for one in operation.phrases}
+    [closest] = difflib.get_close_matches(phrase, constants, n=1, cutoff=0.0)
+    where = f", K one of {', '.join(constants[closest])}" if constants[closest] else ""
+    return f"no training problem says {phrase!r}; closest: {closest.format(k='K')!r}{where}"

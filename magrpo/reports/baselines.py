@@ -12,6 +12,7 @@ from statistics import fmean
 from magrpo.config import REFERENCE, BaselineRow, RunConfig
 from magrpo.layout import TIMED_ANSWERS, Step, read_evaluation, run_of_weights
 from magrpo.reports import figures
+from magrpo.reports.charts import Panel, dot_panel
 from magrpo.reports.evaluations import (
     Means,
     common_parts,
@@ -20,7 +21,8 @@ from magrpo.reports.evaluations import (
     interval_over_seeds,
     subtract_means,
 )
-from magrpo.reports.page import ReportTable, Section, write_page
+from magrpo.reports.over_seeds import MIN_SEEDS, format_over_seeds, has_interval
+from magrpo.reports.page import Banner, Pictures, ReportTable, Section, write_page
 from magrpo.reports.paper import QUANTITIES, paper_tables, trained_row_name
 from magrpo.store import RunStore, read_records
 from magrpo.types import HEADLINE, EvalReport, Interval, TimedAnswer
@@ -111,11 +113,12 @@ class BaselineTable:
 
     def write_files(self, folder: Path, title: str = "Agents and baselines") -> None:
         """Write ``baselines.html``, ``.csv`` and ``.json``."""
-        sections = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
-        write_page(folder / "baselines.html", title, sections, width="90rem")
+        picture = Pictures("Rows", [self._draw_rows()], f"Held-out problems, sampled; {self._describe_intervals()}.")
+        tables = [Section(table, folded=index > 0) for index, table in enumerate(self.list_tables())]
+        write_page(folder / "baselines.html", title, [self.judge_rows(), picture, *tables], width="90rem")
         difference = f"less_{REFERENCE}"
         measured = [
-            (result.row.name, key, quantity, value, self._less_reference(result, key, quantity))
+            (result.row.name, key, quantity, value, self._subtract_reference(result, key, quantity))
             for result in self.rows
             for key, means in result.means.items()
             for quantity in means
@@ -143,12 +146,94 @@ class BaselineTable:
         text = json.dumps(tree, indent=1, default=asdict)
         (folder / "baselines.json").write_text(text + "\n", encoding="utf-8")
 
+    def judge_rows(self) -> Banner:
+        """The verdict that the page begins with: the best row, and how far the next one, or the trained team, is away.
+
+        Rows that an oracle helps, and teams of several runs, are not ranked.
+        """
+        quantity = self._ranked_quantity
+        ranked = sorted(
+            (result for result in self.rows if _may_be_ranked(result.row)),
+            key=lambda result: -self._mean(result, quantity),
+        )
+        best, *others = ranked
+        share = f"{self._format_mean(best, quantity)} % of the {_name_maximum(quantity)}"
+        if not others:
+            return Banner("Verdict", "one row", f"{best.row.title} reaches {share}; no other row is ranked.")
+        trained = next((result for result in others if result.row.name == "magrpo"), None)
+        other = trained or others[0]
+        lead = interval_over_seeds(
+            [
+                subtract_means(ours, theirs)
+                for ours, theirs in zip(
+                    best.list_means(HEADLINE, quantity), other.list_means(HEADLINE, quantity), strict=True
+                )
+            ],
+            self.config.eval.seed,
+        )
+        assert lead is not None, "rows are evaluated on the same problems"
+        is_clear = lead.low > 0 and has_interval(self._num_runs)
+        word = "clear winner" if is_clear else "no clear winner"
+        mean, _, interval = figures.format_difference(lead).partition(" ")
+        certainty = interval if has_interval(self._num_runs) else "too few seeds for an interval"
+        sentence = (
+            f"{best.row.title} reaches {share}; {other.row.title} reaches {self._format_mean(other, quantity)} "
+            f"(difference {mean} percentage points, {certainty})."
+        )
+        return Banner("Verdict", word, sentence)
+
+    def console_table(self) -> ReportTable:
+        """The summary for a terminal of 80 columns: one score of each row, its difference to the reference, pass@1."""
+        quantity = self._ranked_quantity
+        solved = any("pass_at_1" in result.means[HEADLINE] for result in self.rows)
+        lines = []
+        for result in self.rows:
+            cells = [
+                self._format_value(result, HEADLINE, quantity),
+                self._format_difference(result, HEADLINE, quantity),
+            ]
+            cells += [result.format_mean("pass_at_1")] if solved else []
+            lines.append((result.row.title, *(cell.replace(" [", "\n[") for cell in cells)))
+        columns = ("", quantity, f"\u2212 {REFERENCE}", *(["pass@1"] if solved else []))
+        note = f"Percent of the {_name_maximum(quantity)}; {self._describe_intervals()}. {figures.NO_DIFFERENCE}"
+        return ReportTable("Held-out problems, sampled", columns, lines, note + self._common_note)
+
+    @property
+    def _ranked_quantity(self) -> str:
+        """The quantity by which all rows compare: the return, or the parts that all rewards have."""
+        return "common" if self._common else "return"
+
+    @property
+    def _num_runs(self) -> int:
+        return len(self.rows[0].other_runs) + 1
+
+    def _describe_intervals(self) -> str:
+        if self._num_runs == 1:
+            return "95 % intervals over problems"
+        if has_interval(self._num_runs):
+            return f"95 % intervals for new seeds on new problems, from {self._num_runs} runs"
+        return f"means of {self._num_runs} runs: too few seeds for an interval, which takes {MIN_SEEDS}"
+
+    def _mean(self, result: BaselineResult, quantity: str) -> float:
+        return fmean(fmean(one.values()) for one in result.list_means(HEADLINE, quantity))
+
+    def _format_mean(self, result: BaselineResult, quantity: str) -> str:
+        return f"{100 * self._mean(result, quantity):.1f}"
+
+    def _draw_rows(self) -> Panel:
+        quantity = self._ranked_quantity
+        values = [(result.row.title, self._interval(result, HEADLINE, quantity)) for result in self.rows]
+        dots = {title: value for title, value in values if value is not None}
+        trained = [result.row.title for result in self.rows if result.row.name == "magrpo"]
+        title = f"{'Joint return' if quantity == 'return' else 'Common parts'}, percent of the maximum"
+        return dot_panel(title, dots, trained, with_intervals=has_interval(self._num_runs))
+
     def list_tables(self) -> Iterator[ReportTable]:
         """Every table, the summary first."""
         yield self.summary_table()
         for key in figures.sort_summary_keys(self.rows[0].means):
             yield self._quality_table(key)
-            yield self._quality_table(key, less_reference=True)
+            yield self._quality_table(key, from_reference=True)
         yield self._cost_table()
         if any(result.row.name.startswith("partners_") for result in self.rows):
             yield self._cross_play_table()
@@ -166,16 +251,16 @@ class BaselineTable:
             cells = [result.row.title]
             for quantity in returns:
                 cells += [
-                    format_cell(result, HEADLINE, quantity) for format_cell in (self._format_value, self._format_less)
+                    format_cell(result, HEADLINE, quantity)
+                    for format_cell in (self._format_value, self._format_difference)
                 ]
             cells += [self._format_value(result, HEADLINE, name) for name in solved]
             lines.append([*cells, result.format_mean("generated_tokens"), result.format_mean("seconds")])
         heads = [head for name in returns for head in (name, f"\u2212 {REFERENCE}")]
-        num_runs = len(self.rows[0].other_runs) + 1
-        over = "over problems" if num_runs == 1 else f"for new seeds on new problems, from {num_runs} runs"
         note = (
-            f"Percent of the maximum; differences in percentage points, paired by problem; 95 % intervals {over}. "
-            f"{figures.NO_DIFFERENCE} Tokens of all agents and turns; seconds of sampling for one problem asked alone."
+            "Percent of the maximum; differences in percentage points, paired by problem; "
+            f"{self._describe_intervals()}. {figures.NO_DIFFERENCE} "
+            "Tokens of all agents and turns; seconds of sampling for one problem asked alone."
             f"{self._common_note} A dash: not defined for this row."
         )
         columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
@@ -190,12 +275,12 @@ class BaselineTable:
     def _common_note(self) -> str:
         return f" Common: {', '.join(self.rows[0].common)} together." if self._common else ""
 
-    def _quality_table(self, key: str, *, less_reference: bool = False) -> ReportTable:
+    def _quality_table(self, key: str, *, from_reference: bool = False) -> ReportTable:
         """Every quantity of a split and mode but costs, or its differences to the reference."""
         title, format_cell = figures.summary_title(key), self._format_value
         note = f"Percent of the maximum.{self._common_note}"
-        if less_reference:
-            title, format_cell = f"{title}, less {REFERENCE}", self._format_less
+        if from_reference:
+            title, format_cell = f"{title}, difference to {REFERENCE}", self._format_difference
             note = f"Percentage points, paired by problem. {figures.NO_DIFFERENCE}"
         results = [result for result in self.rows if key in result.means]
         parts = dict.fromkeys(part for result in self.rows for part in result.row.reward.maxima)
@@ -250,7 +335,7 @@ class BaselineTable:
     def _interval(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
         return interval_over_seeds(result.list_means(key, quantity), self.config.eval.seed)
 
-    def _less_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
+    def _subtract_reference(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:
         """The difference to the reference, paired by problem; None if one of the two is not defined."""
         reference = next((other for other in self.rows if other.row.name == REFERENCE), result)
         if reference is result:
@@ -259,7 +344,19 @@ class BaselineTable:
         return interval_over_seeds([subtract_means(ours, theirs) for ours, theirs in pairs], self.config.eval.seed)
 
     def _format_value(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return figures.format_interval(quantity, self._interval(result, key, quantity))
+        return format_over_seeds(quantity, self._interval(result, key, quantity), self._num_runs)
 
-    def _format_less(self, result: BaselineResult, key: str, quantity: str) -> str:
-        return figures.format_tested_difference(self._less_reference(result, key, quantity))
+    def _format_difference(self, result: BaselineResult, key: str, quantity: str) -> str:
+        difference = self._subtract_reference(result, key, quantity)
+        if difference is not None and not has_interval(self._num_runs):
+            return figures.format_difference(difference).partition(" [")[0]
+        return figures.format_tested_difference(difference)
+
+
+def _may_be_ranked(row: BaselineRow) -> bool:
+    """Whether a row answers by itself: no oracle picks or stops its answers, and its agents are of one run."""
+    return row.stop_above is None and row.votes != "best" and not row.name.startswith("partners_")
+
+
+def _name_maximum(quantity: str) -> str:
+    return "maximum of the parts that all rewards have" if quantity == "common" else "maximum"

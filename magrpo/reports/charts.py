@@ -9,7 +9,7 @@ import io
 import itertools
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -273,6 +273,31 @@ def _spread(heights: Mapping[str, float], gap: float, top: float) -> dict[str, f
         placed[label] = min(heights[label], top)
         top = placed[label] - gap
     return placed
+
+
+# ------------------------------------------------------------------------------------------------------------- rows
+def dot_panel(
+    title: str, values: Mapping[str, Interval], highlighted: Collection[str] = (), *, with_intervals: bool = True
+) -> Panel:
+    """A dot for each row under its title, with its interval; ``highlighted`` rows have a colour and a line."""
+    draw = partial(_draw_dots, values=values, highlighted=highlighted, with_intervals=with_intervals)
+    return Panel(title, draw, 0.9 + 0.42 * len(values))
+
+
+def _draw_dots(axes: Axes, values: Mapping[str, Interval], highlighted: Collection[str], with_intervals: bool) -> None:
+    left = min(0.0, *(100 * value.low for value in values.values()))  # penalties make negative returns
+    for place, (title, value) in enumerate(values.items()):
+        colour = AFTER if title in highlighted else INK
+        mean, low, high = (100 * number for number in (value.mean, value.low, value.high))
+        if title in highlighted:
+            axes.axvline(mean, color=AFTER, linewidth=0.8, alpha=0.5, zorder=1)
+        if with_intervals:
+            axes.plot([low, high], [place, place], color=colour, linewidth=1.8, solid_capstyle="butt", zorder=2)
+        axes.plot([mean], [place], color=colour, marker="o", markersize=5.5, zorder=3)
+        axes.text(left, place - 0.16, f"{title}  {mean:.0f}", color=colour, fontsize=9.5, va="bottom")
+    axes.set(xlim=(left, 100), ylim=(len(values) - 0.5, -1.0), yticks=[], xlabel="percent of the maximum")
+    axes.spines["left"].set_visible(False)
+    axes.grid(axis="x")
 
 
 # ----------------------------------------------------------------------------------------------------- turn by turn

@@ -11,7 +11,13 @@ from magrpo.layout import TRAINING_STAGES
 from magrpo.reports import figures
 from magrpo.reports.budget import UNITS, format_count
 from magrpo.reports.evaluations import EvaluatedRun, paired_gain, shared_keys
-from magrpo.reports.over_seeds import Settings, equal_bar_tables, subtract_over_seeds
+from magrpo.reports.over_seeds import (
+    MIN_SEEDS,
+    Settings,
+    equal_bar_tables,
+    format_seed_difference,
+    subtract_over_seeds,
+)
 from magrpo.reports.page import Banner, ReportTable, Section
 from magrpo.reports.verdict import Word, judge_gain, judge_run
 from magrpo.types import HEADLINE, Interval
@@ -20,6 +26,9 @@ NUM_KEYS = 12
 """Differing keys of the configuration that a page shows without a click."""
 _SEED = 0
 """Of the resampling, so that equal runs compare equal."""
+_TOLERANCE = 0.1
+"""Budgets of tokens that differ by less than this share are called equal."""
+_EQUAL_TOKENS = "The page has their curves over tokens; evaluate more often (eval.every) for a verdict at equal tokens."
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,7 @@ class RunComparison:
 
     label: str
     reference: str
-    word: Word | Literal["not comparable"]
+    word: Word | Literal["not comparable", "unequal budgets", "too few seeds"]
     sentence: str
     """The verdict for people, on one line."""
     advice: str
@@ -36,7 +45,9 @@ class RunComparison:
     quantity: str
     """What was compared: ``return``, or ``pass_at_1`` where the rewards have different parts; else empty."""
     difference: Interval | None
-    """The run's mean less the reference's, a fraction; None if they do not compare."""
+    """The run's mean minus the reference's, a fraction; None if they do not compare."""
+    iterations: tuple[int, int] | None = None
+    """After how many iterations the run and the reference were compared; None if they do not compare."""
 
     @property
     def banner(self) -> Banner:
@@ -55,7 +66,9 @@ def comparison_sections(runs: Sequence[EvaluatedRun]) -> Iterator[Section]:
     configuration = ReportTable(title, ("key", *labels), rows, note, text=True)
     finding = f"{title}: {format_count(len(rows), 'keys')}" if rows else ""
     yield Section(configuration, finding, folded=len(rows) > NUM_KEYS)
-    yield Section(_return_differences(runs, keys), folded=True)
+    comparable = [run for run in runs[1:] if _share_problems(runs[0], run) and _score_alike(runs[0], run)]
+    if comparable:
+        yield Section(_return_differences(runs[0], comparable, keys), folded=True)
     for key in keys:
         if key != HEADLINE:
             yield Section(_evaluation_table(runs, key), folded=True)
@@ -94,52 +107,131 @@ def compare_with_first(runs: Sequence[EvaluatedRun]) -> list[RunComparison]:
 def judge_difference(first: EvaluatedRun, second: EvaluatedRun) -> RunComparison:
     """The verdict on the second run beside the first.
 
-    Where the rewards have different parts, pass@1 is compared in place of the return; without it nothing is.
+    Where the rewards have different parts, pass@1 is compared in place of the return; without it nothing is, nor are
+    runs without a common problem. Runs whose training cost different numbers of tokens are judged at an equal number,
+    where both have an evaluation; otherwise there are figures, and no verdict.
     """
     labels, quantity = (second.label, first.label), "return"
-    if dict(first.config.reward.maxima) != dict(second.config.reward.maxima):
+    if not _share_problems(first, second):
+        kinds = f"{second.config.problems.kind} and {first.config.problems.kind}"
+        sentence = f"{second.label} and {first.label} were evaluated on different problems ({kinds})."
+        return RunComparison(*labels, "not comparable", sentence, "", "", None)
+    if not _score_alike(first, second):
         quantity = "pass_at_1"
         if any(quantity not in run.last.summary[HEADLINE] for run in (first, second)):
-            sentence = "The rewards have different parts: neither the returns nor any other quantity can be compared."
+            sentence = "The rewards differ: neither the returns nor any other quantity can be compared."
             return RunComparison(*labels, "not comparable", sentence, "", "", None)
-    value, pairing = compare_means(first, second, HEADLINE, quantity)
-    num_problems = min(len(run.means[-1][HEADLINE][quantity]) for run in (first, second))
-    ends = [run.last.summary[HEADLINE][quantity].mean for run in (second, first)]
-    seeds = "The interval covers other problems, not other seeds of the training: magrpo sweep --seeds 3 does."
-    word = judge_gain(value, num_problems)
-    advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
-    sentence = (
-        f"{_describe_relation(*labels, word)}: held-out {figures.quantity_title(quantity)} {ends[0]:.1%} against "
-        f"{ends[1]:.1%}, {figures.format_difference(value)} percentage points (95 % interval; {pairing})."
+    matched = match_budgets(second, first)
+    index, first_index = matched or (-1, -1)
+    value, pairing = compare_means(first, second, HEADLINE, quantity, (first_index, index))
+    reports = second.reports[index], first.reports[first_index]
+    ends = [report.summary[HEADLINE][quantity].mean for report in reports]
+    figures_text = (
+        f"held-out {figures.quantity_title(quantity)} {ends[0]:.1%} against {ends[1]:.1%}, "
+        f"{figures.format_difference(value)} percentage points (95 % interval; {pairing})"
     )
-    return RunComparison(*labels, word, sentence, advice, quantity, value)
+    budgets = _describe_budgets(second, first)
+    iterations = reports[0].policy_version, reports[1].policy_version
+    if matched is None:
+        sentence = f"{second.label} trained {budgets}, so neither is called better: at their ends {figures_text}."
+        return RunComparison(*labels, "unequal budgets", sentence, _EQUAL_TOKENS, quantity, value, iterations)
+    num_problems = min(len(run.means[-1][HEADLINE][quantity]) for run in (first, second))
+    word = judge_gain(value, num_problems)
+    seeds = "The interval covers other problems, not other seeds of the training: magrpo sweep --seeds 3 does."
+    advice = seeds if word != "no reliable change" else f"{seeds} More problems or samples narrow it."
+    where = ""
+    if matched != (-1, -1):
+        where = (
+            f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({second.label}: {budgets})"
+        )
+    sentence = f"{_describe_relation(*labels, word)}{where}: {figures_text}."
+    return RunComparison(*labels, word, sentence, advice, quantity, value, iterations)
+
+
+def match_budgets(one: EvaluatedRun, other: EvaluatedRun) -> tuple[int, int] | None:
+    """The latest evaluations of two runs, as indices, at which their training had cost as many tokens.
+
+    -1 and -1: the last ones; so it is if one of the runs does not train, since its agents have another run's budget.
+    None: there are no such evaluations.
+    """
+    ends = one.budgets[-1], other.budgets[-1]
+    if not (ends[0].updates and ends[1].updates) or _are_close(ends[0].tokens, ends[1].tokens):
+        return -1, -1
+    cheaper, dearer = (one, other) if ends[0].tokens < ends[1].tokens else (other, one)
+    tokens = cheaper.budgets[-1].tokens
+    nearest = dearer.nearest_evaluation(tokens)
+    if not _are_close(dearer.budget_at(dearer.reports[nearest]).tokens, tokens):
+        return None
+    return (-1, nearest) if cheaper is one else (nearest, -1)
+
+
+def _are_close(tokens: int, others: int) -> bool:
+    return max(tokens, others) <= (1 + _TOLERANCE) * min(tokens, others)
+
+
+def _describe_budgets(run: EvaluatedRun, reference: EvaluatedRun) -> str:
+    """``6 against 12 iterations, 12,000 against 24,100 tokens``."""
+    budgets = run.budgets[-1], reference.budgets[-1]
+    iterations = f"{budgets[0].iteration} against {format_count(budgets[1].iteration, 'iterations')}"
+    return f"{iterations}, {budgets[0].tokens:,} against {budgets[1].tokens:,} tokens"
+
+
+def _share_problems(first: EvaluatedRun, second: EvaluatedRun) -> bool:
+    """Whether any held-out problem that both evaluated has the same text in both."""
+    evaluated = [run.means[-1][HEADLINE]["return"] for run in (first, second)]
+    both = set(evaluated[0]) & set(evaluated[1])
+    return any(first.problems[task_id] == second.problems[task_id] for task_id in both)
+
+
+def _score_alike(first: EvaluatedRun, second: EvaluatedRun) -> bool:
+    """Whether returns mean the same: the rewards are of one kind and have the same parts."""
+    one, other = first.config.reward, second.config.reward
+    return one.kind == other.kind and dict(one.maxima) == dict(other.maxima)
 
 
 def judge_settings(settings: Settings) -> list[RunComparison]:
     """The verdict on every setting but the first beside the first, at the end of training, paired by seed."""
     first, *others = settings
-    comparisons = []
-    for label in others:
-        by_seed = [{run.config.train.seed: run for run in settings[name]} for name in (label, first)]
-        seeds = [seed for seed in by_seed[0] if seed in by_seed[1]]
-        pairs = [((by_seed[0][seed], -1), (by_seed[1][seed], -1)) for seed in seeds]
-        value = subtract_over_seeds(pairs, "return") if len(pairs) > 1 else None
-        maxima = [dict(run.config.reward.maxima) for runs in (settings[label], settings[first]) for run in runs]
-        if value is None or any(one != maxima[0] for one in maxima):
-            reason, advice = "their rewards have different parts", ""
-            if value is None:
-                reason, advice = "two seeds on equal problems are needed", "Train more seeds: magrpo sweep --seeds 3"
-            sentence = f"{label} and {first} do not compare: {reason}."
-            comparisons.append(RunComparison(label, first, "not comparable", sentence, advice, "", None))
-            continue
-        word = judge_gain(value, len(pairs[0][0][0].means[-1][HEADLINE]["return"]))
-        sentence = (
-            f"{_describe_relation(label, first, word)}: held-out return {figures.format_difference(value)} percentage "
-            f"points (95 % interval for new seeds on new problems; {len(pairs)} seeds)."
-        )
-        advice = "Train more seeds." if word == "no reliable change" else ""
-        comparisons.append(RunComparison(label, first, word, sentence, advice, "return", value))
-    return comparisons
+    return [_judge_setting(label, first, settings) for label in others]
+
+
+def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
+    by_seed = [{run.config.train.seed: run for run in settings[name]} for name in (label, first)]
+    pairs = [(run, by_seed[1][seed]) for seed, run in by_seed[0].items() if seed in by_seed[1]]
+    every = (*settings[first], *settings[label])
+    found = [match_budgets(run, base) for run, base in pairs]
+    matched = [indices for indices in found if indices is not None]
+    indices = matched if len(matched) == len(pairs) else [(-1, -1)] * len(pairs)
+    evaluations = [((run, i), (base, j)) for (run, base), (i, j) in zip(pairs, indices, strict=True)]
+    value = subtract_over_seeds(evaluations, "return") if pairs else None
+    if value is None or not all(_score_alike(every[0], run) for run in every):
+        reason, advice = "their rewards differ", ""
+        if value is None:
+            reason, advice = "they have no seed with equal problems in common", "Train them with the same seeds."
+        sentence = f"{label} and {first} do not compare: {reason}."
+        return RunComparison(label, first, "not comparable", sentence, advice, "", None)
+    (run, index), (base, base_index) = evaluations[0]
+    iterations = run.reports[index].policy_version, base.reports[base_index].policy_version
+    budgets = _describe_budgets(run, base)
+    return_gain = f"held-out return {format_seed_difference(value, len(pairs))} percentage points"
+    seeds = format_count(len(pairs), "seeds")
+    if len(matched) < len(pairs):
+        sentence = f"{label} trained {budgets}, so neither is called better: at their ends {return_gain} ({seeds})."
+        return RunComparison(label, first, "unequal budgets", sentence, _EQUAL_TOKENS, "return", value, iterations)
+    where = ""
+    if any(pair != (-1, -1) for pair in indices):
+        where = f" at equal tokens, after {iterations[0]} against {iterations[1]} iterations ({label}: {budgets})"
+    if len(pairs) < MIN_SEEDS:
+        sentence = f"{label} against {first}{where}: {return_gain} with {seeds}, too few seeds for an interval."
+        advice = f"Train more seeds: magrpo sweep --seeds {MIN_SEEDS}"
+        return RunComparison(label, first, "too few seeds", sentence, advice, "return", value, iterations)
+    word = judge_gain(value, len(run.means[-1][HEADLINE]["return"]))
+    sentence = (
+        f"{_describe_relation(label, first, word)}{where}: {return_gain} (95 % interval for new seeds on new problems; "
+        f"{seeds})."
+    )
+    advice = "Train more seeds." if word == "no reliable change" else ""
+    return RunComparison(label, first, word, sentence, advice, "return", value, iterations)
 
 
 def _describe_relation(label: str, reference: str, word: Word) -> str:
@@ -147,12 +239,15 @@ def _describe_relation(label: str, reference: str, word: Word) -> str:
     return f"{label} {relations.get(word, 'is neither reliably better nor worse than')} {reference}"
 
 
-def compare_means(first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str) -> tuple[Interval, str]:
-    """The second run's mean of ``quantity`` less the first's, a fraction, and a note on the pairing.
+def compare_means(
+    first: EvaluatedRun, second: EvaluatedRun, key: str, quantity: str, indices: tuple[int, int] = (-1, -1)
+) -> tuple[Interval, str]:
+    """The second run's mean of ``quantity`` minus the first's, a fraction, and a note on the pairing.
 
-    Paired by problem if every problem of one evaluation is in the other with the same text, else unpaired.
+    ``indices``: which of its evaluations is taken of each run, by default the last one. Paired by problem if every
+    problem of one evaluation is in the other with the same text, else unpaired.
     """
-    minuend, subtrahend = (run.means[-1][key][quantity] for run in (second, first))
+    subtrahend, minuend = (run.means[i][key][quantity] for run, i in zip((first, second), indices, strict=True))
     same = [t for t in subtrahend if t in minuend and first.problems[t] == second.problems[t]]
     if same and len(same) == min(len(minuend), len(subtrahend)):
         return paired_gain(
@@ -162,12 +257,12 @@ def compare_means(first: EvaluatedRun, second: EvaluatedRun, key: str, quantity:
     return value, f"other problems, unpaired; {len(same)} in both"
 
 
-def _return_differences(runs: Sequence[EvaluatedRun], keys: Sequence[str]) -> ReportTable:
+def _return_differences(first: EvaluatedRun, others: Sequence[EvaluatedRun], keys: Sequence[str]) -> ReportTable:
     rows = []
     for key in keys:
-        for run in runs[1:]:
-            value, pairing = compare_means(runs[0], run, key, "return")
-            labels = f"{run.label} \u2212 {runs[0].label}"
+        for run in others:
+            value, pairing = compare_means(first, run, key, "return")
+            labels = f"{run.label} \u2212 {first.label}"
             rows.append((figures.summary_title(key), labels, figures.format_tested_difference(value), pairing))
     note = (
         "Percentage points of the maximum, bootstrap 95 % intervals over problems. They cover new problems of the same "

@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 
 from magrpo.config import RunConfig
+from magrpo.config_file import CONFIG
+from magrpo.plugins import ConfigError
 from magrpo.store import RunStore
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.wall_time import read_run_records
@@ -33,9 +35,31 @@ def list_next_commands(store: RunStore, config: RunConfig) -> Iterator[tuple[str
     """Commands for the reader of a run's report, each after its aim."""
     root = "" if store.path.parent.name == "runs" else f" --root {shlex.quote(str(store.path.parent))}"
     yield "ask the agents", f"magrpo ask {store.run_id}{root}"
-    yield "compare with another run", f"magrpo compare {store.run_id} OTHER_RUN{root}"
+    if (other := find_comparable_run(store)) is not None:
+        yield "compare with another run", f"magrpo compare {shlex.quote(other)} {store.run_id}{root}"
     if config.train.num_iterations:
         yield "compare with baselines", f"magrpo evaluate {store.run_id} --baselines all{root}"
+
+
+def find_comparable_run(store: RunStore) -> str | None:
+    """The newest other run in the folder that trained and was evaluated with the same problems and reward, or None."""
+    task = _read_task(store)
+    folders = [path.parent for path in store.path.parent.glob(f"*/{CONFIG}") if path.parent != store.path]
+    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
+        has_evaluation = any(folder.glob("stages/*/evaluate/_SUCCESS"))
+        has_trained = any(folder.glob("stages/*/rollout.0/_SUCCESS"))
+        if has_evaluation and has_trained and task == _read_task(RunStore(folder.parent, folder.name)):
+            return folder.name
+    return None
+
+
+def _read_task(store: RunStore) -> tuple[object, object] | None:
+    """The problems and the reward of a run; None if its configuration cannot be read."""
+    try:
+        tree = store.config_file.read_tree()
+    except ConfigError:
+        return None
+    return tree["problems"], tree["reward"]
 
 
 def _read_tags(store: RunStore) -> tuple[str, dict[str, str]]:

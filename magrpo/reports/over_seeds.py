@@ -1,6 +1,7 @@
 """Settings that were each run with several seeds: means, intervals, and tables at equal cost and at an equal bar."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import fmean
 
 from magrpo.algo.stats import seed_interval
@@ -29,6 +30,9 @@ SHOWN = ("return", "tests", "cooperation", "pass_at_1")
 OVER_SEEDS = "Sampled completions; means over seeds, 95 % intervals for new seeds on new problems."
 BARS = {"pass_at_1": 0.70, "common": 0.85}
 """Fractions to reach on held-out problems, sampled; ``common``: the parts that all rewards have, together."""
+MIN_SEEDS = 3
+"""With two seeds Student's t has one degree of freedom: an interval of 12.7 standard errors to each side."""
+TOO_FEW_SEEDS = f"Means alone where two seeds were trained: too few seeds for an interval, which takes {MIN_SEEDS}."
 _COUNTS = ("iteration", *(unit for unit in UNITS if unit != "updates"))
 _SEED = 0
 """Of the resampling for settings with one seed."""
@@ -89,14 +93,49 @@ def evaluation_table(title: str, evaluations: Evaluations, note: str) -> ReportT
         cells = []
         for name in columns:
             means = [run.means[index][HEADLINE][name] for run, index in chosen]
-            cells.append(figures.format_interval(name, interval_over_seeds(means, _SEED)))
+            cells.append(format_over_seeds(name, interval_over_seeds(means, _SEED), len(chosen)))
         rows.append((setting, str(len(chosen)), *counts, *cells))
     heads = ("setting", "seeds", "iteration", *UNITS.values(), *map(figures.quantity_title, columns))
+    if any(len(chosen) == MIN_SEEDS - 1 for chosen in evaluations.values()):
+        note += f" {TOO_FEW_SEEDS}"
     return ReportTable(title, heads, rows, note)
 
 
+def has_interval(num_seeds: int) -> bool:
+    """Whether that many seeds give an interval: one has that over problems, two have none of use."""
+    return num_seeds == 1 or num_seeds >= MIN_SEEDS
+
+
+def format_over_seeds(name: str, value: Interval | None, num_seeds: int) -> str:
+    """``mean [low, high]`` of the quantity ``name``; the mean alone if the seeds are too few for an interval."""
+    text = figures.format_interval(name, value)
+    return text if has_interval(num_seeds) else text.partition(" [")[0]
+
+
+def format_seed_difference(difference: Interval, num_seeds: int, scale: float = 100.0) -> str:
+    """``+3.2 [+1.0, +5.4]``; ``+3.2`` if the seeds are too few for an interval over seeds."""
+    text = figures.format_difference(difference, scale)
+    return text if num_seeds >= MIN_SEEDS else text.partition(" [")[0]
+
+
+def hide_intervals(reports: Sequence[EvalReport], num_seeds: int) -> list[EvalReport]:
+    """The evaluations as curves show them: without bands if the seeds are too few for an interval."""
+    if has_interval(num_seeds):
+        return list(reports)
+    return [
+        replace(
+            report,
+            summary={
+                key: {name: Interval(value.mean, value.mean, value.mean) for name, value in summary.items()}
+                for key, summary in report.summary.items()
+            },
+        )
+        for report in reports
+    ]
+
+
 def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTable]:
-    """Each setting less the first, paired by seed and problem; no table without two shared seeds."""
+    """Each setting minus the first, paired by seed and problem; no table without two shared seeds."""
     first, *others = evaluations
     shown = _shared_quantities(COMPARED, evaluations)
     by_seed = {name: {one[0].config.train.seed: one for one in chosen} for name, chosen in evaluations.items()}
@@ -108,7 +147,9 @@ def difference_tables(title: str, evaluations: Evaluations) -> Iterator[ReportTa
     if rows:
         note = "Percentage points, paired by seed and problem; 95 % intervals for new seeds on new problems. "
         columns = ("setting", *map(figures.quantity_title, shown), "seeds")
-        yield ReportTable(f"{title}, less {first}", columns, rows, note + figures.NO_DIFFERENCE)
+        yield ReportTable(
+            f"{title}, difference to {first}", columns, rows, f"{note}{figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
+        )
 
 
 def equal_tokens_tables(settings: Settings) -> Iterator[ReportTable]:
@@ -143,7 +184,13 @@ def subtract_over_seeds(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity
 
 def _format_seed_difference(pairs: Sequence[tuple[Evaluation, Evaluation]], quantity: str) -> str:
     value = subtract_over_seeds(pairs, quantity)
-    return "other problems" if value is None else figures.format_tested_difference(value)
+    if value is None:
+        return "other problems"
+    return (
+        figures.format_tested_difference(value)
+        if len(pairs) >= MIN_SEEDS
+        else format_seed_difference(value, len(pairs))
+    )
 
 
 # ------------------------------------------------------------------------------------------------------ at equal bars
@@ -172,9 +219,9 @@ def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
     if differences:
         note = (
             "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
-            f"(Student's t). {figures.NO_DIFFERENCE}"
+            f"(Student's t). {figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
         )
-        title = f"Tokens to an equal bar, less {next(iter(settings))}"
+        title = f"Tokens to an equal bar, difference to {next(iter(settings))}"
         yield ReportTable(title, ("bar", "", "difference", "seeds"), differences, note)
 
 
@@ -212,7 +259,7 @@ def _format_crossings(crossings: Sequence[Crossing | None]) -> list[str]:
 def _token_differences(
     settings: Settings, crossings: Mapping[str, Sequence[Crossing | None]]
 ) -> Iterator[tuple[str, str, str]]:
-    """For each setting but the first: its title, its tokens to a bar less the first setting's, the number of seeds."""
+    """For each setting but the first: its title, its tokens to a bar minus the first setting's, the number of seeds."""
     by_seed = {
         title: {run.config.train.seed: crossing for run, crossing in zip(settings[title], of_runs, strict=True)}
         for title, of_runs in crossings.items()
@@ -220,8 +267,16 @@ def _token_differences(
     first, *others = settings
     for title in others:
         pairs = [(one, by_seed[first][seed]) for seed, one in by_seed[title].items() if seed in by_seed[first]]
-        less = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
-        if len(pairs) > 1:
-            complete = len(less) == len(pairs)
-            text = figures.format_tested_difference(seed_interval(less), 1.0) if complete else "not reached by all"
-            yield title, text, str(len(pairs))
+        differences = [one["tokens"] - base["tokens"] for one, base in pairs if one is not None and base is not None]
+        if len(pairs) < 2:
+            continue
+        text = "not reached by all"
+        if len(differences) == len(pairs):
+            value = seed_interval(differences)
+            enough = len(pairs) >= MIN_SEEDS
+            text = (
+                figures.format_tested_difference(value, 1.0)
+                if enough
+                else format_seed_difference(value, len(pairs), 1.0)
+            )
+        yield title, text, str(len(pairs))

@@ -199,7 +199,7 @@ def print_tables(tables: Sequence[ReportTable], console: Console) -> None:
             table.add_column(Text(column), justify="left" if shown.text or index == 0 else "right", overflow="fold")
         for row in shown.rows:
             table.add_row(*map(Text, row))  # Text: brackets are not markup
-        console.print(table if shown.rows else title)
+        console.print(table if shown.rows else title, soft_wrap=False)
         if shown.note:
             console.print(shown.note, style="dim", markup=False)
         console.print()

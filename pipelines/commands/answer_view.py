@@ -18,19 +18,22 @@ from magrpo.interfaces import Reward
 from magrpo.reports.figures import quantity_title
 from magrpo.types import PENDING, ExecutionReport, Problem
 
-NO_PROGRAM = "the answers join into no program: a function is missing, returns nothing, or does not compile"
 _COLUMN = 36
 """Columns that an agent's text needs beside another."""
 _NUM_FAILURES = 3
+_HOW_TO_RAISE = "an answer was cut off: allow more tokens with --set rollout.max_new_tokens=N, and train with as many"
 _CANDIDATE = re.compile(r"\bcandidate\b")
 _THEME = "ansi_dark"
 
 
 class AnswerView:
-    """Shows the answers of teams to one problem on a console. ``reward`` prices them."""
+    """Shows the answers of teams to one problem on a console.
 
-    def __init__(self, console: Console, reward: Reward) -> None:
-        self._console, self._reward = console, reward
+    ``reward`` scores them; ``author`` is the agent that writes the function a problem asks for.
+    """
+
+    def __init__(self, console: Console, reward: Reward, author: str) -> None:
+        self._console, self._reward, self._author = console, reward, author
 
     def show_problem(self, problem: Problem) -> None:
         """Print the problem's id and prompt."""
@@ -41,15 +44,28 @@ class AnswerView:
         """Print whose answer follows."""
         self._console.print(Text(f"\n{title}", style="bold"))
 
+    def show_remark(self, text: str) -> None:
+        """Print a remark that helps to read the answers."""
+        self._console.print(Text(f"\n{text}", style="dim"), soft_wrap=not self._console.is_terminal)
+
+    def show_prompts(self, prompts: Mapping[str, str]) -> None:
+        """Print the prompt that each agent read, as its model saw it."""
+        for agent, prompt in prompts.items():
+            self._console.print(Text(f"\nprompt of {agent}", style="bold"))
+            self._console.print(Text(make_printable(prompt)))
+
     def show_turn(self, answer: Answer, num_turns: int) -> None:
         """Print the texts of the answer's last turn and, if programs ran, the tests they passed."""
         step, turn = answer.steps[-1], len(answer.steps)
         name = f", turn {turn} of {num_turns}" if num_turns > 1 else ""
-        texts = {agent: action.text for agent, action in step.actions.items()}
-        self._console.print(self._arrange({f"{agent}{name}": text for agent, text in texts.items()}))
+        cut_at = {f"{agent}{name}": tokens for agent, tokens in answer.cut_at.items() if agent in step.actions}
+        texts = {f"{agent}{name}": action.text for agent, action in step.actions.items()}
+        self._console.print(self._arrange(texts, cut_at))
+        if cut_at:
+            self._console.print(Text(_HOW_TO_RAISE, style="yellow"), soft_wrap=not self._console.is_terminal)
         summary, *failures = self._describe_outcome(answer)
         if summary:
-            self._console.print(Text(summary))
+            self._console.print(Text(summary), soft_wrap=not self._console.is_terminal)
         for line in failures:
             self._console.print(Padding(Text(line), (0, 0, 0, 2), expand=False))
 
@@ -77,7 +93,7 @@ class AnswerView:
             return [answer.unmeasured]
         report = answer.report
         if report is None:
-            return [NO_PROGRAM if writes_programs(self._reward) else ""]
+            return [answer.explain_missing_program(self._author)] if writes_programs(self._reward) else [""]
         name = answer.problem.entry_point or "candidate"
         failures = [case for case in report.cases if case.status != "pass"]
         lines = [f"{case.status}: {_CANDIDATE.sub(name, case.message)}" for case in failures[:_NUM_FAILURES]]
@@ -92,11 +108,21 @@ class AnswerView:
             return Syntax(text, "python", theme=_THEME, background_color="default", word_wrap=True)
         return Text(text)
 
-    def _arrange(self, texts: Mapping[str, str]) -> RenderableType:
-        """Texts by title: side by side where the terminal is wide enough, else one below the other."""
+    def _arrange(self, texts: Mapping[str, str], cut_at: Mapping[str, int] | None = None) -> RenderableType:
+        """Texts by title: side by side where the terminal is wide enough, else one below the other.
+
+        ``cut_at``: the number of tokens of the texts that were cut off there, by title.
+        """
+        marks = {title: [Text(f"[cut at {tokens} tokens]", "yellow")] for title, tokens in (cut_at or {}).items()}
         if not self._console.is_terminal:
-            return Group(*(Text(f"[{title}]\n{make_printable(text)}") for title, text in texts.items()))
-        panels = [Panel(self._highlight(text), title=title, title_align="left") for title, text in texts.items()]
+            lines: list[Text] = []
+            for title, text in texts.items():
+                lines += [Text(f"[{title}]\n{make_printable(text)}"), *marks.get(title, [])]
+            return Group(*lines)
+        panels = [
+            Panel(Group(self._highlight(text), *marks.get(title, [])), title=title, title_align="left")
+            for title, text in texts.items()
+        ]
         per_row = max(1, min(len(panels), self._console.width // _COLUMN))
         rows = Table.grid(expand=True)
         for _ in range(per_row):
@@ -156,6 +182,7 @@ def answer_as_json(answer: Answer, reward: Reward) -> dict[str, Any]:
     return {
         "texts": answer.texts,
         "turns": [{agent: action.text for agent, action in step.actions.items()} for step in answer.steps],
+        "cut_at": answer.cut_at,
         "program": answer.program or None,
         "tests": None if report is None else _report_as_json(report),
         "parts": answer.reward.parts if is_measured else None,

@@ -11,9 +11,18 @@ from rich.console import Console
 from rich.text import Text
 
 from magrpo.asking.answers import Answer, AskedAgents, open_asked_agents
-from magrpo.asking.problems import TASK_ID, find_problem, load_asked_problems, write_problem, writes_programs
+from magrpo.asking.problems import (
+    TASK_ID,
+    explain_words,
+    find_problem,
+    load_asked_problems,
+    write_problem,
+    writes_programs,
+)
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.assets import locate_model
+from magrpo.config import RunConfig
+from magrpo.interfaces import ReadsSentences
 from magrpo.plugins import ConfigError, list_choices
 from magrpo.stages.backend import Team
 from magrpo.types import Problem
@@ -29,9 +38,10 @@ _HELP = """
   /problem ID       a problem of the run, by its id or a part of it
   /problems [WORD]  ids of problems, of those that contain a word
   /again            the last problem again, sampled at the training temperature
+  /prompts          show the prompt that each agent reads, or hide it again
   /help             this text
   /quit             leave (also Ctrl-D)"""
-_COMMANDS = ("/problem", "/problems", "/again", "/help", "/quit")
+_COMMANDS = ("/problem", "/problems", "/again", "/prompts", "/help", "/quit")
 _NUM_LISTED = 20
 
 
@@ -48,6 +58,8 @@ class Question:
     untrained: bool = True
     """Whether the untrained agents answer, too."""
     as_json: bool = False
+    prompts: bool = False
+    """Whether the prompt that each agent read is shown."""
 
 
 def ask_agents(run: str, root: Path, checkpoint: int | None, overrides: Sequence[str], question: Question) -> int:
@@ -57,7 +69,7 @@ def ask_agents(run: str, root: Path, checkpoint: int | None, overrides: Sequence
     console = Console(highlight=False)
     try:
         with _open_agents(asked, question.untrained) as agents:
-            questioner = Questioner(asked, agents, console)
+            questioner = Questioner(asked, agents, console, question.prompts)
             if problem is None:
                 Session(questioner).run()
             elif question.as_json:
@@ -84,7 +96,7 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem | None:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
             raise ConfigError("ask needs a problem: PROBLEM, --problem ID, or a text on standard input")
-    return write_problem(text, question.tests, reward)
+    return write_problem(text, question.tests, reward, asked.config.problems)
 
 
 @contextmanager
@@ -102,12 +114,20 @@ def _open_agents(asked: AskedTeam, with_untrained: bool) -> Iterator[AskedAgents
         yield agents
 
 
-class Questioner:
-    """Puts problems to loaded agents and shows their answers."""
+def describe_shipped_bases(config: RunConfig) -> str:
+    """What to expect of models that ship with the project, which are tiny; empty if none of the agents has one."""
+    shipped = sorted({agent.model for agent in config.agents if locate_model(agent.model) != agent.model})
+    return f"{', '.join(shipped)} is a tiny model that knows only problems like those of its run" if shipped else ""
 
-    def __init__(self, asked: AskedTeam, agents: AskedAgents, console: Console) -> None:
-        self.asked, self.console = asked, console
-        self.view = AnswerView(console, asked.config.reward)
+
+class Questioner:
+    """Puts problems to loaded agents and shows their answers, and the prompts they read if ``shows_prompts``."""
+
+    def __init__(self, asked: AskedTeam, agents: AskedAgents, console: Console, shows_prompts: bool) -> None:
+        self.asked, self.console, self.shows_prompts = asked, console, shows_prompts
+        roles = asked.config.env.roles()
+        author = next(agent.name for agent in asked.config.agents if agent.role == roles[-1])
+        self.view = AnswerView(console, asked.config.reward, author)
         self._agents = agents
         self._teams = {"trained" if asked.weights else "untrained": agents.trained}
         if agents.untrained is not None:
@@ -116,16 +136,21 @@ class Questioner:
     def show_answers(self, problem: Problem, seed: int | None) -> None:
         """Let the teams answer one after the other, shown while they write; then compare them."""
         self.view.show_problem(problem)
+        if remark := self._describe_knowledge(problem):
+            self.view.show_remark(remark)
         answers: dict[str, Answer] = {}
+        prompts_shown: list[dict[str, str]] = []
         how = "" if seed is None else f", sampled with seed {seed}"
         for title, team in self._teams.items():
             self.view.show_heading((self.asked.title if title == "trained" else "untrained agents") + how)
             for answer in self._answer_turns(team, problem, seed):
+                prompts = self._agents.read_prompts(answer.steps[-1])
+                if self.shows_prompts and prompts not in prompts_shown:
+                    self.view.show_prompts(prompts)
+                    prompts_shown.append(prompts)
                 self.view.show_turn(answer, team.env.num_turns)
                 answers[title] = answer
         self.view.show_comparison(answers)
-        if problem.task_id == TASK_ID and not any(map(self._may_be_right, answers.values())):
-            self._hint_at_shipped_base()
 
     def answer_as_json(self, problem: Problem, seed: int | None) -> dict[str, object]:
         """The answers of all teams as plain JSON values."""
@@ -133,18 +158,22 @@ class Questioner:
         for title, team in self._teams.items():
             *_, whole = self._agents.answer_problem(team, problem, seed)
             answers[title] = answer_as_json(whole, self.asked.config.reward)
+            if self.shows_prompts:
+                answers[title]["prompts"] = [self._agents.read_prompts(step) for step in whole.steps]
         shown = {"id": problem.task_id, "prompt": problem.prompt, "test": problem.test}
-        return {"team": self.asked.title, "problem": shown, "seed": seed, **answers}
+        remark = self._describe_knowledge(problem) or None
+        return {"team": self.asked.title, "problem": shown, "remark": remark, "seed": seed, **answers}
 
-    def _may_be_right(self, answer: Answer) -> bool:
-        return bool(answer.unmeasured) or self.asked.config.reward.passed(answer.reports) is not False
-
-    def _hint_at_shipped_base(self) -> None:
-        """Say what to expect of a model that ships with the project, which is tiny."""
-        shipped = {agent.model for agent in self.asked.config.agents if locate_model(agent.model) != agent.model}
-        if shipped:
-            hint = f"{', '.join(sorted(shipped))} is a tiny model that knows only problems like those of its run"
-            self.console.print(Text(f"\n{hint}; in a session, /problem shows one", style="dim"))
+    def _describe_knowledge(self, problem: Problem) -> str:
+        """What to expect of the answers to a problem written by a user; empty for the words of the training."""
+        if problem.task_id != TASK_ID:
+            return ""
+        if problem.tags:
+            return "in the words of the training problems: its name and its tests are made as theirs are"
+        unknown = explain_words(problem, self.asked.config.problems)
+        known_by_all = isinstance(self.asked.config.problems, ReadsSentences) and not unknown
+        tiny = "" if known_by_all else describe_shipped_bases(self.asked.config)
+        return "; ".join(filter(None, [tiny, unknown]))
 
     def _answer_turns(self, team: Team, problem: Problem, seed: int | None) -> Iterator[Answer]:
         """The answer after each turn; while a turn is made, the terminal shows what the agents write."""
@@ -181,6 +210,8 @@ class Session:
         self._console.print(Text(f"{self._asked.title}: {agents}"))
         self._console.print(Text("Type a problem, or /problem for one of the run, /help, /quit. One of the run:"))
         self._questioner.view.show_problem(next(iter(self._held_out.values())))
+        if tiny := describe_shipped_bases(self._asked.config):
+            self._questioner.view.show_remark(f"{tiny}: write yours in the same words")
         while (typed := self._read_problem()) is not None:
             try:
                 if not self._handle(typed):
@@ -231,6 +262,10 @@ class Session:
                 if problem is None:
                     raise ConfigError("that was the last problem of the run")
                 self._answer(problem, None)
+            case "/prompts":
+                self._questioner.shows_prompts = not self._questioner.shows_prompts
+                state = "shown" if self._questioner.shows_prompts else "hidden"
+                self._console.print(f"prompts are {state} from now on")
             case "/again":
                 if self._last is None:
                     raise ConfigError("/again repeats a problem; type one first")
@@ -239,7 +274,7 @@ class Session:
             case _ if command.startswith("/"):
                 raise ConfigError(f"no command {command}; {list_choices(command, _COMMANDS)}")
             case _:
-                self._answer(write_problem(typed, (), self._asked.config.reward), None)
+                self._answer(write_problem(typed, (), self._asked.config.reward, self._asked.config.problems), None)
         return True
 
     def _answer(self, problem: Problem, seed: int | None) -> None:

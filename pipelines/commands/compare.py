@@ -21,7 +21,14 @@ from magrpo.reports.comparison import (
     summary_table,
 )
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
-from magrpo.reports.over_seeds import COMPARED, OVER_SEEDS, average_evaluations, evaluation_table, tokens_by_iteration
+from magrpo.reports.over_seeds import (
+    COMPARED,
+    OVER_SEEDS,
+    average_evaluations,
+    evaluation_table,
+    hide_intervals,
+    tokens_by_iteration,
+)
 from magrpo.reports.page import Block, Pictures, ReportTable, Section, print_banners, print_tables, write_page
 from magrpo.reports.verdict import judge_run
 from magrpo.store import RunStore
@@ -33,7 +40,13 @@ from pipelines.arguments import Json, Root, RunId
 from pipelines.environment import shorten_path
 from pipelines.experiments.baselines import BASELINES
 from pipelines.experiments.sweep_grid import load_sweep
-from pipelines.experiments.sweep_run import finished_runs, last_evaluations, short_titles, tables_over_seeds
+from pipelines.experiments.sweep_run import (
+    finished_runs,
+    last_evaluations,
+    setting_table,
+    short_titles,
+    tables_over_seeds,
+)
 
 NUM_PRINTED = 6
 """Differing keys of the configuration that are printed; the page has all."""
@@ -139,7 +152,8 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     means = {title: average_evaluations(runs) for title, runs in settings.items()}
     tokens = tokens_by_iteration(settings, means)
     quantities = [("test", quantity) for quantity in COMPARED]
-    curves = Pictures("Learning curves", comparison_panels(means, tokens, quantities), OVER_SEEDS)
+    shown = {title: hide_intervals(reports, len(settings[title])) for title, reports in means.items()}
+    curves = Pictures("Learning curves", comparison_panels(shown, tokens, quantities), OVER_SEEDS)
     note = (
         "Means over seeds, 95 % intervals for new seeds on new problems; with one seed over problems alone. Return is "
         "in percent of the setting's own maximum: where the parts of the rewards differ, compare tests and pass@1."
@@ -151,7 +165,7 @@ def _compare_sweeps(names: Sequence[str], root: Path, folder: Path, console: Con
     sections: list[Block | Section] = [curves, table, *others]
     _write_comparison(folder, [f"the sweeps {names[0]}", *names[1:]], comparisons, sections)
     print_banners([comparison.banner for comparison in comparisons], console)
-    print_tables([table], console)
+    print_tables([setting_table(settings)], console)
     _print_written(folder / "compare.html", console)
     ends = {title: average_evaluations(runs)[-1].summary for title, runs in settings.items()}
     return {
@@ -202,7 +216,8 @@ def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, con
     table = BaselineTable(config.model_copy(update={"baselines": baselines}), pooled)
     folder.mkdir(parents=True, exist_ok=True)
     table.write_files(folder, f"Agents and baselines of {', '.join(store.run_id for store in stores)}")
-    print_tables([table.summary_table()], console)
+    print_banners([table.judge_rows()], console)
+    print_tables([table.console_table()], console)
     for name, reason in others.items():
         console.print(f"left out: {name}: {reason}", markup=False)
     _print_written(folder / "baselines.html", console)

@@ -13,12 +13,13 @@ from magrpo.layout import is_finished, keep_place, read_place
 from magrpo.reports import charts, figures, over_seeds
 from magrpo.reports.comparison import judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run, shared_keys
-from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables
+from magrpo.reports.over_seeds import OVER_SEEDS, Settings, equal_bar_tables, hide_intervals
 from magrpo.reports.page import Block, Pictures, ReportTable, print_banners, print_tables, write_page
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import PARENT_TAG, SWEEP_TAG, MlflowTracker
 from magrpo.tracking.spool import Spool
-from magrpo.types import HEADLINE, EvalReport
+from magrpo.types import HEADLINE, EvalReport, Interval
+from pipelines.environment import shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 
 _NOTE = (
@@ -81,19 +82,20 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
         return []
     means = {title: over_seeds.average_evaluations(runs) for title, runs in done.items()}
     parts = next(iter(done.values()))[0].config.reward.maxima
+    short = short_titles(sweep)
+    named = {short[title]: runs for title, runs in done.items()}
     tables = [
-        *_evaluation_tables(done, means, parts),
-        *tables_over_seeds("Held-out problems, sampled, at the end of training", done),
+        *_evaluation_tables(named, {short[title]: reports for title, reports in means.items()}, parts),
+        *tables_over_seeds("Held-out problems, sampled, at the end of training", named),
         _list_runs(sweep, done),
     ]
     best = sorted(means, key=lambda title: -means[title][-1].summary[HEADLINE]["return"].mean)[: len(charts.COLOURS)]
-    short = short_titles(sweep)
-    shown = {short[title]: means[title] for title in means if title in best}
+    shown = {short[title]: hide_intervals(means[title], len(done[title])) for title in means if title in best}
     tokens = over_seeds.tokens_by_iteration({short[title]: done[title] for title in best}, shown)
     split_parts = [(split, part) for part in parts for split in figures.SPLIT_TITLES]
     panels = charts.comparison_panels(shown, tokens)
     pictures = charts.save_figure(charts.compose_figure(panels, OVER_SEEDS, rows=2), sweep.folder / "curves")
-    verdicts = [comparison.banner for comparison in judge_settings({short[title]: done[title] for title in done})]
+    verdicts = [comparison.banner for comparison in judge_settings(named)]
     blocks: list[Block] = [
         *verdicts,
         Pictures("Learning curves", panels, OVER_SEEDS),
@@ -103,12 +105,9 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     page, rows = sweep.folder / "sweep.html", sweep.folder / "sweep.csv"
     write_page(page, f"Sweep {sweep.name}", blocks)
     _write_csv(rows, done, means)
-    wide = Console(highlight=False)
-    if not wide.is_terminal:
-        wide.width = 160
-    print_tables(tables, wide)
+    print_tables([setting_table(named)], console)
     print_banners(verdicts, console)
-    console.print(f"written: {page}, sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; sweep.csv and curves beside it", soft_wrap=True, markup=False)
     return [page, rows, *pictures]
 
 
@@ -125,6 +124,25 @@ def short_titles(sweep: Sweep) -> dict[str, str]:
     """The name of each setting in pictures: its values, if they tell it from the others."""
     names = {child.title: " ".join(child.setting.values()) or child.title for child in sweep.children}
     return names if len(set(names.values())) == len(names) else {title: title for title in names}
+
+
+def setting_table(settings: Settings) -> ReportTable:
+    """A line for each setting at the end of training, held-out problems: for a terminal of 60 columns."""
+    lines = []
+    for title, runs in settings.items():
+        summary = over_seeds.average_evaluations(runs)[-1].summary[HEADLINE]
+        shown = [name for name in over_seeds.COMPARED if name in summary]
+        cells = (over_seeds.format_over_seeds(name, summary[name], len(runs)) for name in shown)
+        lines.append((title, str(len(runs)), *(cell.replace(" [", "\n[") for cell in cells)))
+    note = "Held-out problems, sampled; percent of the maximum."
+    if all(len(runs) == 1 for runs in settings.values()):
+        note += " 95 % intervals over problems, which say nothing about other seeds."
+    elif all(over_seeds.has_interval(len(runs)) for runs in settings.values()):
+        note += " 95 % intervals for new seeds on new problems."
+    else:
+        note += f" {over_seeds.TOO_FEW_SEEDS}"
+    heads = ("setting", "seeds", *map(figures.quantity_title, shown))
+    return ReportTable("At the end of training", heads, lines, note)
 
 
 def last_evaluations(settings: Settings) -> dict[str, list[tuple[EvaluatedRun, int]]]:
@@ -149,11 +167,15 @@ def _evaluation_tables(done: Settings, means: Averages, parts: Iterable[str]) ->
         shared = {name: first[name] for name in shared_keys(list(summaries.values()))}
         columns = figures.shown_quantities(shared, {part: 1.0 for part in parts if part in shared})
         rows = [
-            (title, str(len(done[title])), *(figures.format_interval(column, summary[column]) for column in columns))
+            (title, str(len(done[title])), *(_format_seeds(column, summary, len(done[title])) for column in columns))
             for title, summary in summaries.items()
         ]
         heads = ("setting", "seeds", *map(figures.quantity_title, columns))
         yield ReportTable(figures.summary_title(key), heads, rows, _NOTE if key == HEADLINE else "")
+
+
+def _format_seeds(quantity: str, summary: Mapping[str, Interval], num_seeds: int) -> str:
+    return over_seeds.format_over_seeds(quantity, summary[quantity], num_seeds)
 
 
 def _list_runs(sweep: Sweep, done: Settings) -> ReportTable:

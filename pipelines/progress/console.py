@@ -92,7 +92,7 @@ class LiveLine(ProgressColumn):
 
     def render(self, task: Task) -> Text:
         state = self._state
-        done = f"{state.trained_iterations}/{state.num_iterations}"
+        done = state.describe_done()
         training = "" if state.training_return is None else f"train {state.training_return:.0%}"
         held_out = [f"held-out {value:.0%}" for value in state.held_out_returns.values()][-1:]
         work, measured, left = self._describe_work(), [training, *held_out], self._time_left()
@@ -136,7 +136,7 @@ class RunConsole:
             disable=not self._alive,
             redirect_stderr=shares_terminal,
         )
-        self._bar = self._live.add_task("", total=state.num_iterations + 1)  # the report is the last part
+        self._bar = self._live.add_task("", total=state.num_iterations + state.num_rows + 1)  # the report is the last
         self._heartbeat = Heartbeat(self._say_work)
 
     def __enter__(self) -> RunConsole:
@@ -166,7 +166,7 @@ class RunConsole:
             if not self._times and step.title == "rollout.0":
                 self._times.append(monotonic())
             work = self._works[get_ident()] = Work(_ACTIVITIES[step.stage], step, _ITEMS.get(step.stage, ""))
-            self._live.update(self._bar, completed=self._state.trained_iterations)
+            self._live.update(self._bar, completed=self._state.trained_iterations + self._state.finished_rows)
 
         def advance(finished: int) -> None:
             work.num_done += finished
@@ -241,7 +241,8 @@ class RunConsole:
                 self.say(f"held-out problems {when}: {returns} ({metrics['time/evaluate_s']:.1f} s)")
             case "baseline":
                 returns = _format_returns(f"baseline/{step.part}", metrics)
-                self.say(f"{step.part}: {returns} ({metrics['time/baseline_s']:.1f} s)")
+                row = f"row {self._state.finished_rows} of {self._state.num_rows}, {step.part}"
+                self.say(f"{row}: {returns} ({metrics['time/baseline_s']:.1f} s)")
         if step.stage == "update":
             self._metrics.pop(step.iteration, None)
 

@@ -32,6 +32,9 @@ class RunState:
     credited_iterations: int = 0
     held_out_returns: dict[int, float] = field(default_factory=dict)
     """By iteration."""
+    num_rows: int = 0
+    """Rows of a run of baselines; 0: it is none."""
+    finished_rows: int = 0
     finished_lines: dict[Step, str] = field(default_factory=dict)
     """The steps computed by this process in words: ``00007/update: 1.8 s``."""
 
@@ -39,7 +42,7 @@ class RunState:
     def read(cls, store: RunStore) -> RunState:
         """The state recorded in a run directory; the step is the first one that is left to compute."""
         config = store.config()
-        state = cls(config.train.num_iterations, config.reward.fraction)
+        state = cls(config.train.num_iterations, config.reward.fraction, num_rows=len(config.baselines.rows))
         every, missing = steps(config), first_missing(config, store)
         for step in every:
             if store.is_committed(step.folder):
@@ -66,12 +69,20 @@ class RunState:
             figures.append(f"joint return {fraction:.1%}")
         elif step.stage == "update":
             self.trained_iterations = step.iteration
+        elif step.stage == "baseline":
+            self.finished_rows += 1
         elif step.stage == "evaluate":
             self.held_out_returns[step.iteration] = metrics["eval/return"]
             figures.append(f"held-out return {metrics['eval/return']:.1%}")
         name = step.title if step.happens_once or step.stage == "baseline" else step.folder
         if not reused:
             self.finished_lines[step] = f"{name}: {', '.join(figures)}"
+
+    def describe_done(self) -> str:
+        """``7/160``, the trained iterations; ``row 4 of 13``, the row under way, of a run of baselines."""
+        if self.num_rows:
+            return f"row {min(self.finished_rows + 1, self.num_rows)} of {self.num_rows}"
+        return f"{self.trained_iterations}/{self.num_iterations}"
 
     def describe_step(self) -> str:
         """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""

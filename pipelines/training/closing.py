@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from magrpo.config import RunConfig
-from magrpo.config_file import CONFIG
 from magrpo.layout import (
     AGENTS,
     checkpoint_weights,
@@ -24,6 +23,7 @@ from magrpo.layout import (
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
 from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
 from magrpo.store import RunStore
@@ -56,11 +56,11 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     console.print()
     if makes_tables(config):
         from magrpo.reports.baselines import BaselineTable, read_baselines  # matplotlib
-        from magrpo.reports.page import print_tables  # matplotlib
+        from magrpo.reports.page import print_banners, print_tables  # matplotlib
 
-        if not console.is_terminal:
-            console.width = 160  # a file or a pipe has no width; the table is wide
-        print_tables([BaselineTable(config, read_baselines(store, config)).summary_table()], console)
+        table = BaselineTable(config, read_baselines(store, config))
+        print_tables([table.console_table()], console)
+        print_banners([table.judge_rows()], console)
         for name, reason in config.baselines.left_out.items():
             print_entry(console, "left out:", f"{name}: {reason}")
     else:
@@ -155,10 +155,10 @@ def suggest_commands(store: RunStore) -> dict[str, str]:
     commands = {f"{magrpo} report {run}{flags}": "open the report"}
     if makes_tables(store.config()):
         return commands
-    if (other := _find_comparable(store)) is not None:
-        commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "set it beside another run"
+    if (other := find_comparable_run(store)) is not None:
+        commands[f"{magrpo} compare {shlex.quote(other)} {run}{flags}"] = "compare it with another run"
     else:
-        commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "set its agents beside others"
+        commands[f"{magrpo} evaluate {run} --baselines all{flags}"] = "compare its agents with baselines"
     return commands | {f"{magrpo} ask {run}{flags}": "give the agents a problem"}
 
 
@@ -166,15 +166,6 @@ def _root_flag(store: RunStore) -> str:
     """The flag by which commands find the run, with a space before it; empty for runs in the default folder."""
     root = store.path.parent
     return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
-
-
-def _find_comparable(store: RunStore) -> str | None:
-    """The newest other run in the folder that has an evaluation and trains; None if there is none."""
-    folders = [path.parent for path in store.path.parent.glob(f"*/{CONFIG}") if path.parent != store.path]
-    for folder in sorted(folders, key=lambda folder: folder.stat().st_mtime, reverse=True):
-        if any(folder.glob("stages/*/evaluate/_SUCCESS")):
-            return folder.name
-    return None
 
 
 def print_answers(store: RunStore, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:

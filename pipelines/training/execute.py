@@ -97,7 +97,11 @@ def execute(
     """
     store = RunStore.open(root, run_id)
     config = store.config()
-    attempt = Attempt(store, config.notify, RunState(config.train.num_iterations, config.reward.fraction))
+    attempt = Attempt(
+        store,
+        config.notify,
+        RunState(config.train.num_iterations, config.reward.fraction, num_rows=len(config.baselines.rows)),
+    )
     with hold_run(store), observe_attempt(attempt, observers):
         if mended := store.mend_config():
             log.warning("%s", mended)

@@ -13,7 +13,6 @@ from magrpo.asking.answers import INCOMPLETE, NO_TESTS, SANDBOX_FAILED, Answer, 
 from magrpo.asking.problems import load_asked_problems, write_problem
 from magrpo.asking.teams import AskedTeam, find_asked_team
 from magrpo.plugins import ConfigError
-from magrpo.rewards.coding import CodingReward
 from magrpo.types import PENDING, Observation, PastTurn, Problem
 from tests.asking.runs import CONFIGS, SMALL, make_run
 from tests.envs.test_expert import Endpoint, endpoint  # noqa: F401  # a fixture
@@ -59,7 +58,7 @@ def test_two_programmers_and_their_untrained_selves(tmp_path: Path) -> None:
         assert last(agents, problem).texts == last(agents, problem).texts
         assert len({tuple(last(agents, problem, seed).texts.values()) for seed in range(4)}) > 1
 
-        own = write_problem(problem.prompt, [], asked.config.reward)
+        own = write_problem(problem.prompt, [], asked.config.reward, asked.config.problems)
         [unmeasured] = agents.answer_problem(agents.untrained, own)
         assert unmeasured.unmeasured == NO_TESTS
         assert unmeasured.program == answer.program
@@ -102,7 +101,7 @@ def test_two_authors_are_priced_without_tests(tmp_path: Path) -> None:
     small = ("problems.num_train=12", "problems.num_test=4")
     with open_team(tmp_path, CONFIGS / "writing_embedded.toml", *small) as (asked, agents):
         note = next(iter(load_asked_problems(asked).values()))
-        answer = last(agents, write_problem(note.prompt, [], asked.config.reward))
+        answer = last(agents, write_problem(note.prompt, [], asked.config.reward, asked.config.problems))
         assert list(answer.texts) == ["summary", "elaboration"]
         assert (answer.unmeasured, answer.program, answer.report) == ("", "", None)
         assert set(answer.reward.parts) == set(asked.config.reward.maxima)
@@ -112,8 +111,8 @@ def test_an_expert_is_asked_between_the_turns(tmp_path: Path, endpoint: Endpoint
     tiny_base(tmp_path / "base", tiny_config(max_length=4096))
     overrides = ["env.kind=coding", "env.num_turns=2", "env.feedback=expert_edits", "reward.kind=coding", SCRIPTED]
     expert = ["env.expert.model=wise", f"env.expert.base_url=http://127.0.0.1:{endpoint.server_port}/v1"]
-    problem = write_problem("def f(x):", ["assert f(1) == 4"], CodingReward())
-    with open_team(tmp_path, write_config(tmp_path), *overrides, *expert, untrained=False) as (_, agents):
+    with open_team(tmp_path, write_config(tmp_path), *overrides, *expert, untrained=False) as (asked, agents):
+        problem = write_problem("def f(x):", ["assert f(1) == 4"], asked.config.reward, asked.config.problems)
         assert len(last(agents, problem).steps) == 2
         assert [request["model"] for request in endpoint.requests] == ["wise", "wise"]
 

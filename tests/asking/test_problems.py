@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from textwrap import dedent
 
 import pytest
 
-from magrpo.asking.problems import find_problem, write_problem
+from magrpo.asking.problems import explain_words, find_problem, write_problem
 from magrpo.plugins import ConfigError
+from magrpo.problems.coopcode import CoopCode
+from magrpo.problems.notes import Notes
 from magrpo.rewards.coding import CodingReward
 from magrpo.rewards.writing import WritingReward
 from magrpo.types import Problem
 
 CODING, WRITING = CodingReward(), WritingReward()
+COOPCODE, OTHERS = CoopCode(kind="coopcode"), Notes(kind="notes")
 PROBLEMS = {name: Problem(name, "") for name in ("coopcode/plus:9/minus:3", "coopcode/plus:9/over:3", "coopcode/total")}
 
 
@@ -29,19 +34,19 @@ def test_a_problem_is_found_by_a_part_of_its_id() -> None:
     ("sentence", "argument"), [("Sort the list.", "xs"), ("Reverse the text.", "s"), ("Add one.", "n")]
 )
 def test_a_sentence_becomes_a_function(sentence: str, argument: str) -> None:
-    problem = write_problem(sentence, [], CODING)
+    problem = write_problem(sentence, [], CODING, OTHERS)
     assert problem.prompt == f'def solve({argument}):\n    """{sentence}"""\n'
     assert (problem.entry_point, problem.test) == ("solve", "")
 
 
 def test_a_sentence_takes_the_name_that_its_tests_call() -> None:
-    problem = write_problem("Double it.", ["assert abs(twice(2)) == 4"], CODING)
+    problem = write_problem("Double it.", ["assert abs(twice(2)) == 4"], CODING, OTHERS)
     assert problem.prompt.startswith("def twice(n):")
     assert problem.test == "def check(candidate):\n    twice = candidate\n    assert abs(twice(2)) == 4\n"
 
 
 def test_tests_may_call_the_candidate() -> None:
-    problem = write_problem("Double it.", ["assert candidate(2) == 4"], CODING)
+    problem = write_problem("Double it.", ["assert candidate(2) == 4"], CODING, OTHERS)
     assert problem.entry_point == "solve"
     assert problem.test.endswith("    solve = candidate\n    assert candidate(2) == 4\n")
 
@@ -59,7 +64,7 @@ def test_a_function_brings_asserts_and_examples() -> None:
             """
         assert f(3) == 4
         ''')
-    problem = write_problem(text, ["assert f(5) == 6"], CODING)
+    problem = write_problem(text, ["assert f(5) == 6"], CODING, OTHERS)
     assert problem.entry_point == "f"
     assert problem.prompt.startswith("import math\n")
     assert "assert" not in problem.prompt
@@ -67,12 +72,12 @@ def test_a_function_brings_asserts_and_examples() -> None:
 
 
 def test_a_function_may_stand_on_one_line() -> None:
-    problem = write_problem('def f(x: int) -> int: """Add: one."""', [], CODING)
+    problem = write_problem('def f(x: int) -> int: """Add: one."""', [], CODING, OTHERS)
     assert problem.prompt == 'def f(x: int) -> int:\n    """Add: one."""\n'
 
 
 def test_a_signature_is_enough() -> None:
-    assert write_problem("def f(a, b):", [], CODING) == Problem("yours", "def f(a, b):\n", "f")
+    assert write_problem("def f(a, b):", [], CODING, OTHERS) == Problem("yours", "def f(a, b):\n", "f")
 
 
 @pytest.mark.parametrize(
@@ -85,12 +90,92 @@ def test_a_signature_is_enough() -> None:
 )
 def test_an_unusable_test_is_refused(tests: list[str], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        write_problem("def f(x):", tests, CODING)
+        write_problem("def f(x):", tests, CODING, OTHERS)
 
 
 def test_a_text_for_authors_is_taken_as_it_is() -> None:
-    assert write_problem("\nA post.\n\nIts end.\n", [], WRITING) == Problem("yours", "A post.\n\nIts end.")
+    assert write_problem("\nA post.\n\nIts end.\n", [], WRITING, OTHERS) == Problem("yours", "A post.\n\nIts end.")
     with pytest.raises(ConfigError, match="--test: the answers are texts, which have no tests"):
-        write_problem("A post.", ["assert f(1)"], WRITING)
+        write_problem("A post.", ["assert f(1)"], WRITING, OTHERS)
     with pytest.raises(ConfigError, match="the problem is empty"):
-        write_problem(" \n", [], WRITING)
+        write_problem(" \n", [], WRITING, OTHERS)
+
+
+@pytest.mark.parametrize(
+    ("typed", "signature", "sentence"),
+    [
+        (
+            "keep the even numbers THEN multiply every number by 2",
+            "def evens_scale(xs):",
+            "Keep the even numbers, then multiply every number by 2.",
+        ),
+        (
+            "Keep the numbers above 3, replace each number by its square, and then reverse the list.",
+            "def above_squares_mirror(xs):",
+            "Keep the numbers above 3, replace each number by its square, then reverse the list.",
+        ),
+        (
+            "Remove every a. Then reverse the text.",
+            "def remove_backward(s):",
+            "Remove every a, then reverse the text.",
+        ),
+    ],
+)
+def test_a_sentence_in_the_words_of_the_problem_set_gets_its_name_and_tests(
+    typed: str, signature: str, sentence: str
+) -> None:
+    problem = write_problem(typed, [], CODING, COOPCODE)
+    assert problem.prompt == f'{signature}\n    """{sentence}"""\n'
+    assert problem.test.count("    assert candidate(") == 5
+    assert explain_words(problem, COOPCODE) == ""
+
+
+def test_a_sentence_is_named_as_the_training_problem_with_these_words_is() -> None:
+    for problem in CoopCode(kind="coopcode", num_train=30, num_test=3, num_ood=3).load()["train"]:
+        [sentence] = re.findall('"""(.+)"""', problem.prompt)
+        assert write_problem(sentence, [], CODING, COOPCODE).prompt == problem.prompt
+
+
+def test_tests_of_ones_own_replace_those_of_the_problem_set() -> None:
+    sentence = "Sort the list, then reverse the list."
+    problem = write_problem(sentence, ["assert candidate([1, 2]) == [2, 1]"], CODING, COOPCODE)
+    assert problem.entry_point == "ascending_mirror"
+    assert problem.test.count("assert") == 1
+    problem = write_problem(sentence, ["assert down([1, 2]) == [2, 1]"], CODING, COOPCODE)
+    assert problem.prompt.startswith("def down(xs):")
+
+
+@pytest.mark.parametrize(
+    ("sentence", "remark"),
+    [
+        (
+            "Keep the numbers over 3, then reverse the list.",
+            "no training problem says 'keep the numbers over 3'; closest: 'keep the numbers above K', K one of 2, 3, ",
+        ),
+        ("Keep the numbers above 12, then sort the list.", "no training problem says 'keep the numbers above 12'"),
+        ("Sort the list.", "a problem has two or three steps, and this is 1"),
+        (
+            "Sort the list, then reverse the text.",
+            "its steps do not fit together: one gives a number, a list or a text",
+        ),
+        ("Square, then drop the sign.", "no five tests tell it from its parts"),
+    ],
+)
+def test_a_sentence_in_other_words_says_so(sentence: str, remark: str) -> None:
+    problem = write_problem(sentence, [], CODING, COOPCODE)
+    assert (problem.entry_point, problem.test) == ("solve", "")
+    assert explain_words(problem, COOPCODE).startswith(remark)
+    assert explain_words(problem, OTHERS) == "", "problems that read no sentences"
+
+
+def test_the_sentences_of_the_documents_are_in_the_words_of_the_problem_set() -> None:
+    root = Path(__file__).parents[2]
+    texts = [(root / name).read_text() for name in ("README.md", "docs/using-agents.md", "docs/cli.md")]
+    texts.append((root / "pipelines" / "cli.py").read_text())
+    for text in texts:
+        sentences = re.findall(r'magrpo ask \S+ "([^"]+)"', text)
+        assert sentences
+        for sentence in sentences:
+            assert write_problem(sentence, [], CODING, COOPCODE).tags, sentence
+    [showcase] = re.findall(r'^\*"(Keep .+?)"\*', texts[0], re.MULTILINE)
+    assert write_problem(showcase, [], CODING, COOPCODE).tags

@@ -83,6 +83,13 @@ def test_the_snippet_prints_the_answers_of_the_card_without_this_project(coders:
     assert re.search(r"The joined program passes \d+ of \d+ tests", card)
 
 
+def test_a_card_speaks_of_programs_only_where_there_are_any(coders: RunStore, authors: RunStore) -> None:
+    of_programs, of_texts = ((store.path / "agents" / "README.md").read_text() for store in (coders, authors))
+    assert "it runs their program in a sandbox and scores it:" in of_programs
+    assert "it scores their texts:" in of_texts
+    assert "sandbox and" not in of_texts
+
+
 def test_two_authors_print_two_texts(authors: RunStore) -> None:
     agents = authors.path / "agents"
     card = (agents / "README.md").read_text()

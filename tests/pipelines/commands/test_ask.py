@@ -95,12 +95,38 @@ def test_json_holds_everything_for_a_script(run: RunStore, capsys: pytest.Captur
     assert (told["trained"]["parts"], told["trained"]["return"], told["trained"]["passed"]) == (None, None, None)
 
 
+def test_json_has_cut_answers_prompts_and_the_remark(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    limit = ("--set", "rollout.max_new_tokens=4", "--show-prompts")
+    assert ask(run, "Add 9 to it, then subtract 3.", "--json", *limit) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["remark"].startswith(
+        "coopcode-base is a tiny model that knows only problems like those of its run; no "
+    )
+    for team in ("trained", "untrained"):
+        assert told[team]["cut_at"] == {"helper": 4, "main": 4}
+        [prompts] = told[team]["prompts"]
+        assert prompts["main"].startswith('# main\ndef solve(n):\n    """Add 9 to it, then subtract 3."""')
+    assert ask(run, "--problem", "coopcode/plus:9/minus:3", "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["remark"], told["trained"]["cut_at"]) == (None, {})
+    assert "prompts" not in told["trained"]
+
+
+def test_a_cut_answer_is_marked(run: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ask(run, "Add 9, then subtract 3.", "--trained-only", "--set", "rollout.max_new_tokens=4") == 0
+    said = capsys.readouterr().out
+    assert said.count("\n[cut at 4 tokens]\n") == 2
+    assert "--set rollout.max_new_tokens=N" in said
+    assert "no runnable program: `main` was asked for `plus_minus` and wrote no function that compiles" in said
+
+
 def test_a_session_takes_problems_and_commands(
     run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed += ["/help", "/again", "/problem", "/again", "/problems total", "/problems nothing", "/problom", ""]
     typed += ["def plus_minus(n):", '    """Add 9, then subtract 3."""', "assert plus_minus(1) == 7", ""]
-    typed += ["Add 9 to the number.", "/problem nowhere", "/quit", "never read"]
+    typed += ["Add 9 to the number.", "/prompts", "Add 9, then subtract 3.", "/prompts", "/problem nowhere"]
+    typed += ["/quit", "never read"]
     assert ask(run) == 0
     said = capsys.readouterr().out
     assert said.startswith("run run after 1 iteration: helper and main\nType a problem, or /problem")
@@ -111,8 +137,19 @@ def test_a_session_takes_problems_and_commands(
     assert "magrpo: no command /problom; did you mean '/problem'?" in said
     assert "of 1 test passed" in said
     assert 'def solve(n):\n    """Add 9 to the number."""' in said
-    assert "coopcode-base is a tiny model that knows only problems like those of its run" in said
+    knows = said.index(
+        "coopcode-base is a tiny model that knows only problems like those of its run: write yours in the"
+    )
+    assert knows < said.index("/again            the last")
+    remark = said.index("like those of its run; no training problem says 'add 9 to the number'; closest: '")
+    assert said.index('"""Add 9 to the number."""') < remark < said.index("[helper]", remark)
     assert "magrpo: no problem 'nowhere'; similar ids: " in said
+    assert "prompts are shown from now on" in said
+    assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, (
+        "those of the untrained agents are the same"
+    )
+    assert "prompts are hidden from now on" in said
+    assert "in the words of the training problems" in said
     assert typed == ["never read"]
 
 
@@ -150,8 +187,11 @@ def test_mistakes_are_one_line(run: RunStore, typed: list[str], capsys: pytest.C
         assert not said.out
 
 
-def answer(texts: dict[str, str], turn: ScoredTurn, **others: str) -> Answer:
-    actions = {agent: Action(agent, text, (1,), (0.0,), "stop", 1) for agent, text in texts.items()}
+def answer(texts: dict[str, str], turn: ScoredTurn, cut: str = "", **others: str) -> Answer:
+    actions = {
+        agent: Action(agent, text, (1, 2), (0.0, 0.0), "length" if agent == cut else "stop", 1)
+        for agent, text in texts.items()
+    }
     problem = Problem("t", "def f(x):\n", "f", "t")
     return Answer(problem, (TrajectoryStep({}, actions, turn),), others.get("program", ""), others.get("why", ""))
 
@@ -160,10 +200,11 @@ def shown(width: int, text: str) -> str:
     """A scored and an unscored answer on a terminal of ``width`` columns."""
     report = ExecutionReport("wrong", (Case("pass"), *[Case("wrong", f"assert candidate({i})") for i in range(5)]), "n")
     texts = {"helper": "def aux(x):\n    return 1", "main": text}
-    good = answer(texts, ScoredTurn({}, JointReward(2.0, PARTS), {"program": report}), program="def f(x): ...")
+    turn = ScoredTurn({}, JointReward(2.0, PARTS), {"program": report})
+    good = answer(texts, turn, program="def f(x): ...", cut="main")
     unscored = answer(texts, ScoredTurn({}, PENDING, {}), why=NO_TESTS)
     console = Console(file=io.StringIO(), force_terminal=True, width=width, color_system=None, height=30)
-    view = AnswerView(console, CodingReward())
+    view = AnswerView(console, CodingReward(), "main")
     view.show_turn(good, 2)
     view.show_comparison({"trained": good, "untrained": unscored})
     assert isinstance(console.file, io.StringIO)
@@ -176,15 +217,31 @@ def test_agents_stand_side_by_side_where_there_is_room(width: int) -> None:
     assert max(map(len, said.splitlines())) <= width
     first = next(line for line in said.splitlines() if "helper, turn 1 of 2" in line)
     assert ("main, turn 1 of 2" in first) == (width >= 80)
+    assert said.count("[cut at 2 tokens]") == 1
     assert "1 of 6 tests passed\n  wrong: assert f(0)\n" in said
     assert "  and 2 more" in said
     assert said.split("\nreturn ")[1].split() == ["100", "%", "50", "%", "-"]
 
 
+@pytest.mark.parametrize(
+    ("main", "why"),
+    [
+        ("def double_squares(xs):\n    return aux(xs)", "`main` was asked for `f` and wrote `double_squares`"),
+        ("def g(x):\n    return 1\ndef h(x):\n    return 2", "`main` was asked for `f` and wrote `g` and `h`"),
+        ("return aux(", "`main` was asked for `f` and wrote no function that compiles"),
+        ("def f(x):\n    aux(x)", "`f` of `main` returns nothing"),
+    ],
+)
+def test_a_missing_program_is_explained(main: str, why: str) -> None:
+    turn = ScoredTurn({}, JointReward(0.4, PARTS), {})
+    said = answer({"main": main, "helper": "def aux(x):\n    return x"}, turn).explain_missing_program("main")
+    assert said == f"no runnable program: {why}"
+
+
 def test_what_agents_write_leaves_only_the_answer_on_the_terminal() -> None:
     console = Console(file=io.StringIO(), force_terminal=True, width=80, height=30, color_system=None)
     assert isinstance(console.file, io.StringIO)
-    stream = AnswerView(console, CodingReward()).open_stream()
+    stream = AnswerView(console, CodingReward(), "main").open_stream()
     with stream:
         stream("helper", "def aux(x):\n" * 50)
         stream("main", "def f(x):\n    return aux(x)")

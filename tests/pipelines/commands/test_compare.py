@@ -7,24 +7,36 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 
 from magrpo.layout import is_held
+from magrpo.problems.notes import Notes
 from magrpo.reports.budget import Budget
-from magrpo.reports.comparison import _at_equal_tokens, _run_costs, compare_means, judge_difference, judge_settings
+from magrpo.reports.comparison import (
+    _at_equal_tokens,
+    _run_costs,
+    compare_means,
+    comparison_sections,
+    judge_difference,
+    judge_settings,
+    match_budgets,
+)
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_duration
+from magrpo.reports.origin import find_comparable_run, list_next_commands
+from magrpo.rewards.coding import CodingReward
 from magrpo.store import RunStore
 from magrpo.tracking.mlflow_runs import recorded_runs
 from magrpo.tracking.wall_time import sum_attempts
 from pipelines.cli import main
+from pipelines.training.closing import suggest_commands
 from tests.browser import SCHEMES, WIDTHS, check_page, needs_chromium, open_browser
 from tests.pipelines.micro import write_config
+from tests.reports.pages import Page
 
 
 @pytest.fixture(scope="module")
@@ -126,29 +138,19 @@ def test_duration(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-class Sources(HTMLParser):
-    """What a page loads from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.loaded: list[str] = []
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.loaded += [value or "" for name, value in attrs if name == "src" or (tag == "link" and name == "href")]
-
-
 def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "one", "two", "--root", str(root), "--output", str(tmp_path / "out")]) == 0
     said = capsys.readouterr().out
-    text = (tmp_path / "out" / "compare.md").read_text(encoding="utf-8")
-    settings = text.partition("where it differs: 1 key\n")[2].partition("## ")[0]
-    assert settings.strip().splitlines()[2:] == ["| train.seed | 0 | 1 |"], "the only key that differs"
+    text = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
+    page = Page(text)
+    differing = page.tables["Configuration, where it differs: 1 key"]
+    assert differing[1:] == [["train.seed", "0", "1"]], "the only key that differs"
     assert said.startswith("no reliable change: two is neither reliably better nor worse than one: held-out return ")
     assert "two \u2212 one" in text
     assert "2 problems, paired" in text
     assert "train.seed: 0, 1" in said.splitlines()
     assert len(said.splitlines()) < 20, "the rest is in the page"
-    assert text.splitlines()[2] == "## two against one", "the page begins with the verdict"
+    assert page.headings[0] == "two against one", "the page begins with the verdict"
     [look] = [run.mlflow_page[1] for run in recorded_runs(f"sqlite:///{root / 'mlflow.db'}", only="two")]
     assert look in text
     tokens = sum(
@@ -156,20 +158,14 @@ def test_compare_prints_and_writes(root: Path, tmp_path: Path, capsys: pytest.Ca
         for _, stage, metrics in RunStore.open(root, "one").stage_metrics()
         if stage == "rollout.0"
     )
-    assert f"| tokens generated, training | {tokens:,.0f} |" in text
+    [row] = [row for row in page.tables["Cost"] if row[0] == "tokens generated, training"]
+    assert row[1] == f"{tokens:,.0f}"
     assert "thousands of tokens generated in training" in (tmp_path / "out" / "curves.svg").read_text()
-    page = (tmp_path / "out" / "compare.html").read_text(encoding="utf-8")
-    sources = Sources()
-    sources.feed(page)
-    assert sources.loaded == []
-    assert page.count("<svg") == 4, "two splits over iterations and over tokens"
-    assert f'<a href="{look}">' in page
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {
-        "compare.html",
-        "compare.md",
-        "curves.png",
-        "curves.svg",
-    }
+    links = ("#", "http://127.0.0.1:5000/")  # to parts of the page, and to the runs in MLflow
+    assert [address for address in page.loaded if not address.startswith(links)] == []
+    assert text.count("<svg") == 4, "two splits over iterations and over tokens"
+    assert f'<a href="{look}">' in text
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"compare.html", "curves.png", "curves.svg"}
 
 
 @needs_chromium
@@ -194,6 +190,7 @@ def test_compare_for_scripts(root: Path, tmp_path: Path, capsys: pytest.CaptureF
 
 def test_a_verdict_needs_equal_rewards(root: Path) -> None:
     class Other:
+        kind = "other"
         maxima: Mapping[str, float] = {"beauty": 1.0}
 
     one, two = load(root, "one"), load(root, "two")
@@ -207,13 +204,91 @@ def test_a_verdict_needs_equal_rewards(root: Path) -> None:
         del report.summary["test/sampled"]["pass_at_1"]
     verdict = judge_difference(one, two)
     assert (verdict.word, verdict.difference) == ("not comparable", None)
-    assert "the rewards have different parts" in verdict.sentence.lower()
+    assert "the rewards differ" in verdict.sentence.lower()
 
 
-def test_settings_with_one_seed_have_no_verdict(root: Path) -> None:
-    [comparison] = judge_settings({"a": [load(root, "one")], "b": [load(root, "two")]})
+def test_runs_on_different_problems_are_not_comparable(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    two.label = "B"
+    two.problems = {task_id: replace(problem, prompt="another") for task_id, problem in two.problems.items()}
+    verdict = judge_difference(one, two)
+    assert (verdict.word, verdict.difference) == ("not comparable", None)
+    assert verdict.sentence.startswith("B and A were evaluated on different problems (")
+    titles = [section.block.title for section in comparison_sections([one, two])]
+    assert "Differences of return" not in titles
+
+
+def unequal(root: Path, tokens: Sequence[int]) -> tuple[EvaluatedRun, EvaluatedRun]:
+    """A run of one iteration, and one whose evaluations cost ``tokens`` times as many tokens."""
+    one, two = load(root, "one"), load(root, "two")
+    spent = one.budgets[-1].tokens
+    two.label = "B"
+    [before, after] = two.reports
+    two.reports = [before, *(replace(after, policy_version=i) for i in range(1, len(tokens) + 1))]
+    two.budgets = [Budget(), *(Budget(i, tokens=spent * n, updates=i) for i, n in enumerate(tokens, 1))]
+    two.config = two.config.model_copy(update={"train": two.config.train.model_copy(update={"num_iterations": 2})})
+    return one, two
+
+
+def test_runs_of_unequal_budgets_are_judged_at_equal_tokens(root: Path) -> None:
+    one, two = unequal(root, [1, 2])
+    assert (match_budgets(one, two), match_budgets(two, one)) == ((-1, 1), (1, -1))
+    verdict = judge_difference(one, two)
+    assert verdict.word == "no reliable change"
+    assert verdict.iterations == (1, 1)
+    spent = one.budgets[-1].tokens
+    budgets = f"(B: 2 against 1 iteration, {2 * spent:,} against {spent:,} tokens)"
+    assert f" A at equal tokens, after 1 against 1 iterations {budgets}: held-out return " in verdict.sentence
+
+
+def test_without_an_evaluation_at_equal_tokens_there_is_no_verdict(root: Path) -> None:
+    one, two = unequal(root, [3, 6])
+    assert match_budgets(one, two) is None
+    verdict = judge_difference(one, two)
+    assert verdict.word == "unequal budgets"
+    assert verdict.sentence.startswith("B trained 2 against 1 iteration, ")
+    assert "so neither is called better: at their ends held-out return " in verdict.sentence
+    assert "eval.every" in verdict.advice
+    two.config = two.config.model_copy(update={"train": one.config.train})
+    [comparison] = judge_settings({"a": [one], "b": [two]})
+    assert comparison.word == "unequal budgets"
+
+
+def test_a_run_that_only_evaluates_has_no_budget_to_equal(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    two.budgets = [Budget()]
+    assert match_budgets(one, two) == (-1, -1)
+
+
+def test_settings_with_few_seeds_have_no_verdict(root: Path) -> None:
+    one, two = load(root, "one"), load(root, "two")
+    [comparison] = judge_settings({"a": [one], "b": [two]})
     assert comparison.word == "not comparable"
-    assert comparison.sentence == "b and a do not compare: two seeds on equal problems are needed."
+    assert comparison.sentence == "b and a do not compare: they have no seed with equal problems in common."
+    [comparison] = judge_settings({"a": [one, two], "b": [one, two]})
+    assert comparison.word == "too few seeds"
+    assert comparison.sentence == (
+        "b against a: held-out return +0.0 percentage points with 2 seeds, too few seeds for an interval."
+    )
+    assert comparison.advice.endswith("--seeds 3")
+
+
+def test_only_a_run_of_the_same_problems_and_reward_is_proposed(root: Path, tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(root / name, tmp_path / name)
+    one, two = RunStore.open(tmp_path, "one"), RunStore.open(tmp_path, "two")
+    assert find_comparable_run(one) == "two"
+    assert any(" compare two one" in command for command in suggest_commands(one))
+    assert dict(list_next_commands(one, one.config()))["compare with another run"].startswith("magrpo compare two one")
+    config = two.config()
+    for change in ({"problems": Notes(kind="notes")}, {"reward": CodingReward()}):
+        two.config_file.replace(config.model_copy(update=change))
+        assert find_comparable_run(one) is None
+        assert not any(" compare " in command for command in suggest_commands(one))
+        assert "compare with another run" not in dict(list_next_commands(one, one.config()))
+    two.config_file.replace(config)
+    shutil.rmtree(two.path / "stages" / "00001" / "rollout.0")
+    assert find_comparable_run(one) is None, "a run that only evaluates is proposed for no other"
 
 
 def test_gpu_hours_are_those_of_a_run_on_a_gpu(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

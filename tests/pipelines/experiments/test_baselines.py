@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 
@@ -13,6 +14,7 @@ import pytest
 from magrpo.config import BaselineRow, RunConfig, load_config
 from magrpo.layout import read_evaluation
 from magrpo.plugins import ConfigError, validate_config
+from magrpo.reports.baselines import BaselineResult, BaselineTable, read_baselines
 from magrpo.store import RunStore
 from pipelines.cli import main
 from pipelines.experiments.derive import Source, create_baselines
@@ -107,6 +109,9 @@ def test_tables(root: Path) -> None:
     short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
     assert short[1].startswith(f"{100 * by_hand:.1f} [")
     assert "beside the paper" not in page.text.lower()
+    assert page.headings[0] == "Verdict"
+    assert "MAGRPO reaches " in page.text
+    assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
     assert "Cross-play of runs: return with helper from" in page.text
     for name in rows_of(root):
         assert figures[name, "test/sampled", "seconds"]["value"]["low"] > 0
@@ -129,6 +134,7 @@ def test_a_table_goes_on_where_it_stopped(root: Path) -> None:
 def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--baselines", "magrpo,swap", "--name", "table-b", "--root", str(root), "eval.num_samples=3"]
     assert main(["evaluate", "b", *arguments, "--local"]) == 0
+    capsys.readouterr()
     assert main(["compare", "table", "table-b", "--root", str(root), "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
     assert "left out: solo_helper: not in all of the runs" in said
@@ -146,13 +152,45 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
             if (f["row"], f["of"], f["quantity"]) == ("magrpo", "test/sampled", "return")
         ]
         assert figures["magrpo", "test/sampled", "return"][name]["mean"] == pytest.approx(fmean(of_each))
-    assert "95 % intervals for new seeds on new problems, from 2 runs" in (tmp_path / "baselines.html").read_text()
+    text = (tmp_path / "baselines.html").read_text()
+    assert "means of 2 runs: too few seeds for an interval, which takes 3" in text
+    assert "too few seeds for an interval)." in " ".join(said.split())
+    assert "[" not in said
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
     assert "run table holds baselines, others do not" in capsys.readouterr().err
     assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
     (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
     assert main(["compare", "table", "other", "--root", str(root)]) == 2
     assert "run other is not finished" in capsys.readouterr().err
+
+
+def test_the_verdict_ranks_rows_and_leaves_oracles_out(root: Path) -> None:
+    config = RunStore.open(root, "table").config()
+    rows = read_baselines(RunStore.open(root, "table"), config)
+    by_name = {result.row.name: result for result in rows}
+    table = BaselineTable(config, [replace_return(by_name["naive"], 0.2), replace_return(by_name["magrpo"], 0.9)])
+    banner = table.judge_rows()
+    assert banner.word == "clear winner"
+    assert banner.sentence == (
+        "MAGRPO reaches 90.0 % of the maximum; naive concatenation reaches 20.0 "
+        "(difference +70.0 percentage points, [+70.0, +70.0])."
+    )
+    cells = table.console_table().rows[1]
+    assert cells[:3] == ("MAGRPO", "90.0\n[90.0, 90.0]", "+70.0\n[+70.0, +70.0]")
+    oracle = by_name["swap"].row.model_copy(update={"stop_above": 1.0})
+    helped = replace_return(replace(by_name["swap"], row=oracle), 1.0)
+    banner = BaselineTable(config, [*table.rows, helped, replace_return(by_name["solo_main"], 0.95)]).judge_rows()
+    assert banner.sentence.startswith(
+        "cross-play: main in every role reaches 95.0 % of the maximum; MAGRPO reaches 90.0"
+    )
+
+
+def replace_return(result: BaselineResult, value: float) -> BaselineResult:
+    """The row with the same return on every problem."""
+    changed = replace(result)
+    for means in changed.means.values():
+        means["return"] = dict.fromkeys(means["return"], value)
+    return changed
 
 
 ALONE = "def f(n):\\n    return n"

@@ -20,14 +20,17 @@ from magrpo.engines.transformers import TransformersEngine
 from magrpo.interfaces import Engine
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.reports.budget import Budget
+from magrpo.reports.comparison import judge_settings
 from magrpo.reports.evaluations import EvaluatedRun, load_evaluated_run
 from magrpo.reports.figures import format_interval
 from magrpo.reports.over_seeds import (
+    TOO_FEW_SEEDS,
     average_evaluations,
     difference_tables,
     equal_bar_tables,
     evaluation_table,
     find_crossing,
+    hide_intervals,
 )
 from magrpo.rewards.common import ProgramReward
 from magrpo.stages.evaluate import summarise_rows
@@ -35,6 +38,7 @@ from magrpo.store import RunStore
 from magrpo.types import EvalReport, EvalRow, Problem
 from pipelines.cli import main
 from pipelines.experiments.sweep_grid import Sweep, load_sweep, plan_sweep
+from pipelines.experiments.sweep_run import setting_table
 from tests.pipelines.micro import write_config
 from tests.reports.pages import Page
 
@@ -148,9 +152,9 @@ def test_a_single_seed_has_the_interval_over_problems(tmp_path: Path) -> None:
 
 
 def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked(tmp_path: Path) -> None:
-    base = [compared(tmp_path, seed, {0: [0.0, 0.5, 1.0, 0.2 + 0.01 * seed]}) for seed in (0, 1)]
-    more = [compared(tmp_path, seed, {0: [0.1, 0.6, 1.1, 0.3 + 0.01 * seed]}) for seed in (0, 1)]
-    noise = [compared(tmp_path, seed, {0: [0.0, 0.6, 0.9, 0.2]}) for seed in (0, 1)]
+    base = [compared(tmp_path, seed, {0: [0.0, 0.5, 1.0, 0.2 + 0.01 * seed]}) for seed in (0, 1, 2)]
+    more = [compared(tmp_path, seed, {0: [0.1, 0.6, 1.1, 0.3 + 0.01 * seed]}) for seed in (0, 1, 2)]
+    noise = [compared(tmp_path, seed, {0: [0.0, 0.6, 0.9, 0.2]}) for seed in (0, 1, 2)]
     ends = {title: [(run, 0) for run in runs] for title, runs in (("base", base), ("more", more), ("noise", noise))}
     [section] = difference_tables("At the end", ends)
     (_, better, *_), (_, same, *_) = section.rows
@@ -162,6 +166,29 @@ def test_differences_over_seeds_are_paired_and_those_that_may_be_none_are_marked
     del ends["noise"]
     [section] = difference_tables("At the end", ends)
     assert section.rows[0][1] == "other problems"
+
+
+def test_two_seeds_are_too_few_for_an_interval(tmp_path: Path) -> None:
+    """The same two seeds without an interval everywhere: of Student's t it would reach beyond every percentage."""
+    base = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [0.2 + 0.6 * seed, 0.4]}) for seed in (0, 1)]
+    more = [compared(tmp_path, seed, {0: [0.0, 0.0], 4: [0.9, 1.0 - 0.5 * seed]}) for seed in (0, 1)]
+    settings = {"base": base, "more": more}
+    ends = {title: [(run, 1) for run in runs] for title, runs in settings.items()}
+    table = evaluation_table("At the end", ends, "Note.")
+    assert [row[-2] for row in table.rows] == ["45.0", "82.5"]
+    assert table.note == f"Note. {TOO_FEW_SEEDS}"
+    [section] = difference_tables("At the end", ends)
+    assert section.rows[0][1] == "+37.5"
+    table = setting_table(settings)
+    assert [row[:3] for row in table.rows] == [("base", "2", "45.0"), ("more", "2", "82.5")]
+    assert TOO_FEW_SEEDS in table.note
+    [comparison] = judge_settings(settings)
+    assert comparison.word == "too few seeds"
+    assert "[" not in comparison.sentence
+    curve = [report.summary["test/sampled"]["return"] for report in hide_intervals(average_evaluations(more), 2)]
+    assert all(value.low == value.mean == value.high for value in curve), "no band"
+    three = setting_table({"base": [*base, compared(tmp_path, 2, {4: [0.5, 0.5]})]})
+    assert "\n[" in three.rows[0][2], "the interval stands below"
 
 
 def test_what_it_took_to_get_to_a_bar_is_interpolated(tmp_path: Path) -> None:
@@ -247,8 +274,8 @@ def check_report(root: Path, names: list[str]) -> None:
     assert means == pytest.approx([fmean(end.mean for end in ends[:2])] * 2)
     text = (folder / "sweep.html").read_text()
     page = Page(text)
-    same = ["~ +0.0 [+0.0, +0.0]", "~ +0.0 [+0.0, +0.0]", "2"]
-    assert ["engine.kind=transformers", *same] in [cells for rows in page.tables.values() for cells in rows]
+    same = ["+0.0", "+0.0", "2"]
+    assert ["transformers", *same] in [cells for rows in page.tables.values() for cells in rows]
     assert "not finished" not in page.text
     assert "<svg" in text
     assert len(json.loads((folder / "sweep.json").read_text())["children"]) == 4
@@ -283,7 +310,7 @@ def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture
         assert [row[0] for row in rows] == [f"{name} {title}" for name in "st" for title in ENGINES]
         assert {row[1] for row in rows} == {"2"}
         assert {row[7].split()[0] for row in rows} == {f"{100 * mean:.1f}"}
-    same = ["~ +0.0 [+0.0, +0.0]", "~ +0.0 [+0.0, +0.0]", "2"]
+    same = ["+0.0", "+0.0", "2"]
     assert [f"t {ENGINES[1]}", *same] in [cells for rows in page.tables.values() for cells in rows]
     assert text.count("<svg") == 4, "return and pass@1 over iterations and tokens"
     capsys.readouterr()

@@ -66,6 +66,17 @@ def show(num_iterations: int, console: Console) -> RunConsole:
     return RunConsole(state, console)
 
 
+def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:
+    out = io.StringIO()
+    progress = RunConsole(RunState(0, CodingReward().fraction, num_rows=3), Console(file=out, width=100))
+    for name, done in (("naive", "row 1 of 3"), ("magrpo", "row 2 of 3")):
+        step = Step("baseline", 0, name)
+        progress.start_step(step)
+        assert live_line(progress).startswith(f"{done} \u00b7 evaluating")
+        progress.finish_step(step, {f"baseline/{name}/return": 0.5, "time/baseline_s": 1.0}, reused=False)
+    assert "row 2 of 3, magrpo: return 50.0% of the maximum" in out.getvalue()
+
+
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:
     progress = show(100, Console(file=io.StringIO()))
     for iteration in range(1, 91):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,6 +12,7 @@ from statistics import fmean
 import pytest
 
 from magrpo.layout import read_evaluation
+from magrpo.library import open_run
 from magrpo.problems.notes import parse_facts
 from magrpo.store import RunStore
 from magrpo.types import EvalReport
@@ -47,6 +49,22 @@ def test_two_agents_learn_to_write_programs_together(tmp_path: Path, seed: int) 
     assert after["test/sampled"]["return"].mean >= 0.88, "on the machines tried 0.9 and more"
     assert after["test/sampled"]["return"].low > before["test/sampled"]["return"].high
     assert after["ood/sampled"]["return"].mean > before["ood/sampled"]["return"].high
+    if seed == 0:  # that of the README
+        check_sentences_of_readme(store)
+
+
+def check_sentences_of_readme(store: RunStore) -> None:
+    """The agents of ``make run`` answer the sentences that the README shows."""
+    readme = (CONFIGS.parents[1] / "README.md").read_text()
+    sentences = [
+        *re.findall(r'magrpo ask RUN_ID "(.+?)"', readme),
+        *re.findall(r'^\*"(.+?)"\*', readme, re.MULTILINE),
+    ]
+    assert len(sentences) == 2
+    run = open_run(store.path)
+    for sentence in sentences:
+        answer = run.ask_agents(sentence)
+        assert store.config().reward.passed(answer.reports), sentence
 
 
 @pytest.mark.slow
