@@ -266,7 +266,8 @@ def train(
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config import load_config
     from magrpo.store import RunStore
-    from pipelines.commands.train import check_given_place, rewind_run, train_run
+    from pipelines.commands.inputs import check_inputs
+    from pipelines.commands.train import check_given_place, rewind_run, start_run, train_run
 
     if from_stage is not None and resume is None:
         raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
@@ -280,16 +281,14 @@ def train(
     else:
         store, resolved = None, load_config(config, [*overrides, *([f"root={root}"] if root else [])])
     if dry_run:
-        from pipelines.commands.dry_run import show_plan
+        if store is None:
+            check_inputs(resolved, for_plan=True)
+        from pipelines.commands.dry_run import show_plan  # torch, transformers
 
         return show_plan(resolved, store, from_stage, place)
-    check_given_place(resolved, place)
     if store is None:
-        if resolved.model.device == "cuda" and not (place is not None and place.is_elsewhere):
-            from magrpo.lineup import device_of
-
-            device_of(resolved.model)  # raises before a folder is created
-        return train_run(RunStore.create(resolved, name), place, local=local, is_new=True)
+        return start_run(resolved, name, place, local=local)
+    check_given_place(resolved, place)
     if from_stage is not None:
         rewind_run(store, from_stage)
     return train_run(store, place, local=local)
@@ -325,6 +324,7 @@ def sweep(
         name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
+    from pipelines.commands.inputs import check_sweep_inputs
     from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
 
@@ -337,6 +337,8 @@ def sweep(
     else:
         chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
     check_sweep_place(chosen, place)
+    if resume is None:
+        check_sweep_inputs(chosen)
     if dry_run:
         show_sweep(chosen)
         return 0

@@ -60,7 +60,7 @@ def test_an_agent_is_numbered_or_named(path: Path) -> None:
         ("agents.m.lr=-1", "on the command line: agents.1.lr: "),
         ("optim.lr=inf", "on the command line: optim.lr: must be a finite number"),
         ("agents.7.name=x", "on the command line: 'agents.7.name=x': "),
-        ("problems.kind=humaneval", "{path}, as changed on the command line: problems.size: unknown key"),
+        ("problems.kind=humanevil", "{path}, as changed on the command line: problems: unknown kind"),
         ("rollout.group_size=1", "{path}, as changed on the command line: rollout: a group of 1"),
         ("train.seed=1", "{path}: optim.lrr: unknown key"),
     ],
