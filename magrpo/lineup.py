@@ -16,9 +16,11 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from magrpo.assets import locate_model, looks_like_folder
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
@@ -213,11 +215,20 @@ def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -
     """
     if looks_like_folder(config.model) and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
+    _hide_loading_bars()
     try:
         return auto.from_pretrained(config.model, trust_remote_code=False, **options)
     except UNLOADABLE as error:
         message = f"agent {config.name!r}: cannot load {noun} {config.model!r}: {quote_error(error)}"
         raise ConfigError(message) from error
+
+
+def _hide_loading_bars() -> None:
+    """Let transformers load weights without a bar between the lines of a run; downloads keep theirs."""
+    shows_downloads = not are_progress_bars_disabled()
+    disable_progress_bar()  # turns off the bars of downloads, too
+    if shows_downloads:
+        enable_progress_bars()
 
 
 def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -17,7 +17,7 @@ from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
 from magrpo.tracking.spool import Unavailable, find_folder_id
 from pipelines.commands.inputs import check_inputs
@@ -33,11 +33,11 @@ from pipelines.training.closing import print_closing
 
 
 def check_given_place(config: RunConfig, place: Place | None) -> None:
-    """Check that the run fits a place given on the command line, and that MLflow can use the URI of its store.
+    """Check that the run fits a place given on the command line, and that MLflow can use its store and experiment.
 
     Raises ConfigError before anything is created.
     """
-    tracking_uri(config.tracking, config.root)
+    check_tracking(config.tracking, config.root)
     if place is not None:
         check_place(config, place)
 
@@ -58,7 +58,8 @@ def train_run(
 ) -> int:
     """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code.
 
-    Problems and models are checked first, unless this ``is_checked`` or the problems are prepared. A new one whose configuration is refused before it has sampled anything is removed: its name stays free.
+    Problems and models are checked first unless ``is_checked``, or the problems are prepared. A new run whose
+    configuration is refused before it has sampled anything is removed: its name stays free.
     """
     check_given_place(store.config(), place)
     keep_place(store, place)

@@ -123,7 +123,7 @@ def test_a_model_that_is_neither_cached_nor_to_be_had_is_refused() -> None:
     said = str(caught.value)
     assert said.startswith("agent 'helper': model = 'owner/base': no such folder, no such model in the cache of the ")
     assert "127.0.0.1 does not answer ([Errno 111] Connection refused); give the folder of a copy" in said
-    with pytest.raises(ConfigError, match="model = 'coopcode-bas': did you mean 'coopcode-base'[?] no such folder"):
+    with pytest.raises(ConfigError, match=r"model = 'coopcode-bas': did you mean 'coopcode-base'[?] no such folder"):
         check_inputs(load_config(locate_config("embedded"), ["agents.0.model=coopcode-bas"]))
 
 
