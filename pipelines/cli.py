@@ -49,6 +49,7 @@ app = App(
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    group_commands=Group("Options", sort_key=9),
     default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     suppress_keyboard_interrupt=False,
@@ -72,14 +73,15 @@ def place_in_help(name: str) -> dict[str, Any]:
     return {"group": group, "sort_key": COMMANDS[group].index(name)}
 
 
-bench = App(
-    name="bench", help="Measure parts of this project on this machine.", help_epilogue="", **place_in_help("bench")
-)
-app.command(bench)
+def _make_group(name: str, text: str) -> App:
+    """A command that has commands of its own."""
+    made = App(name=name, help=text, help_epilogue="", group_commands="Commands", **place_in_help(name))
+    app.command(made)
+    return made
 
-config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="", **place_in_help("config"))
-app.command(config)
 
+bench = _make_group("bench", "Measure parts of this project on this machine.")
+config = _make_group("config", "Explain, show and begin configurations.")
 app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
 
 LAZY_COMMANDS = {
