@@ -1,4 +1,4 @@
-"""Configurations by dotted key: flat tables, differences from the defaults, differences between runs, digests."""
+"""Configurations by dotted key: flat tables, differences from the defaults, differences between runs."""
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from pydantic_core import PydanticUndefined
 
 from magrpo.config import RunConfig
 from magrpo.services import HIDDEN, SECRETS
-from magrpo.store import RunStore, digest
+from magrpo.store import RunStore
 
 LOCATION_KEYS = ("root", "tracking.uri", "tracking.experiment", "notify.webhook", "notify.block", "notify.on")
 """Keys that say where a run is recorded and announced; they do not change its results."""
@@ -68,8 +68,3 @@ def list_differing_keys(configs: Sequence[Mapping[str, str]]) -> list[str]:
     """The keys whose values differ between flat configurations, without :data:`LOCATION_KEYS`."""
     keys = dict.fromkeys(key for config in configs for key in config)
     return [key for key in keys if key not in LOCATION_KEYS and len({config.get(key) for config in configs}) > 1]
-
-
-def digest_config(config: Mapping[str, str]) -> str:
-    """Eight characters, equal for flat configurations that give equal runs."""
-    return digest({key: value for key, value in config.items() if key not in LOCATION_KEYS})[:8]

@@ -16,11 +16,13 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
-from magrpo.assets import locate_model
+from magrpo.assets import locate_model, looks_like_folder
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig, weight_holders
 from magrpo.plugins import ConfigError, quote_error, quote_value
 from magrpo.surrogates import REPLACEMENT
@@ -158,6 +160,16 @@ class Lineup:
         tokens = {token for agent in self._agents.values() for token in _list_special_tokens(agent.tokenizer)}
         return re.compile("|".join(["[\ud800-\udfff]", *map(re.escape, sorted(tokens, key=len, reverse=True))]))
 
+    def find_unused_templates(self) -> str:
+        """What to warn of if a base has a chat template and ``model.chat_template`` is "none"; empty otherwise."""
+        bases = {entry.config.model for entry in self._agents.values() if entry.tokenizer.chat_template}
+        if self.chat_template == "auto" or not bases:
+            return ""
+        return (
+            f'model.chat_template = "none": prompts do not use the chat template of {", ".join(sorted(bases))}, and a '
+            "model trained to chat may continue a prompt instead of answering it; to use it: model.chat_template=auto"
+        )
+
     def stop_token_ids(self, agent: str) -> tuple[int, ...]:
         """Ids that end a completion: the tokenizer's and those of the model's generation config."""
         return self._agents[agent].stop_token_ids
@@ -201,14 +213,22 @@ def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -
 
     Code that a model brings along is never run.
     """
-    looks_local = Path(config.model).is_absolute() or config.model.startswith((".", "~")) or config.model.count("/") > 1
-    if looks_local and not Path(config.model).is_dir():
+    if looks_like_folder(config.model) and not Path(config.model).is_dir():
         raise ConfigError(f"agent {config.name!r}: model = {config.model!r}: no such folder")
+    _hide_loading_bars()
     try:
         return auto.from_pretrained(config.model, trust_remote_code=False, **options)
     except UNLOADABLE as error:
         message = f"agent {config.name!r}: cannot load {noun} {config.model!r}: {quote_error(error)}"
         raise ConfigError(message) from error
+
+
+def _hide_loading_bars() -> None:
+    """Let transformers load weights without a bar between the lines of a run; downloads keep theirs."""
+    shows_downloads = not are_progress_bars_disabled()
+    disable_progress_bar()  # turns off the bars of downloads, too
+    if shows_downloads:
+        enable_progress_bars()
 
 
 def _begins_with_bos(tokenizer: PreTrainedTokenizerBase) -> bool:

@@ -78,6 +78,47 @@ _MAX_LINE = 1600
 _NAME = re.compile(r"[A-Za-z0-9]+")
 
 
+ON_COMMAND_LINE = "on the command line"
+SYNONYMS: Mapping[str, Sequence[str]] = {
+    "learning_rate": ("lr",),
+    "lr_scheduler": ("schedule",),
+    "lr_scheduler_type": ("schedule",),
+    "scheduler": ("schedule",),
+    "warmup": ("warmup_iterations",),
+    "warmup_steps": ("warmup_iterations",),
+    "grad_clip": ("max_grad_norm",),
+    "clip_grad": ("max_grad_norm",),
+    "batch_size": ("problems_per_iteration",),
+    "micro_batch_size": ("micro_batch_tokens",),
+    "epochs": ("num_iterations", "update_epochs"),
+    "num_epochs": ("num_iterations", "update_epochs"),
+    "num_train_epochs": ("num_iterations", "update_epochs"),
+    "steps": ("num_iterations",),
+    "num_steps": ("num_iterations",),
+    "max_steps": ("num_iterations",),
+    "iterations": ("num_iterations",),
+    "n": ("group_size", "num_samples"),
+    "num_generations": ("group_size",),
+    "max_tokens": ("max_new_tokens",),
+    "max_length": ("max_new_tokens",),
+    "max_completion_length": ("max_new_tokens",),
+    "turns": ("num_turns",),
+    "discount": ("gamma",),
+    "kl_coef": ("beta",),
+    "clip_range": ("clip_low", "clip_high"),
+    "epsilon": ("clip_low", "clip_high"),
+    "r": ("rank",),
+    "lora_rank": ("rank",),
+    "lora_alpha": ("alpha",),
+    "template": ("chat_template",),
+    "output_dir": ("root",),
+    "dataset": ("source",),
+    "model_name": ("model",),
+    "model_name_or_path": ("model",),
+}
+"""Words of other trainers for keys of this project, for hints."""
+_Path = tuple[int | str, ...]
+"""A key of a configuration by its parts; items of lists are numbers."""
 _MAX_DEPTH = 40
 """Deepest nesting of a configuration."""
 _MAX_ERRORS = 20
@@ -212,22 +253,24 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequence[str], source: str) -> SectionT:
-    """Apply overrides to ``tree`` in place and validate it; messages of ConfigErrors start with ``source``."""
-    for override in overrides:
-        _apply_override(tree, override)
-    _check_values(tree, source)
+    """Apply overrides to ``tree`` in place and validate it.
+
+    Messages of ConfigErrors start with ``source``, or say that the mistake was made on the command line.
+    """
+    changed = [_apply_override(tree, override) for override in overrides]
+    _check_values(tree, changed, source)
     try:
         return model.model_validate(tree)
     except ValidationError as error:
-        lines = list(islice(_explain_errors(error, tree, model), _MAX_ERRORS))
+        lines = list(islice(_explain_errors(error, tree, model, changed, source), _MAX_ERRORS))
         if more := error.error_count() - len(lines):
-            lines.append(f"and {more} more mistakes")
-        raise ConfigError("\n".join(f"{source}: {line}" for line in lines)) from None
+            lines.append(f"{source}: and {more} more mistakes")
+        raise ConfigError("\n".join(lines)) from None
 
 
-def _check_values(tree: dict[str, Any], source: str) -> None:
+def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -> None:
     """Raise ConfigError if a configuration is nested too deep, or holds a number or a text that its files cannot."""
-    waiting: list[tuple[tuple[str, ...], Any]] = [((), tree)]
+    waiting: list[tuple[_Path, Any]] = [((), tree)]
     while waiting:
         path, value = waiting.pop()
         fault = ""
@@ -237,7 +280,7 @@ def _check_values(tree: dict[str, Any], source: str) -> None:
             waiting += [((*path, str(key)), item) for key, item in value.items()]
             value = "".join(map(str, value))
         elif isinstance(value, list | tuple):
-            waiting += [((*path, str(number)), item) for number, item in enumerate(value)]
+            waiting += [((*path, number), item) for number, item in enumerate(value)]
         elif isinstance(value, float) and not math.isfinite(value):
             fault = f"must be a finite number, not {value}"
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -245,28 +288,64 @@ def _check_values(tree: dict[str, Any], source: str) -> None:
         if isinstance(value, str) and ("\0" in value or replace_surrogates(value) != value):
             fault = "must not hold null characters, or halves of characters"
         if fault:
-            raise ConfigError(f"{source}: {'.'.join(path):.{MAX_QUOTED}}: {fault}")
+            where = _name_source(path, changed, source)
+            raise ConfigError(f"{where}: {'.'.join(map(str, path)):.{MAX_QUOTED}}: {fault}")
 
 
-def _apply_override(tree: dict[str, Any], override: str) -> None:
+def _name_source(loc: _Path, changed: Sequence[_Path], source: str) -> str:
+    """Who is to blame for the value at ``loc``: ``source``, an override, or ``source`` as overrides changed it."""
+    if any(loc[: len(path)] == path for path in changed):
+        return ON_COMMAND_LINE
+    for path in changed:
+        *section, key = path
+        changes_kind = key == "kind" and loc[: len(section)] == tuple(section)  # other keys are allowed or missing then
+        if changes_kind or path[: len(loc)] == loc:
+            return f"{source}, as changed {ON_COMMAND_LINE}"
+    return source
+
+
+def _apply_override(tree: dict[str, Any], override: str) -> _Path:
+    """Apply ``section.key=value`` to ``tree``; returns the path of the value, items of lists by their numbers."""
     key, equals, text = override.partition("=")
+    where = f"{ON_COMMAND_LINE}: {quote_value(override)}"
     if not equals or not key:
-        raise ConfigError(f"{quote_value(override)}: an override is written section.key=value")
+        raise ConfigError(f"{where}: an override is written section.key=value")
     try:
         value: Any = tomllib.loads(f"value = {text}")["value"]
     except (ValueError, RecursionError):  # no TOML, thousands of digits; nested too deep
         value = text
-    *parents, leaf = key.split(".")
+    parts = key.split(".")
     node: Any = tree
+    path: _Path = ()
     try:
-        for part in parents:
-            node = node[int(part)] if isinstance(node, list) else node.setdefault(part, {})
-        node[int(leaf) if isinstance(node, list) else leaf] = value
-    except (IndexError, ValueError, TypeError, AttributeError):
-        raise ConfigError(f"{quote_value(override)}: {key:.{MAX_QUOTED}} is not a key of the configuration") from None
+        for depth, part in enumerate(parts):
+            place: Any = _find_item(node, part, ".".join(parts[:depth]), where) if isinstance(node, list) else part
+            path = (*path, place)
+            if depth == len(parts) - 1:
+                node[place] = value
+            else:
+                node = node[place] if isinstance(node, list) else node.setdefault(place, {})
+    except (TypeError, AttributeError):
+        raise ConfigError(f"{where}: {key:.{MAX_QUOTED}} is not a key of the configuration") from None
+    return path
 
 
-def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Section]) -> Iterator[str]:
+def _find_item(items: Sequence[Any], part: str, key: str, where: str) -> int:
+    """The place of the item of a list that ``part`` numbers, or names if the items are tables with a ``name``."""
+    if re.fullmatch("[0-9]{1,9}", part) and int(part) < len(items):
+        return int(part)
+    names = [str(item["name"]) if isinstance(item, Mapping) and "name" in item else "" for item in items]
+    if part and names.count(part) == 1:
+        return names.index(part)
+    listed = ", ".join(
+        f"{key}.{number} ({name})" if name else f"{key}.{number}" for number, name in enumerate(names[:_MAX_ERRORS])
+    )
+    raise ConfigError(f"{where}: {key} has no {quote_value(part)}; there are {len(items)} {key}: {listed}")
+
+
+def _explain_errors(
+    error: ValidationError, tree: dict[str, Any], root: type[Section], changed: Sequence[_Path], source: str
+) -> Iterator[str]:
     for item in error.errors():
         where = ".".join(str(part) for part in item["loc"])[:MAX_QUOTED]
         message = item["msg"].removeprefix("Value error, ")
@@ -279,27 +358,31 @@ def _explain_errors(error: ValidationError, tree: dict[str, Any], root: type[Sec
             message = f"unknown value {quote_value(item['input'])}; {list_choices(item['input'], choices)}"
         elif item["type"] != "value_error":
             message = f"{message}, got {quote_value(item['input'])}"
-        yield f"{where}: {message}" if where else message
+        to_blame = _name_source(item["loc"], changed, source)
+        yield f"{to_blame}: {where}: {message}" if where else f"{to_blame}: {message}"
 
 
 def _suggest_key(loc: tuple[int | str, ...], tree: dict[str, Any], root: type[Section]) -> str:
     """The tail of an error about the unknown key at ``loc``: a key of its section, or of another section."""
     key, known = str(loc[-1]), _known_keys(loc[:-1], tree, root)
+    if meant := [name for name in SYNONYMS.get(key, ()) if name in known]:
+        return f"did you mean {' or '.join(map(repr, meant))}?"
     elsewhere = find_keys(key, root, tree)
-    is_exact = any(dotted.endswith(f".{key}") for dotted in elsewhere)
+    is_exact = key in SYNONYMS or any(dotted.endswith(f".{key}") for dotted in elsewhere)
     if is_exact or (elsewhere and not difflib.get_close_matches(key, known, n=1)):
         return f"did you mean {' or '.join(map(repr, elsewhere))}?"
     return list_choices(key, known)
 
 
 def find_keys(name: str, root: type[Section], tree: Mapping[str, Any]) -> list[str]:
-    """The dotted keys whose last part is ``name``, or else the closest name there is; those of agents come last.
+    """The dotted keys whose last part is ``name`` or a synonym, or else the closest name there is; agents' come last.
 
     Of the plug-ins only those that ``tree`` chooses have keys; rows of baselines, which a command writes, have none.
     """
     keys = [key for key, _ in walk_fields(root, tree) if not key.startswith("baselines.rows")]
     by_name = {key.rpartition(".")[2]: key for key in keys}
-    closest = [name] if name in by_name else difflib.get_close_matches(name, list(by_name), n=1)
+    meant = [known for known in (name, *SYNONYMS.get(name, ())) if known in by_name]
+    closest = meant or difflib.get_close_matches(name, list(by_name), n=1)
     found = [key for key in keys if key.rpartition(".")[2] in closest]
     return sorted(found, key=lambda key: re.search(r"\.\d+\.", key) is not None)
 

@@ -7,11 +7,13 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, SecretStr, SerializationInfo, field_serializer, field_validator, model_validator
 
-from magrpo.plugins import Section, check_name
+from magrpo.plugins import Section
 
 SECRETS = ("notify.webhook", "notify.urls")
 """Keys whose values are shown as ``HIDDEN``."""
 HIDDEN = "***"
+MAX_EXPERIMENT = 500
+"""Longest name of an experiment that MLflow takes."""
 
 
 class TrackingConfig(Section):
@@ -20,7 +22,7 @@ class TrackingConfig(Section):
     uri: str | None = None
     """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else a sqlite database in ``root``."""
     experiment: str = "magrpo"
-    """Name of the MLflow experiment."""
+    """Name of the MLflow experiment; on Databricks an absolute path, such as ``/Users/you@example.org/magrpo``."""
     traces: int = Field(3, ge=0)
     """Number of trajectories traced in each evaluation and in every ``trace_every``-th iteration. 0: none."""
     trace_every: int = Field(10, ge=1)
@@ -31,7 +33,9 @@ class TrackingConfig(Section):
     @field_validator("experiment")
     @classmethod
     def _check_name(cls, value: str) -> str:
-        return check_name(value)
+        if not value.strip() or not value.isprintable() or len(value) > MAX_EXPERIMENT:
+            raise ValueError(f"an experiment's name has 1 to {MAX_EXPERIMENT} printable characters")
+        return value
 
 
 class RegistryConfig(Section):

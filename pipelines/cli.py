@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
-from cyclopts import App, CycloptsError, Parameter, UnknownOptionError
+from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
 from magrpo.plugins import ConfigError, cut_lines, find_keys
 from pipelines.arguments import (
@@ -40,7 +40,7 @@ app = App(
   magrpo train --resume seed-1
   magrpo ask seed-1
   magrpo evaluate seed-1 eval.num_samples=16
-  magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
+  magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
   magrpo runs
   magrpo compare seed-0 seed-1
   magrpo score --problems p.jsonl.gz --completions c.jsonl --output r.jsonl
@@ -49,18 +49,39 @@ app = App(
 
 For details: `magrpo COMMAND --help`.""",
     help_format="plaintext",
+    group_commands=Group("Options", sort_key=9),
     default_parameter=Parameter(show_default=lambda value: value or None),
     error_formatter=lambda error: f"magrpo: {error}",
     suppress_keyboard_interrupt=False,
     version=lambda: __import__("magrpo").__version__,
 )
 
-bench = App(name="bench", help="Measure parts of this project on this machine.", help_epilogue="")
-app.command(bench)
+TRAIN, LOOK = Group("Train", sort_key=1), Group("Look at runs", sort_key=2)
+USE, OPERATE = Group("Use the agents", sort_key=3), Group("Operate", sort_key=4)
+COMMANDS = {
+    TRAIN: ("train", "sweep", "evaluate", "schedule"),
+    LOOK: ("runs", "show", "report", "compare"),
+    USE: ("ask", "export", "score"),
+    OPERATE: ("config", "doctor", "sync", "verify", "place", "warm-start", "bench"),
+}
+"""The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
-config = App(name="config", help="Explain, show and begin configurations.", help_epilogue="")
-app.command(config)
 
+def place_in_help(name: str) -> dict[str, Any]:
+    """The group of a command and its place there, for ``app.command``."""
+    [group] = [group for group, names in COMMANDS.items() if name in names]
+    return {"group": group, "sort_key": COMMANDS[group].index(name)}
+
+
+def _make_group(name: str, text: str) -> App:
+    """A command that has commands of its own."""
+    made = App(name=name, help=text, help_epilogue="", group_commands="Commands", **place_in_help(name))
+    app.command(made)
+    return made
+
+
+bench = _make_group("bench", "Measure parts of this project on this machine.")
+config = _make_group("config", "Explain, show and begin configurations.")
 app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
 
 LAZY_COMMANDS = {
@@ -152,7 +173,8 @@ LAZY_COMMANDS = {
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
     parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
-    parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="")
+    shown = place_in_help(command) if parent is app else {}
+    parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="", **shown)
 
 
 LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")
@@ -238,35 +260,45 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
     return f"{error} (see magrpo {tokens[0] + ' ' if tokens and tokens[0] in app else ''}--help)"
 
 
-@app.command(help_epilogue="Keys of a configuration: magrpo config show")
+@app.command(
+    usage="""Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]
+       magrpo train --resume RUN [OPTIONS]""",
+    help_epilogue="""Examples:
+  magrpo train embedded
+  magrpo train embedded train.num_iterations=20 optim.lr=1e-3 --name short
+
+Keys of a configuration: magrpo config show""",
+    **place_in_help("train"),
+)
 def train(
     config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
+    name: RunName | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    resume: RunId | None = None,
+    from_stage: str | None = None,
+    root: Root | None = None,
+    place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    resume: RunId | None = None,
-    from_stage: str | None = None,
-    place: GivenPlace | None = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    name: RunName | None = None,
-    root: Root | None = None,
 ) -> int:
     """Train the agents of a configuration, or resume a run.
 
     Args:
         config: TOML file, or the name of one that ships: embedded.
-        local: Run the same loop without Prefect.
+        name: Name of the run; a date and a random suffix by default.
+        dry_run: Check the problems and models; print the plan, a prompt of each agent and the estimated cost.
         resume: Resume this run where it stopped, with the configuration it was started with.
         from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
-        dry_run: Print the plan, its estimated cost and the values that differ from the defaults; do nothing.
-        name: Name of the run; a date and a random suffix by default.
+        local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from magrpo.config import load_config
     from magrpo.store import RunStore
-    from pipelines.commands.train import check_given_place, rewind_run, train_run
+    from pipelines.commands.inputs import check_inputs
+    from pipelines.commands.train import check_given_place, rewind_run, start_run, train_run
 
     if from_stage is not None and resume is None:
         raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
@@ -280,51 +312,54 @@ def train(
     else:
         store, resolved = None, load_config(config, [*overrides, *([f"root={root}"] if root else [])])
     if dry_run:
-        from pipelines.commands.dry_run import show_plan
+        if store is None:
+            check_inputs(resolved, for_plan=True)
+        from pipelines.commands.dry_run import show_plan  # torch, transformers
 
         return show_plan(resolved, store, from_stage, place)
-    check_given_place(resolved, place)
     if store is None:
-        if resolved.model.device == "cuda" and not (place is not None and place.is_elsewhere):
-            from magrpo.lineup import device_of
-
-            device_of(resolved.model)  # raises before a folder is created
-        return train_run(RunStore.create(resolved, name), place, local=local, is_new=True)
+        return start_run(resolved, name, place, local=local)
+    check_given_place(resolved, place)
     if from_stage is not None:
         rewind_run(store, from_stage)
     return train_run(store, place, local=local)
 
 
-@app.command(help_epilogue="")
+@app.command(
+    usage="Usage: magrpo sweep CONFIG [KEY=VALUE...] --set KEY=VALUE,VALUE [OPTIONS]",
+    help_epilogue="",
+    **place_in_help("sweep"),
+)
 def sweep(
     config: ConfigFile | None = None,
     /,
     *overrides: Overrides,
     settings: Annotated[list[str] | None, Parameter(name="--set", negative=())] = None,
     seeds: Positive | None = None,
+    name: RunName | None = None,
+    dry_run: Annotated[bool, Parameter(negative=())] = False,
+    resume: RunId | None = None,
+    root: Root | None = None,
+    place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    resume: RunId | None = None,
-    place: GivenPlace | None = None,
-    dry_run: Annotated[bool, Parameter(negative=())] = False,
-    name: RunName | None = None,
-    root: Root | None = None,
 ) -> int:
     """Train every combination of some values with several seeds, one run after the other, and compare them.
 
-    Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,marloo
+    Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
 
     Args:
         config: TOML file, or the name of one that ships.
         settings: section.key=value,value,...: the values to try for one key; repeatable.
         seeds: Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
-        local: Run without Prefect.
-        resume: Resume this sweep; finished runs are kept.
-        dry_run: List the runs; do nothing.
         name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
+        dry_run: Check the problems and models, and list the runs; do nothing.
+        resume: Resume this sweep; finished runs are kept.
+        local: Run without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
+    from pipelines.commands.inputs import check_sweep_inputs
     from pipelines.commands.train import launch_sweep
     from pipelines.experiments.sweep_grid import check_sweep_place, load_sweep, plan_sweep, save_sweep, show_sweep
 
@@ -337,6 +372,8 @@ def sweep(
     else:
         chosen = plan_sweep(config, overrides, settings or [], seeds or 1, name, root)
     check_sweep_place(chosen, place)
+    if resume is None:
+        check_sweep_inputs(chosen)
     if dry_run:
         show_sweep(chosen)
         return 0
@@ -345,7 +382,7 @@ def sweep(
     return launch_sweep(chosen, place, local=local)
 
 
-@app.command(help_epilogue="")
+@app.command(usage="Usage: magrpo evaluate RUN [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("evaluate"))
 def evaluate(
     run: RunOrConfig,
     /,
@@ -354,12 +391,12 @@ def evaluate(
     baselines: str | None = None,
     single_run: RunId | None = None,
     partner: Annotated[tuple[RunId, ...], Parameter(negative=())] = (),
+    name: RunName | None = None,
+    root: Root = Path("runs"),
     place: GivenPlace | None = None,
     local: bool = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    name: RunName | None = None,
-    root: Root = Path("runs"),
 ) -> int:
     """Evaluate a run's agents on held-out problems, as a run of its own.
 
@@ -371,8 +408,8 @@ def evaluate(
         baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
         single_run: With --baselines: id of the run of a single trained agent.
         partner: With --baselines: id of a run whose agents act together with this run's; repeatable.
-        local: Run the same stages without Prefect.
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
+        local: Run the same stages without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.commands.train import train_run
@@ -387,7 +424,7 @@ def evaluate(
     return train_run(create_evaluation(source, name), place, local=local, is_new=True)
 
 
-@app.command(help_epilogue="")
+@app.command(usage="Usage: magrpo ask RUN [PROBLEM] [OPTIONS]", help_epilogue="", **place_in_help("ask"))
 def ask(
     run: RunId,
     problem: str | None = None,
@@ -424,7 +461,9 @@ def ask(
     return ask_agents(run, root, checkpoint, settings, question)
 
 
-@app.command(help_epilogue="")
+@app.command(
+    usage="Usage: magrpo schedule CONFIG [KEY=VALUE...] [OPTIONS]", help_epilogue="", **place_in_help("schedule")
+)
 def schedule(
     config: ConfigFile,
     /,
@@ -434,10 +473,10 @@ def schedule(
     rrule: str | None = None,
     timezone: str = "UTC",
     limit: Positive = 1,
+    name: RunName | None = None,
     place: PlaceFile | None = None,
     quiet: Quiet = False,
     verbose: Verbose = False,
-    name: RunName | None = None,
 ) -> int:
     """Train on a schedule until interrupted.
 
@@ -450,8 +489,8 @@ def schedule(
         rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
         timezone: Time zone of the schedule.
         limit: Maximal number of runs at the same time.
-        place: TOML file that says where to run, read again for every run; by default in one process.
         name: Name of the schedule and prefix of its runs' names; the file's name by default.
+        place: TOML file that says where to run, read again for every run; by default in one process.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.flows.timetable import Timetable

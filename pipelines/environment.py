@@ -25,7 +25,7 @@ QUIET = {
     "KINETO_LOG_LEVEL": "6",
     # It logs everything twice; an unreachable hub is reported as one error at the end.
     "HF_HUB_VERBOSITY": "error",
-    # Progress bars of libraries (loading weights, ...) appear only if they take longer than this.
+    # Progress bars of libraries (downloads, ...) appear only if they take longer than this.
     "TQDM_DELAY": "3",
     # Its first report on an empty database prints a traceback.
     "PREFECT_SERVER_ANALYTICS_ENABLED": "false",

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from magrpo.config import load_config, load_resolved
-from magrpo.plugins import ConfigError, build_plugin, check_name, import_plugin, quote_value
+from magrpo.config import RunConfig, load_config, load_resolved
+from magrpo.plugins import SYNONYMS, ConfigError, build_plugin, check_name, import_plugin, quote_value, walk_fields
 from tests import plugins
 
 CONFIGS = sorted((Path(__file__).parents[1] / "pipelines" / "configs").glob("*.toml"))
@@ -43,6 +43,42 @@ def test_overrides_are_toml_or_text(path: Path) -> None:
     assert config.train.seed == 0
 
 
+def test_an_agent_is_numbered_or_named(path: Path) -> None:
+    config = load_config(
+        path, ["agents.m.model=of main", "agents.0.model=of helper", "agents.h.name=x", "agents.1.lr=2"]
+    )
+    assert [(agent.name, agent.model, agent.lr) for agent in config.agents] == [
+        ("x", "of helper", None),
+        ("m", "of main", 2),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("override", "beginning"),
+    [
+        ("train.num_iteration=3", "on the command line: train.num_iteration: unknown key"),
+        ("agents.m.lr=-1", "on the command line: agents.1.lr: "),
+        ("optim.lr=inf", "on the command line: optim.lr: must be a finite number"),
+        ("agents.7.name=x", "on the command line: 'agents.7.name=x': "),
+        ("problems.kind=humanevil", "{path}, as changed on the command line: problems: unknown kind"),
+        ("rollout.group_size=1", "{path}, as changed on the command line: rollout: a group of 1"),
+        ("train.seed=1", "{path}: optim.lrr: unknown key"),
+    ],
+)
+def test_a_mistake_is_blamed_on_the_file_or_on_the_command_line(path: Path, override: str, beginning: str) -> None:
+    if override == "train.seed=1":
+        path.write_text(plugins.CONFIG.replace("lr =", "lrr ="))
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, [override])
+    assert str(caught.value).startswith(beginning.format(path=path))
+
+
+def test_synonyms_mean_keys_that_exist() -> None:
+    tree = {"problems": {"kind": "humaneval"}, "env": {"kind": "coding"}}
+    keys = {key.rpartition(".")[2] for key, _ in walk_fields(RunConfig, tree)}
+    assert {name for names in SYNONYMS.values() for name in names} <= keys
+
+
 def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
     config = load_config(path, ["problems.size=9", "engine.text=bad"])
     again = load_resolved(config.resolved())
@@ -62,12 +98,19 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("lr=3", "lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
         ("train.lr=3", "train.lr: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
         ("size=3", "size: unknown key; did you mean 'problems.size'[?]"),
+        ("optim.learning_rate=3", "optim.learning_rate: unknown key; did you mean 'lr'[?]"),
+        ("learning_rate=3", "learning_rate: unknown key; did you mean 'optim.lr' or 'agents.0.lr'[?]"),
+        ("train.epochs=3", "train.epochs: unknown key; did you mean 'num_iterations'[?]"),
+        ("train.batch_size=3", "unknown key; did you mean 'rollout.problems_per_iteration'[?]"),
+        ("rollout.n=3", "rollout.n: unknown key; did you mean 'group_size'[?]"),
         ("trian.seed=3", "trian: unknown key; did you mean 'train'"),
         ("algo.estimator=margpo", "algo.estimator: unknown value 'margpo'; did you mean 'magrpo'[?] choices: "),
         ("optim.lr=-1", "optim.lr: .*greater than 0, got -1"),
         ("optim.lr=fast", "optim.lr: .*got 'fast'"),
         ("optim", "an override is written section.key=value"),
-        ("agents.7.name=x", "agents.7.name is not a key"),
+        ("agents.7.name=x", r"agents has no '7'; there are 2 agents: agents.0 \(h\), agents.1 \(m\)"),
+        ("agents.x.model=x", r"agents has no 'x'; there are 2 agents: agents.0 \(h\), agents.1 \(m\)"),
+        ("agents.-1.model=x", "agents has no '-1'"),
         ("agents.0.name=m", "agents: names must differ"),
         ("agents.0.role=boss", r"needs one agent for each role \['helper', 'main'\], got \['boss', 'main'\]"),
         ("problems.kind=coopcod", "problems: unknown kind 'coopcod': did you mean 'coopcode'"),
@@ -168,12 +211,21 @@ def test_a_resolved_configuration_that_is_damaged_is_named(text: str, message: s
 
 
 @pytest.mark.parametrize("name", ["", "a.b", "../../x", "/x", "-x", "_x", "a b", "a/b", "Jürgen", "x\n", "x" * 101])
-@pytest.mark.parametrize("key", ["agents.0.name", "tracking.experiment"])
-def test_names_of_agents_and_experiments_fit_files_and_metrics(path: Path, key: str, name: str) -> None:
-    with pytest.raises(ConfigError, match=f"{key}: name .* cannot be used: a name consists of letters") as caught:
-        load_config(path, [f"{key}={json.dumps(name)}"])
+def test_names_of_agents_fit_files_and_metrics(path: Path, name: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"agents.0.name: name .* cannot be used: a name consists of letters"
+    ) as caught:
+        load_config(path, [f"agents.0.name={json.dumps(name)}"])
     assert len(str(caught.value).splitlines()) == 1
-    assert len(load_config(path, [f"{key}={'x' * 100}"]).resolved()) > 0
+    assert len(load_config(path, [f"agents.0.name={'x' * 100}"]).resolved()) > 0
+
+
+def test_experiments_have_the_names_that_mlflow_takes(path: Path) -> None:
+    for name in ("a.b", "a b", "/Users/me@example.org/magrpo", "../../x", "Jürgen", "x" * 500):
+        assert load_config(path, [f"tracking.experiment={json.dumps(name)}"]).tracking.experiment == name
+    for name in ("", "  ", "x\n", "x" * 501):
+        with pytest.raises(ConfigError, match=r"tracking.experiment: an experiment's name has 1 to 500 printable"):
+            load_config(path, [f"tracking.experiment={json.dumps(name)}"])
 
 
 def test_a_reserved_name_is_refused_in_upper_case_too() -> None:

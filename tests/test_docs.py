@@ -139,8 +139,8 @@ def configuration_page() -> str:
 Written by `make docs` from the classes that define the keys; `magrpo config show` prints the same, by section.
 
 A run is one TOML file ([`pipelines/configs/`](../pipelines/configs) holds examples). `section.key=value` on the command
-line changes one value; a list index is a number, as in `agents.0.model=...`. A section with a `kind` is a plug-in: the
-name chooses it, its other keys are its fields.
+line changes one value; an agent is numbered or named: `agents.0.model=...`, `agents.main.model=...`. A section with a
+`kind` is a plug-in: the name chooses it, its other keys are its fields.
 
 ```
 {format_config_help()}

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils import are_progress_bars_disabled
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from magrpo.collate import collate
 from magrpo.config import AgentConfig, LoraConfig, ModelConfig
 from magrpo.forward import LogitMap, can_share_prompts, find_logit_map, head_weights, hidden_states
-from magrpo.lineup import Lineup
+from magrpo.lineup import Lineup, load_pretrained
 from magrpo.plugins import ConfigError
 from magrpo.policy import Policy
 from magrpo.types import Message, Observation, Sample
@@ -400,3 +401,17 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(
 
         monkeypatch.setattr(type(model), "forward", capped)
         assert find_logit_map(model) is None
+
+
+def test_weights_load_without_a_bar_and_downloads_keep_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
+    monkeypatch.setenv("TQDM_DELAY", "0")
+    base = tiny_base(tmp_path / "base")
+    AutoModelForCausalLM.from_pretrained(base)
+    assert "Loading weights" in capfd.readouterr().err, "transformers shows one by itself"
+    config = AgentConfig(name="helper", role="helper", model=str(base))
+    load_pretrained(AutoModelForCausalLM, "model", config)
+    assert capfd.readouterr().err == ""
+    assert not are_progress_bars_disabled()

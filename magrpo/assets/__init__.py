@@ -5,6 +5,11 @@ from pathlib import Path
 FOLDER = Path(__file__).parent
 
 
+def looks_like_folder(model: str) -> bool:
+    """Whether a model is written like a folder, not like an id of the hub."""
+    return Path(model).is_absolute() or model.startswith((".", "~")) or model.count("/") > 1
+
+
 def locate_model(model: str) -> str:
     """The folder of a model that ships with the project; any other name unchanged."""
     shipped = FOLDER / model

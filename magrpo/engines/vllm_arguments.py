@@ -32,7 +32,11 @@ def find_obstacle(device_type: str) -> str:
         return "vLLM is not installed; pip install 'magrpo[vllm]'"
     import torch  # half a second, which a configuration that is only read need not take
 
-    return "vLLM's build here needs a GPU; make setup GPU=0" if device_type == "cpu" and torch.version.cuda else ""
+    return (
+        "vLLM's build here needs a GPU; make setup GPU=0 in a clone"
+        if device_type == "cpu" and torch.version.cuda
+        else ""
+    )
 
 
 def make_arguments(

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from magrpo.hub import check_cached
 from magrpo.plugins import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.surrogates import replace_surrogates
@@ -148,6 +149,7 @@ def _read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _download_file(repository: str, name: str) -> Path:
+    check_cached(repository, name)
     from huggingface_hub import hf_hub_download  # defers huggingface_hub
 
     try:
@@ -158,6 +160,7 @@ def _download_file(repository: str, name: str) -> Path:
 
 
 def _load_hub_split(name: str, split: str) -> Iterator[Row]:
+    check_cached(name)
     from datasets import load_dataset  # defers datasets
     from datasets.exceptions import DatasetNotFoundError
 

@@ -49,6 +49,17 @@ def tracking_uri(config: TrackingConfig, root: Path) -> str:
     return f"sqlite:///{root.absolute() / 'mlflow.db'}"
 
 
+def check_tracking(config: TrackingConfig, root: Path) -> str:
+    """The tracking URI of a run; ConfigError if MLflow cannot use it, or has no such experiment there."""
+    uri = tracking_uri(config, root)
+    if uri.partition("://")[0] == "databricks" and not config.experiment.startswith("/"):
+        raise ConfigError(
+            f"tracking.experiment = {quote_value(config.experiment)}: on Databricks an experiment is an absolute path, "
+            "such as /Users/you@example.org/magrpo"
+        )
+    return uri
+
+
 def check_uri(uri: str, source: str) -> str:
     """Return a URI that MLflow can use; else ConfigError, which begins with ``source``."""
     scheme, colon, rest = uri.partition("://")

@@ -28,9 +28,14 @@ CHARTS = {
 """Metrics of the charts, by section; MLflow hides those that no run has."""
 
 
+def view_link(experiment_id: str) -> str:
+    """The link, on MLflow's pages, to the runs of an experiment in the shared view."""
+    return f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{TRAINING_MODE}"
+
+
 def experiment_tags(experiment_id: str) -> dict[str, str]:
     """The tags that an experiment of trainings has."""
-    link = f"#/experiments/{experiment_id}/runs?viewStateShareKey={VIEW}&{TRAINING_MODE}"
+    link = view_link(experiment_id)
     note = (
         f"Trainings by [MAGRPO](https://arxiv.org/abs/2508.04652): [runs with return, pass@1, gain and verdict first]"
         f"({link}), [the same as charts]({link}&compareRunsMode=CHART)."

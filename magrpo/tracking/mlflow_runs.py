@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import shlex
 import time
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, suppress
@@ -18,9 +20,16 @@ from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from magrpo.services import TrackingConfig
-from magrpo.tracking.connection import make_database, mlflow_page, quieten_mlflow, tracking_uri, translate_errors
-from magrpo.tracking.experiment_view import missing_tags
-from magrpo.tracking.spool import FINAL, FOLDER_TAG, Record, Spool, SpooledTracker, find_folder_id
+from magrpo.tracking.connection import (
+    check_tracking,
+    hide_password,
+    make_database,
+    mlflow_page,
+    quieten_mlflow,
+    translate_errors,
+)
+from magrpo.tracking.experiment_view import missing_tags, view_link
+from magrpo.tracking.spool import FINAL, FOLDER_TAG, Record, Spool, SpooledTracker, Unavailable, find_folder_id
 from magrpo.tracking.system import PREFIX, sample_system
 from magrpo.tracking.traces import deliver_traces, trace_record
 from magrpo.types import Trajectory, TurnTimes
@@ -41,6 +50,7 @@ POSITION_TAG = "magrpo.delivered"
 _PARAM_LENGTH = 6000  # MLflow's limits, like those that follow
 _BATCH = {"metrics": 1000, "params": 100, "tags": 100}
 _DIGEST_LENGTH = 36
+_FOLDER_LENGTH = 100
 
 
 @dataclass
@@ -78,28 +88,52 @@ class MlflowSink:
             self._client.set_tag(self.mlflow_run_id, POSITION_TAG, position)
 
     def deliver(self, records: Sequence[Record]) -> None:
+        from mlflow.exceptions import MlflowException  # loaded by connect
+
         with translate_errors(self.uri, may_refuse=True):
-            getattr(self, f"_deliver_{records[0]['kind']}")(records)
+            try:
+                getattr(self, f"_deliver_{records[0]['kind']}")(records)
+            except MlflowException:
+                # MLflow refuses every record of a deleted experiment: none of them may be left out.
+                if self._client.get_experiment(self.experiment_id).lifecycle_stage == "deleted":
+                    raise Unavailable(self._describe_deleted(self.experiment_id)) from None
+                raise
 
     def _find_experiment(self) -> str:
         """The id of the experiment, created if there is none; another run may create it at the same moment."""
         from mlflow.exceptions import MlflowException  # takes seconds
 
-        location = None if self.artifacts is None else (self.artifacts.absolute() / self.experiment).as_uri()
         found = self._client.get_experiment_by_name(self.experiment)
         if found is None:
             try:
                 found = self._client.get_experiment(
-                    self._client.create_experiment(self.experiment, artifact_location=location)
+                    self._client.create_experiment(self.experiment, artifact_location=self._locate_artifacts())
                 )
             except MlflowException as error:
                 found = self._client.get_experiment_by_name(self.experiment)
                 if error.error_code != "RESOURCE_ALREADY_EXISTS" or found is None:
                     raise
         experiment_id = str(found.experiment_id)
+        if found.lifecycle_stage == "deleted":
+            raise Unavailable(self._describe_deleted(experiment_id))
         for key, value in missing_tags(experiment_id, found.tags).items():
             self._client.set_experiment_tag(experiment_id, key, value)
         return experiment_id
+
+    def _locate_artifacts(self) -> str | None:
+        """Where an experiment created here keeps its artifacts; None: the server chooses."""
+        if self.artifacts is None:
+            return None
+        folder = re.sub(r"[^A-Za-z0-9_.-]+", "-", self.experiment).strip(".-")[:_FOLDER_LENGTH]
+        return (self.artifacts.absolute() / (folder or "experiment")).as_uri()
+
+    def _describe_deleted(self, experiment_id: str) -> str:
+        """What to do about a deleted experiment, which keeps its name until MLflow purges it."""
+        uri = shlex.quote(hide_password(self.uri))
+        return (
+            f"the experiment {self.experiment!r} of MLflow at {hide_password(self.uri)} is deleted; to restore it: "
+            f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id {experiment_id}"
+        )
 
     def _find_run(self, tag: str, value: str, folder_id: str = "") -> str:
         """The id of the run with this tag, and this :data:`FOLDER_TAG` if one is given; created if there is none."""
@@ -160,9 +194,9 @@ class MlflowSink:
             if not path.exists():
                 log.warning("tracking: artifact %s is gone and left out", path)
             elif path.is_dir():
-                self._client.log_artifacts(self.mlflow_run_id, str(path), f"{record['folder']}/{path.name}")
+                self._client.log_artifacts(self.mlflow_run_id, str(path), record["folder"] or None)
             else:
-                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"])
+                self._client.log_artifact(self.mlflow_run_id, str(path), record["folder"] or None)
 
     def _deliver_trace(self, records: Sequence[Record]) -> None:
         deliver_traces(self.uri, self.experiment_id, self.mlflow_run_id, records)
@@ -188,7 +222,7 @@ class MlflowTracker(SpooledTracker):
         *,
         began_s: float | None = None,
     ) -> None:
-        self.uri = tracking_uri(config, root)
+        self.uri = check_tracking(config, root)
         local = self.uri.startswith("sqlite:")  # MLflow would store artifacts in the working directory
         artifacts = root / "mlartifacts" if local else None
         spool = Spool(folder)
@@ -207,6 +241,13 @@ class MlflowTracker(SpooledTracker):
     def mlflow_page(self) -> tuple[str, str]:
         """See :func:`magrpo.tracking.connection.mlflow_page`."""
         return mlflow_page(self.uri, self._mlflow.experiment_id, self._mlflow.mlflow_run_id)
+
+    def runs_page(self) -> str:
+        """The address of MLflow's page that compares the runs of the experiment; empty until MLflow was reached."""
+        if not self._mlflow.experiment_id:
+            return ""
+        _, server = mlflow_page(self.uri, "", "")
+        return f"{server}/{view_link(self._mlflow.experiment_id)}"
 
     @property
     def mlflow_run_id(self) -> str:

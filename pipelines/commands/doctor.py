@@ -25,7 +25,7 @@ from magrpo.services import TrackingConfig
 from magrpo.tracking.connection import check_reachable, hide_password, tracking_uri
 from magrpo.tracking.spool import Unavailable
 from pipelines.arguments import ConfigFile, Overrides, Root, locate_config
-from pipelines.environment import prefect_target
+from pipelines.environment import find_command, prefect_target
 from pipelines.flows.local_server import find_fault
 
 ENOUGH_DISK_GIB = 5.0
@@ -73,7 +73,7 @@ def check_machine(
             table.add_row("", "", Text(f"-> {finding.remedy}"))
     console.print(table)
     missing = ", ".join(finding.name for finding in findings if finding.verdict == "missing")
-    ready = "ready; next: magrpo train pipelines/configs/embedded.toml"
+    ready = f"ready; next: {find_command('magrpo')} train embedded"
     console.print(f"\nnot ready: {missing}" if missing else f"\n{ready}")
     return 1 if missing else 0
 
@@ -85,7 +85,7 @@ def check_libraries() -> Iterator[Finding]:
     yield Finding("PyTorch", "ok", torch.__version__)
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1"
+        remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1 in a clone"
         yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
     for index in range(torch.cuda.device_count()):
         free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
@@ -113,7 +113,7 @@ def check_servers(root: Path) -> Iterator[Finding]:
     """Reach the servers of Prefect and MLflow that are named, if any."""
     version, url = _find_version("prefect"), prefect_target()
     if not version:
-        yield Finding("Prefect", "missing", "not installed", "make setup")
+        yield Finding("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
     elif url is None:
         yield Finding("Prefect", "ok", f"{version}, a server of its own for each run")
     elif fault := find_fault(url):

@@ -15,17 +15,17 @@ from magrpo.config_diff import list_changed_values
 from magrpo.engines.auto import AutoEngine
 from magrpo.engines.vllm import VllmEngine
 from magrpo.engines.vllm_arguments import find_obstacle
-from magrpo.interfaces import ChecksSource, EnginePlugin, HasMaxBatch, ProbesIsolation
-from magrpo.layout import Step, read_place, steps, steps_to_repeat
-from magrpo.lineup import device_of, dtype_of
+from magrpo.interfaces import EnginePlugin, HasMaxBatch, ProbesIsolation
+from magrpo.layout import Step, read_place, read_problems, steps, steps_to_repeat
+from magrpo.lineup import Lineup, device_of, dtype_of
 from magrpo.place import Place
 from magrpo.planning.card import check_card, estimate_card
 from magrpo.planning.fit import check_place
 from magrpo.planning.sizes import KV_CACHE, POLICY, SECOND_POLICY, estimate_disk, estimate_memory, estimate_work
-from magrpo.plugins import ConfigError
 from magrpo.sandboxes import SandboxError
 from magrpo.store import RunStore
 from magrpo.tracking.connection import tracking_uri
+from pipelines.commands.first_prompts import describe_problems
 from pipelines.commands.place_view import forecast_lines
 
 WORK_SECTIONS = "agents, model, lora, problems, env, reward, sandbox, engine, rollout, algo, optim, eval"
@@ -37,11 +37,17 @@ def show_plan(
 ) -> int:
     """Print the plan of a new run, or of resuming ``store``, and return 0. Raises ConfigError if it could not start.
 
+    The models and files of a new run are checked already (:mod:`pipelines.commands.inputs`).
+
     The forecast for a place is shown if one is given, or the run has one.
     """
     place = given_place or (read_place(store) if store else Place())
     check_place(config, place)
-    _check_files(config)
+    # A run for a GPU can be planned on a machine without one.
+    device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
+    lineup = Lineup.open(config.agents, config.model, config.lora, device)
+    prepared = store.find(Step("prepare", 0).folder) if store else None
+    committed = read_problems(store.folder(prepared)) if store and prepared else None
     planned = steps(config)
     repeated = steps_to_repeat(store, config, from_stage) if store and from_stage is not None else []
     reused = {step for step in planned if store and step not in repeated and store.find(step.folder) is not None}
@@ -52,9 +58,10 @@ def show_plan(
         *_list_stages(planned),
         *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
         f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
+        *describe_problems(config, lineup, committed),
         *_describe_work(config),
         *_describe_warmup(config),
-        *_describe_machine(config, place),
+        *_describe_machine(config, place, device),
         *_describe_disk(config, root),
         _describe_time(config, root, remaining),
         *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
@@ -64,22 +71,6 @@ def show_plan(
     ):
         print(line)
     return 0
-
-
-def _check_files(config: RunConfig) -> None:
-    """Raise ConfigError if data or weights that the run reads are missing."""
-    if isinstance(config.problems, ChecksSource):
-        config.problems.check_source()
-    for agent in config.agents:
-        folder = agent.start_from
-        if folder is None:
-            continue
-        if not folder.is_dir():
-            raise ConfigError(f"agent {agent.name!r}: start_from = {folder}: no such folder")
-        if agent.weights != "full":
-            from magrpo.lora import check_adapter  # peft
-
-            check_adapter(folder, agent, config.lora)
 
 
 def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
@@ -117,9 +108,7 @@ def _describe_warmup(config: RunConfig) -> Iterator[str]:
         yield f"warm-up  {long_warmup}"
 
 
-def _describe_machine(config: RunConfig, place: Place) -> Iterator[str]:
-    # A run for a GPU can be planned on a machine without one.
-    device = torch.device("cuda") if config.model.device == "cuda" else device_of(config.model)
+def _describe_machine(config: RunConfig, place: Place, device: torch.device) -> Iterator[str]:
     dtype = dtype_of(config.model, device)
     engine = config.engine
     if isinstance(engine, AutoEngine):

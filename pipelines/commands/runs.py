@@ -1,6 +1,7 @@
 """``magrpo runs`` and ``magrpo sync``: the table of runs, and the delivery of records that their server has not got."""
 
 import json
+import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -13,7 +14,7 @@ from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
-from magrpo.config_diff import digest_config, list_differing_keys, read_flat_config
+from magrpo.config_diff import list_differing_keys, read_flat_config
 from magrpo.config_file import CONFIG
 from magrpo.layout import hold_run, is_held
 from magrpo.plugins import ConfigError
@@ -29,7 +30,7 @@ from pipelines.arguments import Json, Root, RunId
 
 STATES = {"FINISHED": "finished", "FAILED": "failed", "KILLED": "interrupted", "RUNNING": "running"}
 MAX_KEYS = 4
-"""If runs differ in more keys of the configuration than this, a digest stands for them."""
+"""If runs differ in more keys of the configuration than this, their problems and models stand for them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,10 +137,39 @@ def _describe_summary(run: Summary) -> dict[str, object]:
     }
 
 
+def _describe_configs(configs: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
+    """What configurations differ in, with the title of the column.
+
+    Those that differ in many keys are told apart by problems and models, then by what differs among equal ones.
+    """
+    if values := _list_differences(configs):
+        return "differs in", values
+    tasks = [_describe_task(config) for config in configs]
+    lines = dict.fromkeys(range(len(configs)), "")
+    for task in set(tasks):
+        alike = [number for number, other in enumerate(tasks) if other == task]
+        lines |= zip(alike, _list_differences([configs[number] for number in alike]), strict=False)
+    return "task", [f"{task}\n{lines[number]}".rstrip() for number, task in enumerate(tasks)]
+
+
+def _list_differences(configs: Sequence[Mapping[str, str]]) -> list[str]:
+    """``key=value`` lines of each configuration; none at all if they are equal, or differ in many keys."""
+    keys = list_differing_keys(configs)
+    if not 0 < len(keys) <= MAX_KEYS:
+        return []
+    return ["\n".join(f"{key}={config.get(key, '(none)')}" for key in keys) for config in configs]
+
+
+def _describe_task(config: Mapping[str, str]) -> str:
+    """``coopcode, coopcode-base``: the problems and the base models."""
+    models = [value for key, value in config.items() if re.fullmatch(r"agents\.\d+\.model", key)]
+    names = dict.fromkeys(model.rstrip("/").rpartition("/")[2] for model in models)
+    return ", ".join([config.get("problems.kind", "?"), *names])
+
+
 def format_runs(runs: Sequence[Summary], width: int) -> Table:
     """The table of runs; below 100 columns without start and configuration, below 80 without duration, too."""
-    keys = list_differing_keys([run.config for run in runs])
-    shows_values = 0 < len(keys) <= MAX_KEYS
+    title, described = _describe_configs([run.config for run in runs])
     columns = [
         Column("run", overflow="fold"),
         Column("state"),
@@ -147,11 +177,10 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
         Column("held-out return", justify="right"),
         Column("took", justify="right", no_wrap=True),
         Column("started", no_wrap=True),
-        Column("differs in" if shows_values else "config", overflow="fold"),
+        Column(title, overflow="fold"),
     ][: 4 if width < 80 else 5 if width < 100 else None]
     table = Table(*columns, box=box.SIMPLE_HEAD)
-    for run in runs:
-        values = [f"{key}={run.config.get(key, '(none)')}" for key in keys]
+    for run, description in zip(runs, described, strict=True):
         cells = (
             Text(run.name),
             Text(run.state),
@@ -159,7 +188,7 @@ def format_runs(runs: Sequence[Summary], width: int) -> Table:
             " \u2192 ".join(f"{value:.1%}" for value in run.returns[:1] + run.returns[1:][-1:]),
             "" if run.seconds is None else format_duration(run.seconds),
             f"{datetime.fromtimestamp(run.started_s):%Y-%m-%d %H:%M}",
-            Text("\n".join(values) if shows_values else digest_config(run.config)),
+            Text(description),
         )
         table.add_row(*cells[: len(columns)])
     return table

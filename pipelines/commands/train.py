@@ -11,15 +11,16 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.layout import has_samples, hold_run, keep_place, steps_to_repeat
+from magrpo.layout import Step, has_samples, hold_run, keep_place, steps_to_repeat
 from magrpo.place import Place, load_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.store import RunStore
-from magrpo.tracking.connection import tracking_uri
+from magrpo.tracking.connection import check_tracking, tracking_uri
 from magrpo.tracking.mlflow_runs import delete_empty_run
 from magrpo.tracking.spool import Unavailable, find_folder_id
+from pipelines.commands.inputs import check_inputs
 from pipelines.environment import find_command, is_quiet, shorten_path
 from pipelines.experiments.sweep_grid import Sweep, keep_sweep_place
 from pipelines.faults import DISK_ERRORS
@@ -32,19 +33,33 @@ from pipelines.training.closing import print_closing
 
 
 def check_given_place(config: RunConfig, place: Place | None) -> None:
-    """Check that the run fits a place given on the command line, and that MLflow can use the URI of its store.
+    """Check that the run fits a place given on the command line, and that MLflow can use its store and experiment.
 
     Raises ConfigError before anything is created.
     """
-    tracking_uri(config.tracking, config.root)
+    check_tracking(config.tracking, config.root)
     if place is not None:
         check_place(config, place)
 
 
-def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False) -> int:
+def start_run(config: RunConfig, name: str | None, place: Place | None = None, *, local: bool) -> int:
+    """Start a run of ``config``; returns the exit code. Raises ConfigError before a folder is made if it cannot run."""
+    check_given_place(config, place)
+    if config.model.device == "cuda" and not (place is not None and place.is_elsewhere):
+        from magrpo.lineup import device_of  # torch, transformers
+
+        device_of(config.model)
+    check_inputs(config)
+    return train_run(RunStore.create(config, name), place, local=local, is_new=True, is_checked=True)
+
+
+def train_run(
+    store: RunStore, place: Place | None = None, *, local: bool, is_new: bool = False, is_checked: bool = False
+) -> int:
     """Start or resume the run in ``store`` at ``place`` (None: where it ran last); returns the exit code.
 
-    A new one whose configuration is refused before it has sampled anything is removed: its name stays free.
+    Problems and models are checked first unless ``is_checked``, or the problems are prepared. A new run whose
+    configuration is refused before it has sampled anything is removed: its name stays free.
     """
     check_given_place(store.config(), place)
     keep_place(store, place)
@@ -52,6 +67,8 @@ def train_run(store: RunStore, place: Place | None = None, *, local: bool, is_ne
     console.print(f"run {store.run_id} in {shorten_path(store.path)}", markup=False, soft_wrap=True)
     resume = resume_command("train", store.run_id, store.path.parent, local=local)
     try:
+        if not is_checked and store.find(Step("prepare", 0).folder) is None:
+            check_inputs(store.config())
         result = run_stages(store, local=local)
     except KeyboardInterrupt as error:
         console.quiet = False
@@ -119,6 +136,7 @@ def serve_schedule(
     """Start runs by a schedule until interrupted, then return 0."""
     resolved = load_config(config, overrides)
     check_given_place(resolved, load_place(place) if place is not None else None)
+    check_inputs(resolved)
     root = resolved.root
     with LocalServer(root / "prefect", schedules=True) as server:
         with show_activity(LOADING["Prefect"]):

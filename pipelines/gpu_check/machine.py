@@ -87,7 +87,7 @@ def _check_estimate(setting: Setting, card: float) -> Result:
 
 def _explain_missing_gpu() -> Iterator[Result]:
     if Path("/proc/driver/nvidia").exists() or Path("/dev/nvidiactl").exists():
-        remedy = f"make setup GPU=1; if that does not help, install driver {MIN_DRIVER} or newer"
+        remedy = f"make setup GPU=1 in a clone; if that does not help, install driver {MIN_DRIVER} or newer"
         found = f"there, but torch {torch.__version__} cannot use it (driver {find_driver() or 'unknown'})"
     else:
         found, remedy = "none", "run it on a machine with an NVIDIA GPU; on this one the steps run small, on the CPU"

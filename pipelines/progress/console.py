@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -52,9 +52,12 @@ _ITEMS = {
 """What a stage counts while it works."""
 _PARTS = ("tests", "cooperation", "length_ratio", "style")
 """Parts of rewards shown in the line of an iteration: those that training changes most."""
-_WIDE = 76
+_WORDS = 62
 """Columns for the words of the live line; the bar has what a terminal has more."""
-_SHORTEST_BAR = 12
+_BAR = range(8, 30)
+"""Columns that a bar can have."""
+_NARROWEST = 48
+"""Columns of a terminal below which there is no bar."""
 
 
 @dataclass
@@ -73,21 +76,29 @@ class Work:
         """``sampling 24 of 64 completions, 5 s``."""
         expected = f" of {self.total}" if self.total else ""
         counted = f" {self.num_done}{expected} {self.items}" if self.num_done else ""
-        return f"{self.title}{counted}, {monotonic() - self.began:.0f} s"
+        return self._add_seconds(f"{self.title}{counted}")
+
+    def describe_briefly(self) -> str:
+        """``sampling, 5 s``."""
+        return self._add_seconds(self.title)
+
+    def _add_seconds(self, text: str) -> str:
+        return f"{text}, {monotonic() - self.began:.0f} s"
 
 
 class LiveLine(ProgressColumn):
     """The words of the live line, rendered again whenever it is shown: its seconds go on within a stage.
 
-    ``describe_work`` returns what is being done, with its seconds; words that do not fit into ``width`` are left out.
+    ``list_works`` returns what is being done. The time left comes first; words that do not fit into ``width`` are left
+    out.
     """
 
     max_refresh = 0.2
 
     def __init__(
-        self, state: RunState, describe_work: Callable[[], str], time_left: Callable[[], str], width: int
+        self, state: RunState, list_works: Callable[[], Sequence[Work]], time_left: Callable[[], str], width: int
     ) -> None:
-        self._state, self._describe_work, self._time_left, self._width = state, describe_work, time_left, width
+        self._state, self._list_works, self._time_left, self._width = state, list_works, time_left, width
         super().__init__(Column(no_wrap=True, overflow="ellipsis"))
 
     def render(self, task: Task) -> Text:
@@ -95,8 +106,16 @@ class LiveLine(ProgressColumn):
         done = state.describe_done()
         training = "" if state.training_return is None else f"train {state.training_return:.0%}"
         held_out = [f"held-out {value:.0%}" for value in state.held_out_returns.values()][-1:]
-        work, measured, left = self._describe_work(), [training, *held_out], self._time_left()
-        for parts in ([done, work, *measured, left], [done, work, *held_out, left], [done, work, left], [work, left]):
+        works, left = self._list_works(), self._time_left()
+        work = " + ".join(map(str, works))
+        briefly = " + ".join(each.describe_briefly() for each in works)
+        for parts in (
+            [left, done, work, training, *held_out],
+            [left, done, work, *held_out],
+            [left, done, work],
+            [left, work],
+            [left, briefly],
+        ):
             text = " · ".join(filter(None, parts))
             if len(text) <= self._width:
                 break
@@ -124,13 +143,13 @@ class RunConsole:
         self._alive = is_live(self.console)
         shares_terminal = self._alive and sys.stderr.isatty()
         self._log_above = LogAbove(self.console, shown=shares_terminal)
-        spare = self.console.width - _WIDE
-        bar_width = min(spare, 30) if spare >= _SHORTEST_BAR else 0
+        spare = self.console.width - 3 - _WORDS  # a spinner, and spaces between the three
+        bar_width = min(max(spare, _BAR[0]), _BAR[-1]) if self.console.width >= _NARROWEST else 0
         words_width = self.console.width - (bar_width + 3 if bar_width else 2)
         self._live = Progress(
             SpinnerColumn(),
             *([BarColumn(bar_width=bar_width)] if bar_width else []),
-            LiveLine(state, lambda: " + ".join(map(str, self._list_works())), self._time_left, words_width),
+            LiveLine(state, self._list_works, self._time_left, words_width),
             console=self.console,
             transient=True,
             disable=not self._alive,

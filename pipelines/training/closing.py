@@ -232,3 +232,6 @@ def _print_services(result: Result, console: Console) -> None:
     if command:
         print_command("MLflow:", command.replace("mlflow ui", f"{find_command('mlflow')} ui", 1), console)
     print_address("" if command else "MLflow:", page, console)
+    if result.runs_page:  # whole on every terminal: its query chooses the columns
+        link = Style(link=result.runs_page) if console.is_terminal else Style()
+        console.print(Text(f"{'runs:':<{_LABEL}}").append(result.runs_page, link), soft_wrap=True)

@@ -73,6 +73,8 @@ class Result:
     timing: Timing
     mlflow_page: tuple[str, str]
     """The command that serves MLflow (empty for a server), and the address of the run's page."""
+    runs_page: str
+    """The address of MLflow's page that compares the runs; empty if MLflow was not reached."""
     undelivered: int
     """Tracking records not delivered to MLflow yet."""
     mlflow_run_id: str
@@ -154,7 +156,15 @@ def _run_loop(attempt: Attempt, wrap: WrapStep, tags: Mapping[str, str], observe
                 started = perf_counter()
                 outcome = run_steps(config, store, run_step, recorder, stages.abort_steps)
                 timing.steps = perf_counter() - started
-    return Result(store, outcome, timing, tracker.mlflow_page(), tracker.num_undelivered, tracker.mlflow_run_id)
+    return Result(
+        store,
+        outcome,
+        timing,
+        tracker.mlflow_page(),
+        tracker.runs_page(),
+        tracker.num_undelivered,
+        tracker.mlflow_run_id,
+    )
 
 
 @contextmanager

@@ -99,7 +99,8 @@ class RunRecorder:
         elif step.stage in ("report", "tables"):
             if step.stage == "report":
                 tracker.metrics(store.metrics(pointer), step.iteration)
-            tracker.artifact(folder, "report")
+            for path in sorted(folder.glob("*.*")):
+                tracker.artifact(path, "" if path.suffix == ".html" else "report")
         else:
             self._outputs[step.name] = pointer
             merge_metrics(self._metrics, store.metrics(pointer))

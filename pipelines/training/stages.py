@@ -144,6 +144,8 @@ class StageRunner(AbstractContextManager["StageRunner"]):
     # ------------------------------------------------------------------------------------------------------- stages
     def _prepare(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
         config, room = self._config, Room.of(self._config, self._resources.lineup)
+        if unused := self._resources.lineup.find_unused_templates():
+            self._progress.say(f"warning: {unused}")
         splits = prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
         for split, problems in splits.items():
             write_records(folder / layout.split_file(split), problems)

@@ -149,7 +149,10 @@ def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
 ) -> None:
     """Its server would end with "Device string must not be empty"."""
     monkeypatch.setattr("torch.version.cuda", "13.0")
-    with pytest.raises(ConfigError, match=f"^{field}: vLLM's build here needs a GPU; make setup GPU=0, or {other}$"):
+    with pytest.raises(
+        ConfigError,
+        match=f"^{field}: vLLM's build here needs a GPU; make setup GPU=0 in a clone, or {other}$",
+    ):
         VllmEngine().open(replace(EngineHost.of(open_policy(tmp_path)), place=place))
 
 

@@ -86,7 +86,7 @@ def test_a_run_is_quiet_verbose_and_listed_as_json(
     config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
     assert cli.main(["train", config, "--local", "-q", "--name", "quiet"]) == 0
     quiet = capfd.readouterr().out
-    assert not re.search("^(run|problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
+    assert not re.search("^(run |problems:|1/1|held-out problems before)", quiet, re.MULTILINE)
     assert "report.html" in quiet
     monkeypatch.setenv("MAGRPO_VERBOSITY", "normal")
     assert cli.main(["train", config, "--local", "-v", "--name", "loud"]) == 0
@@ -113,9 +113,9 @@ def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pyt
     config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
     os.environ.pop("MLFLOW_TRACKING_URI", None)
     for _ in range(2):
-        assert cli.main(["train", config, "--local", "--name", "again", "agents.0.model=/nowhere"]) == 2
+        assert cli.main(["train", config, "--local", "--name", "again", "rollout.max_new_tokens=64"]) == 2
         said = capfd.readouterr().err
-        assert "run again was refused before its first sample, and is removed\nmagrpo: agent 'helper'" in said
+        assert "run again was refused before its first sample, and is removed\nmagrpo: problems: " in said
         assert not (root / "again").exists()
     assert recorded_runs(f"sqlite:///{root}/mlflow.db") == []
     kept = run_locally(load_config(config, ["train.num_iterations=0"]))[0]
@@ -131,3 +131,28 @@ def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:
     tracker.close("FINISHED")
     delete_empty_run(uri, find_folder_id(tmp_path / "spool"))
     assert [run.run_id for run in recorded_runs(uri)] == ["again"]
+
+
+def test_help_lists_daily_commands_first_and_every_command_once(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["--help"]) == 0
+    said = capsys.readouterr().out
+    titles = re.findall(r"^╭─ (.*?) ─", said, re.MULTILINE)
+    assert titles == ["Train", "Look at runs", "Use the agents", "Operate", "Options"]
+    listed = re.findall(r"^\W{1,3}([a-z][a-z-]+)  ", said, re.MULTILINE)
+    assert listed[:4] == ["train", "sweep", "evaluate", "schedule"]
+    assert sorted(listed) == sorted(name for name in cli.app if not name.startswith("-"))
+
+
+def test_help_of_train_begins_with_its_arguments_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["train", "--help"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith("Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]\n")
+    flags = re.findall(r"^\W*(--[a-z-]+)", said, re.MULTILINE)
+    wanted = ("name", "dry-run", "resume", "from-stage", "root", "place", "local", "quiet", "verbose")
+    assert flags == [f"--{name}" for name in wanted]
+    examples = re.findall(r"^  magrpo (.*)", said.partition("Examples:")[2], re.MULTILINE)
+    assert len(examples) == 2
+    for example in examples:
+        command, file, *rest = example.split()
+        assert command == "train"
+        load_config(locate_config(file), [word for word in rest if "=" in word])

@@ -16,11 +16,12 @@ import pytest
 from magrpo.fleets.local import find_free_ports
 from magrpo.plugins import ConfigError
 from magrpo.services import TrackingConfig
-from magrpo.tracking.connection import check_reachable, hide_password, make_database, tracking_uri
-from magrpo.tracking.experiment_view import experiment_tags, missing_tags
-from magrpo.tracking.mlflow_runs import MlflowTracker, newest_by_step
+from magrpo.tracking.connection import check_reachable, check_tracking, hide_password, make_database, tracking_uri
+from magrpo.tracking.experiment_view import experiment_tags, missing_tags, view_link
+from magrpo.tracking.mlflow_runs import MlflowSink, MlflowTracker, newest_by_step
 from magrpo.tracking.model_registry import ModelRegistry
 from magrpo.tracking.provenance import collect_provenance
+from magrpo.tracking.spool import Unavailable
 
 
 def _tracker(root: Path, run_id: str = "run-1") -> MlflowTracker:
@@ -111,14 +112,17 @@ def test_mlflow_run_is_created_filled_and_reopened(tmp_path: Path, monkeypatch: 
     assert (dataset.dataset.name, dataset.dataset.digest) == ("coopcode", "f" * 36)
     assert [(tag.key, tag.value) for tag in dataset.tags] == [("mlflow.data.context", "train")]
     assert (tmp_path / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts/problems/problems.jsonl").is_file()
-    assert [item.path for item in client.list_artifacts(run.info.run_id, "iterations/0001/adapter")] == [
-        "iterations/0001/adapter/weights"
+    assert [item.path for item in client.list_artifacts(run.info.run_id, "iterations/0001")] == [
+        "iterations/0001/weights"
     ]
     command, page = tracker.mlflow_page()
     assert command == f"DO_NOT_TRACK=true mlflow ui --backend-store-uri sqlite:///{tmp_path / 'mlflow.db'}"
     assert page.endswith(
         f"/#/experiments/{experiment.experiment_id}/runs/{run.info.run_id}?workflowType=machine_learning"
     )
+    server = page.partition("/#")[0]
+    assert tracker.runs_page() == f"{server}/{view_link(experiment.experiment_id)}"
+    assert view_link(experiment.experiment_id) in experiment.tags["mlflow.note.content"]
     assert experiment.tags == experiment_tags(experiment.experiment_id)
 
 
@@ -366,3 +370,37 @@ def _work_with_a_registry(uri: str, folder: Path) -> None:
     assert (folder / "copy" / "README.md").read_text() == "# team"
     registry.set_champion(None)
     assert registry.find_champion() is None
+
+
+@pytest.mark.parametrize("name", ["/Users/me@example.org/my runs", "../../x", "a.b c", "."])
+def test_artifacts_of_any_experiment_stay_in_the_root(tmp_path: Path, name: str) -> None:
+    data = tmp_path / "data.txt"
+    data.write_text("x")
+    root = tmp_path / "runs"
+    tracker = MlflowTracker(TrackingConfig(experiment=name, uri=f"sqlite:///{tmp_path}/m.db"), root, "a", root / "a")
+    tracker.artifact(data, "data")
+    tracker.close("FINISHED")
+    assert tracker.num_undelivered == 0
+    assert len(list((root / "mlartifacts").glob("*/*/artifacts/data/data.txt"))) == 1
+
+
+@pytest.mark.parametrize("uri", ["databricks", "databricks://work"])
+def test_databricks_needs_an_absolute_path(tmp_path: Path, uri: str) -> None:
+    with pytest.raises(
+        ConfigError, match=r"tracking.experiment = 'magrpo': on Databricks an experiment is an absolute"
+    ):
+        check_tracking(TrackingConfig(uri=uri), tmp_path)
+    assert check_tracking(TrackingConfig(uri=uri, experiment="/Users/me@example.org/magrpo"), tmp_path) == uri
+
+
+def test_an_experiment_that_is_deleted_during_a_run_loses_no_record(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from mlflow import MlflowClient
+
+    uri = f"sqlite:///{tmp_path}/mlflow.db"
+    sink = MlflowSink(uri, "magrpo", "one", tmp_path / "artifacts", "magrpo.run_id")
+    sink.connect()
+    MlflowClient(uri).delete_experiment("1")
+    with pytest.raises(Unavailable, match="mlflow experiments restore --experiment-id 1"):
+        sink.deliver([{"kind": "metrics", "step": 1, "time_ms": 1, "values": {"reward/joint": 1.0}}])

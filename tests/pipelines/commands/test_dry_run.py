@@ -10,6 +10,7 @@ import torch
 
 from magrpo.config import RunConfig, load_config
 from magrpo.layout import checkpoint_weights
+from magrpo.lineup import Lineup
 from magrpo.place import Place
 from magrpo.planning.sizes import ACTIVATIONS_OF, SECOND_POLICY, estimate_memory, estimate_work
 from magrpo.plugins import ConfigError
@@ -20,8 +21,11 @@ from magrpo.types import RolloutGroup, Turn
 from pipelines.arguments import locate_config
 from pipelines.cli import main
 from pipelines.commands.dry_run import mean_stage_seconds, show_plan
-from tests.pipelines.micro import command
+from pipelines.commands.first_prompts import shorten_middle
+from pipelines.commands.inputs import check_inputs
+from tests.pipelines.micro import command, run_locally
 from tests.pipelines.training.test_resume import Runs
+from tests.tiny import tiny_base, tiny_config
 
 
 @pytest.fixture(scope="module")
@@ -181,14 +185,64 @@ def test_a_warm_up_longer_than_the_run_is_in_the_plan(runs: Runs, capsys: pytest
 
 def test_missing_files_are_found_by_the_plan(runs: Runs, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"agent 'helper': start_from = .*nowhere: no such folder"):
-        show_plan(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), None, None)
+        check_inputs(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), for_plan=True)
     trained = checkpoint_weights(RunStore.open(runs.root, "whole"), 2) / "helper"
     with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5.0\)"):
-        show_plan(config(runs, f"agents.0.start_from={trained}", "lora.alpha=5"), None, None)
+        check_inputs(config(runs, f"agents.0.start_from={trained}", "lora.alpha=5"), for_plan=True)
     for problems, name in (("mbpp", "no-problems.jsonl"), ("tldr", "no-texts.json")):
         given = [f"problems.kind={problems}", f"problems.source={tmp_path / name}"]
         with pytest.raises(ConfigError, match=rf"{name}: no such file; give a "):
-            show_plan(load_config(locate_config("tldr" if problems == "tldr" else "mbpp"), given), None, None)
+            check_inputs(load_config(locate_config("tldr" if problems == "tldr" else "mbpp"), given), for_plan=True)
+
+
+CHAT = "{{ bos_token }}{% for m in messages %}<{{ m['role'] }}>{{ m['content'] }}{% endfor %}<reply>"
+PLAIN = "model.chat_template=none"
+
+
+def test_the_plan_shows_problems_and_the_prompt_of_each_agent(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny_base(tmp_path / "chat", tiny_config(max_length=4096), chat_template=CHAT)
+    models = (f"agents.0.model={base}", f"agents.1.model={base}")
+    assert show_plan(config(runs, *models), None, None) == 0
+    said = capsys.readouterr().out
+    planned = config(runs, *models)
+    lineup = Lineup.open(planned.agents, planned.model, planned.lora)
+    problems = planned.problems.load()
+    seen = [planned.env.observe(p, role, (), role) for m in problems.values() for p in m for role in ("helper", "main")]
+    longest = max(len(lineup.render("helper", prompt)) for prompt in seen)
+    sizes = ", ".join(f"{len(members)} {split}" for split, members in problems.items())
+    assert f"\nproblems {sizes}\n         the longest prompt has {longest} tokens\n" in said
+    first = problems["train"][0]
+    for agent in ("helper", "main"):
+        ids = lineup.render(agent, planned.env.observe(first, agent, (), agent))
+        text = lineup.tokenizer(agent).decode(list(ids))
+        assert "<reply>" in text
+        lines = "".join(f"  | {line}".rstrip() + "\n" for line in text.split("\n"))
+        assert f"\nprompt   of {agent}, for {first.task_id}: {len(ids)} tokens\n{lines}" in said
+    assert "\nwarning " not in said
+    assert show_plan(config(runs, *models, PLAIN), None, None) == 0
+    said = capsys.readouterr().out
+    assert f'\nwarning  model.chat_template = "none": prompts do not use the chat template of {base}, and a ' in said
+    assert "<reply>" not in said
+    assert show_plan(config(runs, PLAIN), None, None) == 0
+    assert "\nwarning " not in capsys.readouterr().out, "a base without a template"
+
+
+def test_a_long_prompt_is_shown_without_its_middle() -> None:
+    assert shorten_middle("x" * 1200) == "x" * 1200
+    assert shorten_middle("a" * 700 + "b" * 700) == "a" * 600 + " ... (200 characters left out) ... " + "b" * 600
+
+
+def test_a_run_warns_of_a_chat_template_that_is_not_used(
+    runs: Runs, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tiny_base(tmp_path / "chat", tiny_config(max_length=64), chat_template=CHAT)
+    models = (f"agents.0.model={base}", f"agents.1.model={base}", f"root={tmp_path}", "train.num_iterations=0")
+    run_locally(config(runs, *models, PLAIN))
+    said = " ".join(capsys.readouterr().out.split())
+    assert 'warning: model.chat_template = "none": prompts do not use the chat template of' in said
+    assert "model.chat_template=auto" in said
 
 
 @pytest.mark.parametrize("source", ["openai/openai_humaneval", "owner/name:file.jsonl"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from datetime import datetime
 from pathlib import Path
 
@@ -76,6 +77,29 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "mlruns")
     assert main(["runs", "--root", str(root)]) == 0
     assert "MLFLOW_TRACKING_URI 'mlruns' is no URI" in capsys.readouterr().err
+
+
+def shown_configs(*configs: dict[str, str]) -> str:
+    runs = [Summary(f"run-{n}", "finished", 1, (), 0.0, None, config) for n, config in enumerate(configs)]
+    out = io.StringIO()
+    Console(file=out, width=200).print(format_runs(runs, 200))
+    return out.getvalue()
+
+
+def test_runs_are_told_apart_by_what_differs_or_by_problems_and_model() -> None:
+    coop = {"problems.kind": "coopcode", "agents.0.model": "coopcode-base", "agents.1.model": "coopcode-base"}
+    texts = {"problems.kind": "tldr", "agents.0.model": "/models/Smol/", "agents.1.model": "Qwen/Qwen3-1.7B"}
+    many = {f"optim.{key}": "1" for key in "abcde"}
+    alone = shown_configs(coop)
+    assert "task" in alone
+    assert "coopcode, coopcode-base" in alone
+    few = shown_configs(coop | {"train.seed": "0"}, coop | {"train.seed": "1"})
+    assert "differs in" in few
+    assert "train.seed=1" in few
+    mixed = shown_configs(coop | {"train.seed": "0"}, coop | {"train.seed": "1"}, texts | many)
+    assert mixed.count("coopcode, coopcode-base") == 2
+    assert re.search(r"run-1 .* coopcode, coopcode-base *\n *train.seed=1", mixed)
+    assert "tldr, Smol, Qwen3-1.7B" in mixed
 
 
 def test_names_and_values_of_runs_are_no_markup() -> None:

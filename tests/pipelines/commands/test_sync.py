@@ -7,8 +7,13 @@ import socket
 from functools import partial
 from pathlib import Path
 
+import pytest
 from mlflow import MlflowClient
 
+from magrpo.config import load_config
+from magrpo.store import RunStore
+from magrpo.tracking.mlflow_runs import MlflowTracker
+from pipelines.cli import main
 from tests.pipelines.micro import command, empty_database, write_config
 
 
@@ -39,3 +44,33 @@ def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "mlflow.db").read_bytes() == empty_database(), "untouched"
     artifacts = tmp_path / "runs" / "mlartifacts" / "magrpo" / run.info.run_id / "artifacts"
     assert {"problems", "stages", "checkpoints", "report"} <= {path.name for path in artifacts.iterdir()}
+
+
+def test_records_of_a_deleted_experiment_wait_until_it_is_restored(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "runs"
+    uri = f"sqlite:///{root}/mlflow.db"
+    store = RunStore.create(load_config(write_config(tmp_path), [f"tracking.uri={uri}"]), "one")
+    tracker = MlflowTracker(store.config().tracking, root, "one", store.path)
+    tracker.metrics({"reward/joint": 1.0}, 1)
+    tracker.close("FINISHED")
+    client = MlflowClient(uri)
+    client.delete_experiment("1")
+    remedy = (
+        f"the experiment 'magrpo' of MLflow at {uri} is deleted; to restore it: "
+        f"MLFLOW_TRACKING_URI={uri} mlflow experiments restore --experiment-id 1"
+    )
+    tracker = MlflowTracker(store.config().tracking, root, "one", store.path)
+    tracker.metrics({"reward/joint": 2.0}, 2)
+    tracker.close("FINISHED")
+    assert tracker.num_undelivered
+    assert remedy in caplog.text
+    caplog.clear()
+    assert main(["sync", "one", "--root", str(root)]) == 1
+    assert remedy in caplog.text
+    assert "still waiting" in capsys.readouterr().out
+    client.restore_experiment("1")
+    assert main(["sync", "one", "--root", str(root)]) == 0
+    [run] = client.search_runs(["1"])
+    assert [point.value for point in client.get_metric_history(run.info.run_id, "reward/joint")] == [1.0, 2.0]

@@ -84,11 +84,11 @@ def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock:
     progress.start_step(Step("rollout", 91, "0"))
     assert live_line(progress) == "90/100 · sampling, 0 s · train 50%"
     iterate(progress, 91, clock)
-    assert live_line(progress).endswith("· 0:01:30 left")
+    assert live_line(progress).startswith("0:01:30 left · ")
     clock.now += 5.0
-    assert live_line(progress).endswith("· 0:01:25 left"), "time goes on in a stage that says nothing"
+    assert live_line(progress).startswith("0:01:25 left · "), "time goes on in a stage that says nothing"
     clock.now += 600.0
-    assert live_line(progress).endswith("· 0:00:00 left")
+    assert live_line(progress).startswith("0:00:00 left · ")
 
 
 def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock: Clock) -> None:
@@ -98,7 +98,7 @@ def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock
     progress.finish_step(Step("update", 4), {"time/update_s": 0.1}, reused=False)
     assert "left" not in live_line(progress)
     iterate(progress, 5, clock)
-    assert live_line(progress).endswith("· 0:00:50 left")
+    assert live_line(progress).startswith("0:00:50 left · ")
 
 
 def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
@@ -106,16 +106,18 @@ def test_slow_iterations_soon_say_nothing_about_the_end(clock: Clock) -> None:
     for iteration in range(1, 4):
         iterate(progress, iteration, clock)
         clock.now += 300.0 * (iteration == 1)
-    assert live_line(progress).endswith("· 0:01:10 left")
+    assert live_line(progress).startswith("0:01:10 left · ")
 
 
 @pytest.mark.parametrize(
     ("width", "bar", "line"),
     [
-        (60, 0, "evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
-        (80, 0, "1/100 · evaluating 384 of 480 completions, 7 s · held-out 53% · 0:16:23 left"),
-        (100, 24, "1/100 · evaluating 384 of 480 completions, 7 s · 0:16:23 left"),
-        (140, 30, "1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53% · 0:16:23 left"),
+        (40, 0, "0:16:23 left · evaluating, 7 s"),
+        (60, 8, "0:16:23 left · evaluating, 7 s"),
+        (80, 15, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s"),
+        (100, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s"),
+        (120, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53%"),
+        (140, 29, "0:16:23 left · 1/100 · evaluating 384 of 480 completions, 7 s · train 50% · held-out 53%"),
     ],
 )
 def test_lines_fit_the_terminal(width: int, bar: int, line: str, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +144,7 @@ def test_lines_fit_the_terminal(width: int, bar: int, line: str, clock: Clock, m
     assert "\x1b[3" not in said, "no colours"
     [iteration] = re.findall(r"1/100  joint return 50.0%[^\x1b\n]*", said)
     assert len("  " + iteration) <= width
-    assert ("(rollout 2.5, score 2.5" in said) == (width == 140)
+    assert ("(rollout 2.5, score 2.5" in said) == (width >= 120)
     assert logging.getLogger("magrpo").propagate
 
 

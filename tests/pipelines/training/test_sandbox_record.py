@@ -29,9 +29,12 @@ def test_level_statistics_and_remarkable_programs_reach_mlflow(
     names = ("executions", "candidates_per_s", "timeout_frac", "crash_frac", "memory_frac", "infra_error_frac", "level")
     assert {f"sandbox/{name}" for name in names} | {"eval/sandbox/infra_error_frac"} <= set(run.data.metrics)
     assert run.data.metrics["sandbox/level"] == 0.0
+    top = {item.path for item in client.list_artifacts(run.info.run_id)}
+    assert top == {"checkpoints", "problems", "report", "report.html", "stages"}
+    assert {item.path for item in client.list_artifacts(run.info.run_id, "report")} > {"report/report.md"}
     for stage in ("score.0", "evaluate"):
         local = RunStore.open(tmp_path / "runs", "mine").path / "stages" / "00001" / stage / "remarkable.json"
-        stored = Path(client.download_artifacts(run.info.run_id, f"stages/00001/{stage}/{stage}/remarkable.json"))
+        stored = Path(client.download_artifacts(run.info.run_id, f"stages/00001/{stage}/remarkable.json"))
         assert stored.read_bytes() == local.read_bytes()
         assert {"why", "status", "level", "source"} <= set(json.loads(local.read_text())[0])
 

@@ -1,0 +1,86 @@
+"""The problems of a planned run, and one prompt of each agent as its model will read it."""
+
+from collections.abc import Iterator
+
+from magrpo import hub
+from magrpo.config import RunConfig
+from magrpo.lineup import Lineup
+from magrpo.stages.backend import Splits, Team
+from magrpo.stages.prepare import Room, prepare
+from magrpo.types import Problem
+from pipelines.progress.activity import show_activity
+
+_MAX_CHARS = 1200
+"""Longest prompt shown whole, in characters."""
+_MAX_COUNTED = 1000
+"""Number of prompts of each agent whose tokens are counted: the longest texts."""
+
+
+def describe_problems(config: RunConfig, lineup: Lineup, committed: Splits | None) -> Iterator[str]:
+    """The size of each split, the longest prompt, and the first prompt of each agent.
+
+    ``committed``: the problems of a run that has loaded them. Raises ConfigError as the run would.
+    """
+    try:
+        with show_activity("reading the problems"):
+            splits = committed or _load_problems(config, lineup)
+            longest = _count_longest(config, lineup, splits)
+    except hub.NotCached as error:
+        obstacle = hub.find_obstacle()
+        outlook = f", and {obstacle}: the run would be refused" if obstacle else "; the run will download it"
+        yield f"problems could not be read: {error}{outlook}"
+        yield from _describe_templates(lineup)
+        return
+    yield f"problems {', '.join(f'{len(members)} {split}' for split, members in splits.items())}"
+    yield f"         the longest prompt has {longest}"
+    yield from _describe_templates(lineup)
+    if not config.baselines.rows:
+        for agent in config.agents:
+            yield from _show_prompt(Team.of(config), lineup, agent.name, splits["train"][0])
+
+
+def _describe_templates(lineup: Lineup) -> Iterator[str]:
+    if unused := lineup.find_unused_templates():
+        yield f"warning  {unused}"
+
+
+def _load_problems(config: RunConfig, lineup: Lineup) -> Splits:
+    with hub.read_cache_only():
+        room = Room.of(config, lineup)
+        return prepare(config.problems, config.rollout.problems_per_iteration, room, config.rollout.leave_out_long)
+
+
+def _count_longest(config: RunConfig, lineup: Lineup, splits: Splits) -> str:
+    """``312 tokens``, with the number of prompts looked at if there are more."""
+    problems = [problem for members in splits.values() for problem in members]
+    longest, is_complete = 0, True
+    for team, _ in Room.of(config, lineup).teams:
+        acting = team.env.acting(0)
+        for agent in (agent for agent in team.agents if agent.role in acting):
+            prompts = [team.env.observe(problem, agent.role, (), agent.name) for problem in problems]
+            prompts.sort(key=lambda prompt: sum(len(message.content) for message in prompt.messages), reverse=True)
+            is_complete = is_complete and len(prompts) <= _MAX_COUNTED
+            lengths = [len(lineup.render(agent.name, prompt)) for prompt in prompts[:_MAX_COUNTED]]
+            longest = max(longest, *lengths)
+    return f"{longest:,} tokens" + ("" if is_complete else f", of the {_MAX_COUNTED:,} with the longest texts")
+
+
+def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> Iterator[str]:
+    """The prompt of an agent for a problem, special tokens included; a long one without its middle."""
+    role = team.roles[agent]
+    if role not in team.env.acting(0):
+        yield f"prompt   {agent} acts in a later turn, and reads what others answered before"
+        return
+    token_ids = lineup.render(agent, team.env.observe(problem, role, (), agent))
+    text = str(lineup.tokenizer(agent).decode(list(token_ids), skip_special_tokens=False))
+    yield f"prompt   of {agent}, for {problem.task_id}: {len(token_ids):,} tokens"
+    for line in shorten_middle(text).split("\n"):
+        yield f"  | {line}".rstrip()
+
+
+def shorten_middle(text: str) -> str:
+    left_out = len(text) - _MAX_CHARS
+    if left_out <= 0:
+        return text
+    half = _MAX_CHARS // 2
+    return f"{text[:half]} ... ({left_out:,} characters left out) ... {text[-half:]}"
