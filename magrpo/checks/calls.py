@@ -54,7 +54,7 @@ class PluginCall:
 
     def refuse_value(self, value: object, expected: str) -> ConfigError:
         """The error about a value that is not ``expected``."""
-        verb = "returned" if self._method.endswith("()") else "is"
+        verb = "returned" if self._method.endswith(")") else "is"
         remedy = f"it must {'return' if verb == 'returned' else 'be'} {expected}"
         shown = quote_value(value)
         if inspect.iscoroutine(value):
