@@ -54,8 +54,9 @@ class PluginCall:
 
     def refuse_value(self, value: object, expected: str) -> ConfigError:
         """The error about a value that is not ``expected``."""
-        verb = "returned" if self._method.endswith(")") else "is"
-        remedy = f"it must {'return' if verb == 'returned' else 'be'} {expected}"
+        verb, remedy = "is", f"it must be {expected}"
+        if self._method.endswith(")"):
+            verb, remedy = "returned", f"it must return {expected}"
         shown = quote_value(value)
         if inspect.iscoroutine(value):
             value.close()  # or Python warns that it was never awaited

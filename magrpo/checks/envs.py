@@ -47,13 +47,19 @@ def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[Pas
     if not isinstance(seen, Observation):
         raise call.refuse_value(seen, "an Observation")
     if not isinstance(seen.messages, tuple) or not seen.messages:
-        raise call.refuse(f"returned an Observation with messages = {quote_value(seen.messages)}", "give a tuple")
+        raise call.refuse(
+            f"returned an Observation with messages = {quote_value(seen.messages)}",
+            "messages must be a tuple, not empty",
+        )
     for message in seen.messages:
         if not isinstance(message, Message) or not isinstance(message.content, str):
-            raise call.refuse(f"returned the message {quote_value(message)}", "give a Message(role, text)")
+            raise call.refuse(
+                f"returned the message {quote_value(message)}", "every message must be a Message(role, text)"
+            )
         if message.role not in _MESSAGE_ROLES:
             raise call.refuse(
-                f"returned a message of role {quote_value(message.role)}", f"give {', '.join(_MESSAGE_ROLES)}"
+                f"returned a message of role {quote_value(message.role)}",
+                f"roles of messages are {', '.join(_MESSAGE_ROLES)}",
             )
     return seen
 

@@ -26,12 +26,16 @@ def load_problems(problems: Problems) -> dict[Split, Sequence[Problem]]:
         if split not in _SPLITS:
             raise call.refuse(f"returned the split {quote_value(split)}", f"splits are {', '.join(_SPLITS)}")
         if not isinstance(members, Iterable):
-            raise call.refuse(f"returned {quote_value(members)} for the split {split!r}", "give a list of Problems")
+            raise call.refuse(
+                f"returned {quote_value(members)} for the split {split!r}", "it must be a list of Problems"
+            )
         with call:
             loaded[split] = tuple(members)  # maybe of a generator
         for problem in loaded[split]:
             if not isinstance(problem, Problem):
-                raise call.refuse(f"returned {quote_value(problem)} in the split {split!r}", "give Problems")
+                raise call.refuse(
+                    f"returned {quote_value(problem)} in the split {split!r}", "every item must be a Problem"
+                )
             check_problem(call, problem)
     return loaded
 

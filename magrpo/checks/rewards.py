@@ -74,10 +74,11 @@ def compute_price(
         price: Any = reward.price(problem, texts, reports)
     if not isinstance(price, JointReward):
         raise call.refuse_value(price, "a JointReward")
-    total = _read_number(call, price.total, "the total")
+    total = _read_number(call, price.total, "total")
     parts = _read_numbers(call, price.parts, "parts")
     local = _read_numbers(call, price.local, "local")
-    _check_finite({"total": total, **parts, **local}, problem)
+    for name, value in {"total": total, **parts, **local}.items():
+        _check_finite(name, value, problem)
     maxima = reward.maxima
     if parts.keys() != maxima.keys():
         _refuse_parts(call, parts, maxima)
@@ -121,35 +122,35 @@ def _check_total(call: PluginCall, reward: Reward, problem: Problem, total: floa
 
 
 def _take_fraction(reward: Reward, problem: Problem, total: float) -> float:
-    call = PluginCall("reward", reward, f"fraction({total:g})", problem.task_id)
+    call = PluginCall("reward", reward, "fraction()", problem.task_id)
     with call:
         fraction: Any = reward.fraction(total)
-    if not _is_number(fraction):
+    if type(fraction) is not float and not _is_number(fraction):
         raise call.refuse_value(fraction, "a number, 1 where every part is full")
-    _check_finite({"fraction(total)": float(fraction)}, problem)
+    _check_finite("fraction(total)", float(fraction), problem)
     return float(fraction)
 
 
-def _check_finite(numbers: Mapping[str, float], problem: Problem) -> None:
-    for name, value in numbers.items():
-        if not abs(value) <= LARGEST_REWARD:  # nor is NaN
-            raise ConfigError(
-                f"reward: {name} = {value} for problem {quote_value(problem.task_id)}; a reward must be a "
-                f"finite number of at most {LARGEST_REWARD:g}: mend its price(), or lower reward.scale"
-            )
+def _check_finite(name: str, value: float, problem: Problem) -> None:
+    if not abs(value) <= LARGEST_REWARD:  # nor is NaN
+        raise ConfigError(
+            f"reward: {name} = {value} for problem {quote_value(problem.task_id)}; a reward must be a "
+            f"finite number of at most {LARGEST_REWARD:g}: mend its price(), or lower reward.scale"
+        )
 
 
 def _read_numbers(call: PluginCall, values: Any, field: str) -> dict[str, float]:
     if not isinstance(values, Mapping):
         raise call.refuse(f"returned a JointReward with {field} = {quote_value(values)}", "it must be a mapping")
-    return {str(name): _read_number(call, value, f"{field}[{name!r}]") for name, value in values.items()}
+    return {str(name): _read_number(call, value, field, name) for name, value in values.items()}
 
 
-def _read_number(call: PluginCall, value: Any, name: str) -> float:
-    if type(value) is float:
+def _read_number(call: PluginCall, value: Any, field: str, name: object = None) -> float:
+    if type(value) is float:  # nearly always, and the check below takes longer
         return value
     if not _is_number(value):
-        raise call.refuse(f"returned a JointReward with {name} = {quote_value(value)}", "it must be a number")
+        where = field if name is None else f"{field}[{name!r}]"
+        raise call.refuse(f"returned a JointReward with {where} = {quote_value(value)}", "it must be a number")
     return float(value)
 
 

@@ -64,12 +64,13 @@ def generate_completions(engine: Served, requests: Sequence[Request], progress: 
     for request, action in zip(requests, actions, strict=True):
         if action.agent != request.agent or not isinstance(action.text, str):
             raise call.refuse(
-                f"answered a request of agent {request.agent!r} with {quote_value(action)}", "give its own completion"
+                f"answered a request of agent {request.agent!r} with {quote_value(action)}",
+                "the completion must be of that agent, with a text",
             )
         if len(action.token_ids) != len(action.sampling_logps):
             raise call.refuse(
                 f"returned a completion of {len(action.token_ids)} tokens with {len(action.sampling_logps)} "
                 "sampling_logps",
-                "give one for each token",
+                "it must have one for each token",
             )
     return list(actions)

@@ -12,7 +12,7 @@ from typing import Any
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect import Task, flow, task
+from prefect import Flow, Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
@@ -45,16 +45,16 @@ TRANSIENT = (EngineError, SandboxDied, UpdatesDied, ProcessDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 
-def cancel_refused(_flow: object, refused: FlowRun, state: State[Any]) -> None:
+def cancel_refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001  # Prefect's
     """Mark a failed flow run as cancelled if its configuration was refused before the run sampled anything.
 
     Such a run is not a failure to look into, and the command that started it removes its folder.
     """
     error = state.result(raise_on_failure=False)
-    store = RunStore(Path(refused.parameters["root"]), refused.parameters["run_id"])
+    store = RunStore(Path(flow_run.parameters["root"]), flow_run.parameters["run_id"])
     if isinstance(error, Exception) and was_refused(store, error):
         with get_client(sync_client=True) as client:
-            client.set_flow_run_state(refused.id, Cancelled(message=describe_error(error)), force=True)
+            client.set_flow_run_state(flow_run.id, Cancelled(message=describe_error(error)), force=True)
 
 
 @flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False, on_failure=[cancel_refused])

@@ -69,8 +69,8 @@ def full(**parts: Any) -> dict[str, Any]:
         (None, "returned None for problem 'add/2'; it must return a JointReward"),
         (0.5, "returned 0.5 for problem 'add/2'; it must return a JointReward"),
         ((1.0, {}), "returned (1.0, {}) for problem 'add/2'; it must return a JointReward"),
-        (JointReward(None, full()), "returned a JointReward with the total = None for problem 'add/2'; "),  # type: ignore[arg-type]
-        (JointReward("1", full()), "returned a JointReward with the total = '1' for problem"),  # type: ignore[arg-type]
+        (JointReward(None, full()), "returned a JointReward with total = None for problem 'add/2'; "),  # type: ignore[arg-type]
+        (JointReward("1", full()), "returned a JointReward with total = '1' for problem"),  # type: ignore[arg-type]
         (JointReward(1.0, None), "returned a JointReward with parts = None for problem"),  # type: ignore[arg-type]
         (JointReward(1.0, full(tests="1")), "returned a JointReward with parts['tests'] = '1' for problem"),
         (JointReward(1.0, full(tests=np.ones(3))), "returned a JointReward with parts['tests'] = array("),
@@ -134,7 +134,7 @@ def test_a_fraction_must_be_a_number(value: object, said: str) -> None:
         def fraction(self, total: float) -> Any:
             return value
 
-    with pytest.raises(ConfigError, match=rf"Fractionless: fraction\(1\) returned {said} for problem 'add/2'"):
+    with pytest.raises(ConfigError, match=rf"Fractionless: fraction\(\) returned {said} for problem 'add/2'"):
         price(Fractionless(JointReward(1.0, full(tests=1.0))))
 
 
