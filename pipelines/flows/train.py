@@ -45,7 +45,7 @@ TRANSIENT = (EngineError, SandboxDied, UpdatesDied, ProcessDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 
-def cancel_refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:  # noqa: ARG001  # Prefect's
+def cancel_refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Mark a failed flow run as cancelled if its configuration was refused before the run sampled anything.
 
     Such a run is not a failure to look into, and the command that started it removes its folder.
