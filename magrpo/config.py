@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, field_validator, model_validator
 
+from magrpo.checks.envs import count_turns, list_acting, list_roles
+from magrpo.checks.rewards import check_maxima
 from magrpo.plugins import (
     ConfigError,
     Section,
@@ -29,7 +31,8 @@ from magrpo.types import Estimator, LossNorm, Normalize
 if TYPE_CHECKING:
     from magrpo.interfaces import EnginePlugin, EnvPlugin, ProblemsPlugin, RewardPlugin, SandboxPlugin
 else:
-    ProblemsPlugin, EnvPlugin, RewardPlugin = plugin_field("problems"), plugin_field("env"), plugin_field("reward")
+    ProblemsPlugin, EnvPlugin = plugin_field("problems"), plugin_field("env")
+    RewardPlugin = Annotated[plugin_field("reward"), AfterValidator(check_maxima)]
     SandboxPlugin, EnginePlugin = plugin_field("sandbox"), plugin_field("engine")
 
 
@@ -371,7 +374,7 @@ class RunConfig(Section):
 
     @model_validator(mode="after")
     def _can_be_computed(self) -> RunConfig:
-        turns = self.env.num_turns
+        turns = count_turns(self.env)
         if turns > MAX_TURNS:
             raise ValueError(f"env.num_turns = {turns:,}: an episode has at most {MAX_TURNS:,} turns")
         num_steps = self.train.num_iterations * (2 * turns + 2)
@@ -381,7 +384,7 @@ class RunConfig(Section):
                 f"{num_steps:,} steps; a run has at most {MAX_STEPS:,}"
             )
         completions = joint_actions = 0
-        for turn, level in enumerate(count_levels(self.rollout, (len(self.env.acting(i)) for i in range(turns)))):
+        for turn, level in enumerate(count_levels(self.rollout, (len(list_acting(self.env, i)) for i in range(turns)))):
             completions += level[0] * self.rollout.problems_per_iteration
             joint_actions += level[1] * self.rollout.problems_per_iteration
             if max(completions, joint_actions) > MAX_NODES:
@@ -408,11 +411,11 @@ class RunConfig(Section):
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
                 raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both one lr and one trained")
-        wanted, given = sorted(self.env.roles()), sorted(agent.role for agent in self.agents)
+        wanted, given = sorted(list_roles(self.env)), sorted(agent.role for agent in self.agents)
         if wanted != given:
             message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
             raise ValueError(f"{message}, got {quote_value(given)}")
-        acting = {role for turn in range(self.env.num_turns) for role in self.env.acting(turn)}
+        acting = {role for turn in range(self.env.num_turns) for role in list_acting(self.env, turn)}
         if sorted(acting) != wanted:
             raise ValueError(
                 f"env: {self.env.kind!r} has the roles {wanted}, but those that act in its {self.env.num_turns} "
@@ -449,7 +452,7 @@ class RunConfig(Section):
     def _rows_have_agents(self) -> RunConfig:
         known = {(agent.name, agent.model, agent.weights) for agent in self.agents}
         for row in self.baselines.rows:
-            wanted, given = sorted(row.env.roles()), sorted(agent.role for agent in row.agents)
+            wanted, given = sorted(list_roles(row.env)), sorted(agent.role for agent in row.agents)
             if wanted != given:
                 message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
                 raise ValueError(f"{message}, got {quote_value(given)}")

@@ -68,7 +68,7 @@ class Reward(Protocol):
 
     @property
     def maxima(self) -> Mapping[str, float]:
-        """The largest value of every part, before ``scale`` and ``shift``."""
+        """The largest value of every part, above 0, before ``scale`` and ``shift``."""
 
     def fraction(self, total: float) -> float:
         """A joint reward, or a mean of joint rewards, as a fraction of the maximum (1: every part is full)."""
@@ -82,10 +82,14 @@ class Reward(Protocol):
         """The executions still needed, by name of report, until there are none; ``texts`` are keyed by role."""
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        """The joint reward, a pure function; ``texts``: each role's latest completion, maybe of an earlier turn."""
+        """The joint reward with every part of ``maxima``, at most the maximum; a pure function.
+
+        ``texts``: each role's latest completion, maybe of an earlier turn.
+        """
 
 
 # -------------------------------------------------------------------------------------------------- sandbox and engine
+@runtime_checkable
 class Sandbox(Protocol):
     """Runs untrusted programs. Opened by :meth:`SandboxPlugin.open`."""
 
@@ -99,6 +103,7 @@ class Sandbox(Protocol):
         """Kill everything still running and free every resource. May be called twice."""
 
 
+@runtime_checkable
 class Served(Protocol):
     """One set of weights on an engine, from which completions are sampled. Opened by :meth:`Engine.serve`."""
 
@@ -113,6 +118,7 @@ class Served(Protocol):
         """These weights are no longer needed; their folder may go. May be called twice."""
 
 
+@runtime_checkable
 class Engine(Protocol):
     """Holds the weights of all agents. Opened by :meth:`EnginePlugin.open`."""
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from magrpo.asking.answers import Answer, open_asked_agents
 from magrpo.asking.problems import write_problem
 from magrpo.asking.teams import find_asked_team
+from magrpo.checks import runners
 from magrpo.config import RunConfig, load_config, start_weights  # noqa: F401  # load_config: a name of the package
 from magrpo.engines.host import EngineHost
 from magrpo.layout import (
@@ -206,7 +207,7 @@ def price_joint_action(config: RunConfig, problem: Problem, texts: Mapping[str, 
     roles = config.env.roles()
     if sorted(texts) != sorted(roles):
         raise ConfigError(f"texts: needs one for each role {', '.join(roles)}; got {', '.join(texts) or 'none'}")
-    with closing(config.sandbox.open()) as sandbox:
+    with closing(runners.open_sandbox(config.sandbox)) as sandbox:
         [scored], _ = score_texts([(problem, texts)], reward=config.reward, sandbox=sandbox, cache={})
     return scored
 
@@ -238,5 +239,5 @@ def open_engine(config: RunConfig, weights: Mapping[str, Path] | None = None) ->
     from magrpo.policy import Policy  # torch and transformers
 
     policy = Policy.open(config.agents, config.model, config.lora, config.train.seed)
-    with closing(config.engine.open(EngineHost.of(policy))) as engine:
-        yield Sampler(config, policy.lineup, engine.serve(1, weights or start_weights(config.agents)))
+    with closing(runners.open_engine(config.engine, EngineHost.of(policy))) as engine:
+        yield Sampler(config, policy.lineup, runners.serve_weights(engine, 1, weights or start_weights(config.agents)))

@@ -58,8 +58,8 @@ def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
     does. A variant that peft and this project read alike is taken, as rank-stabilised scaling by an equal factor.
     """
     file = folder / ADAPTER_CONFIG
-    facts = PeftLoraConfig().to_dict() | _read_facts(folder, agent)
-    ours = make_peft_config(agent, lora).to_dict()
+    facts = PeftLoraConfig().to_dict() | _read_facts(folder, agent)  # type: ignore[no-untyped-call]
+    ours = make_peft_config(agent, lora).to_dict()  # type: ignore[no-untyped-call]
     for key, value in facts.items():
         is_known = key in _HARMLESS or key in _SCALING or (key == "init_lora_weights" and value in _BASE_UNCHANGED)
         if not is_known and (value or None) != (ours.get(key) or None):  # peft writes what is off as null, {} or false

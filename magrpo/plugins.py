@@ -138,6 +138,10 @@ class ConfigError(ValueError):
         return cut_lines(super().__str__())
 
 
+class PluginFailed(RuntimeError):
+    """A method of a plug-in raised an exception. The message names class and method, and shows the last frames."""
+
+
 class Section(BaseModel):
     """A part of the configuration: immutable, unknown keys and numbers that are not finite rejected."""
 
@@ -261,6 +265,8 @@ def validate_config(model: type[SectionT], tree: dict[str, Any], overrides: Sequ
     _check_values(tree, changed, source)
     try:
         return model.model_validate(tree)
+    except PluginFailed as error:
+        raise ConfigError(f"{source}: {error}") from error
     except ValidationError as error:
         lines = list(islice(_explain_errors(error, tree, model, changed, source), _MAX_ERRORS))
         if more := error.error_count() - len(lines):

@@ -12,6 +12,7 @@ from typing import Generic, Literal, TypeVar, get_args
 
 Split = Literal["train", "test", "ood"]
 Mode = Literal["sampled", "greedy"]
+MessageRole = Literal["system", "user", "assistant"]
 Estimator = Literal["magrpo", "marloo", "maremax", "mareinforce"]
 Normalize = Literal["none", "std"]
 LossNorm = Literal["sequence_sum", "token_mean", "dr_grpo"]
@@ -43,7 +44,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    role: Literal["system", "user", "assistant"]
+    role: MessageRole
     content: str
 
 

@@ -124,7 +124,7 @@ class PassReward:
         return {}
 
     def price(self, problem: Problem, texts: Mapping[str, str], reports: Mapping[str, ExecutionReport]) -> JointReward:
-        parts = {name: float(report.status == "pass") for name, report in reports.items()}
+        parts = {name: float(name in reports and reports[name].status == "pass") for name in self.maxima}
         return JointReward(sum(parts.values()), parts)
 
     def fraction(self, total: float) -> float:

@@ -9,6 +9,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from magrpo.asking.teams import UNTRAINED, AskedTeam
+from magrpo.checks.rewards import request_executions
+from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config import RolloutConfig, start_weights
 from magrpo.engines.host import EngineHost
 from magrpo.interfaces import Listener, Sandbox, Served, StreamsTokens
@@ -133,7 +135,7 @@ class AskedAgents:
             except ConnectionError as error:  # the expert, between turns
                 raise ConfigError(str(error)) from None
             texts = {team.roles[agent]: text for agent, text in group.latest(group.turns[0]).items()}
-            wanted = team.reward.executions(problem, texts, {}) if len(texts) == len(team.roles) else {}
+            wanted = request_executions(team.reward, problem, texts, {}) if len(texts) == len(team.roles) else {}
             if wanted and not (problem.test or problem.hidden_test):
                 waiting = [ScoredTurn(turn.picks, PENDING, {}) for turn in group.turns]
                 steps = (*steps, _make_step(group, waiting[0], prefix))
@@ -173,11 +175,11 @@ def open_asked_agents(asked: AskedTeam, *, with_untrained: bool = True) -> Itera
         agents = (*agents, *untrained.agents)
     policy = Policy.open(agents, config.model, config.lora, config.train.seed)
     host = EngineHost.of(policy)
-    with closing(config.sandbox.open()) as sandbox, closing(config.engine.open(host)) as engine:
+    with closing(open_sandbox(config.sandbox)) as sandbox, closing(open_engine(config.engine, host)) as engine:
         yield AskedAgents(
             trained=Team.of(config),
             untrained=None if untrained is None else Team.of(untrained),
-            engine=engine.serve(0, start_weights(agents)),
+            engine=serve_weights(engine, 0, start_weights(agents)),
             sandbox=sandbox,
             lineup=policy.lineup,
             rollout=config.rollout,

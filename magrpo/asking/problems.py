@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from magrpo.asking.teams import AskedTeam
+from magrpo.checks.problems import load_problems
 from magrpo.interfaces import Problems, ReadsSentences, Reward
 from magrpo.layout import Step, read_problems
 from magrpo.plugins import ConfigError
@@ -31,7 +32,7 @@ def load_asked_problems(team: AskedTeam) -> dict[str, Problem]:
     if team.store is not None and team.store.is_committed(prepared):
         splits: Mapping[Split, Sequence[Problem]] = read_problems(team.store.stage_folder(prepared))
     else:
-        splits = team.config.problems.load()
+        splits = load_problems(team.config.problems)
     return {problem.task_id: problem for split in _ORDER for problem in splits.get(split, ())}
 
 

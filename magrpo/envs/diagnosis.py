@@ -54,6 +54,8 @@ BARE_LINES: tuple[str, ...] = (
 class Diagnosis:
     """The verdicts on one joint action, by level. ``failures``: the cases that did not pass, in order."""
 
+    judged: tuple[str, ...]
+    """The levels that the reward judges; the others count as reached and are not mentioned."""
     has_aux: bool
     has_entry: bool
     compiles: bool
@@ -64,33 +66,42 @@ class Diagnosis:
 
     @property
     def level_passes(self) -> dict[str, bool]:
-        """Whether each level is at its maximum."""
-        return {
+        """Whether each level that is judged is at its maximum."""
+        passes = {
             "structure": self.has_aux and self.has_entry,
             "syntax": self.compiles,
             "tests": 0 < self.total == self.passed,
             "cooperation": self.cooperation == "full",
         }
+        return {level: passes[level] for level in self.judged}
 
 
 def diagnose_turn(turn: PastTurn, role: str) -> Diagnosis:
     """The diagnosis that a joint action's reward parts and its report ``program`` give.
 
-    For the role ``solo``, levels that concern a helper count as passed and are not mentioned.
+    A reward need not have the parts of the reward ``coding``. Without ``structure`` every function counts as there,
+    without ``syntax`` the report says whether the program compiles, without ``cooperation`` nothing is said of it. For
+    the role ``solo``, levels that concern a helper are not mentioned.
     """
     parts, report = turn.reward.parts, turn.reports.get("program")
-    has_aux, has_entry = True, parts["structure"] > 0 or parts["syntax"] > 0
+    # The list of a solo keeps ``cooperation``, which it never reaches: its bare feedback is never "all good".
+    judged = tuple(level for level in _LEVELS if level in parts or level == "tests" or role == "solo")
+    structure, cooperation_part = parts.get("structure"), parts.get("cooperation")
+    compiles = parts["syntax"] > 0 if "syntax" in parts else report is None or report.compiles
+    has_aux = has_entry = True
+    if structure is not None:
+        ran = "syntax" in parts and compiles  # a program with another kind of entry point too
+        has_entry = structure > (0 if role == "solo" else 0.5) or ran
+        has_aux = role == "solo" or min(abs(structure - 0.4), abs(structure - 1.0)) < 0.05
     cooperation: Cooperation = "unknown"
-    if role != "solo":
-        has_aux = min(abs(parts["structure"] - 0.4), abs(parts["structure"] - 1.0)) < 0.05
-        has_entry = parts["structure"] > 0.5 or parts["syntax"] > 0  # a program with another kind of entry point ran
-        if parts["cooperation"] > 0:
-            cooperation = "full" if parts["cooperation"] > 1 else "thin"
-        elif parts["cooperation"] < 0:
+    if role != "solo" and cooperation_part is not None:
+        if cooperation_part > 0:
+            cooperation = "full" if cooperation_part > 1 else "thin"
+        elif cooperation_part < 0:
             cooperation = "unused"
         elif report is not None and report.watched_calls == 0:
             cooperation = "not called"
-    verdicts = has_aux, has_entry, parts["syntax"] > 0, cooperation
+    verdicts = judged, has_aux, has_entry, compiles, cooperation
     if report is None:
         return Diagnosis(*verdicts, 0, 0, ())
     failures = tuple(

@@ -71,6 +71,8 @@ class WritingEnv(Plugin):
         if self.feedback == "plain":
             return ["revise"]
         verdicts = _judge_levels(turn)
+        if not verdicts:
+            return ["revise"]
         if all(verdicts.values()):
             return ["all good"]
         return [f"{_LEVELS[name][0]} {'ok' if good else 'bad'}" for name, good in verdicts.items()]
@@ -78,17 +80,21 @@ class WritingEnv(Plugin):
     def _list_feedback(self, turn: PastTurn, agent: str) -> list[str]:
         if self.feedback == "discussion":
             return [f"Your partner wrote:\n{text}" for name, text in turn.texts.items() if name != agent]
-        if self.feedback == "plain":
+        verdicts = _judge_levels(turn)
+        if self.feedback == "plain" or not verdicts:
             return ["Look at your text again and improve it where you can."]
-        advice = [_LEVELS[name][1] for name, good in _judge_levels(turn).items() if not good]
+        advice = [_LEVELS[name][1] for name, good in verdicts.items() if not good]
         return advice or ["The two texts fit each other well."]
 
 
 def _judge_levels(turn: PastTurn) -> dict[str, bool]:
-    """Whether each level that was reached is good. Levels after one that scored 0 were not reached."""
-    verdicts = {}
-    for name, maximum in _MAXIMA.items():
-        verdicts[name] = turn.reward.parts[name] >= _GOOD_FRAC * maximum
-        if turn.reward.parts[name] == 0:
+    """Whether each level that was reached is good. Levels after one that scored 0 were not reached.
+
+    Empty if the reward has no part of these names: it is another one than ``writing``.
+    """
+    verdicts, parts = {}, turn.reward.parts
+    for name in (name for name in _MAXIMA if name in parts):
+        verdicts[name] = parts[name] >= _GOOD_FRAC * _MAXIMA[name]
+        if parts[name] == 0:
             break
     return verdicts

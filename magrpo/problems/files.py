@@ -3,10 +3,12 @@
 import ast
 import logging
 from abc import abstractmethod
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
+from magrpo.checks.calls import PluginCall
+from magrpo.checks.problems import check_problem
 from magrpo.plugins import ConfigError, Plugin
 from magrpo.problems.rows import Row, check_source, one_line, read_rows, split_by_hash
 from magrpo.types import Problem, Split
@@ -54,7 +56,7 @@ class FileProblems(Plugin):
         rows = read_rows(self.source, self.hub_split)
         problems = []
         for row in rows:
-            if problem := self.parse(row):
+            if (problem := self._parse_checked(row)) is not None:
                 for field in ("task_id", "prompt", "test", "hidden_test", "canonical_solution"):
                     row.check_size(field, getattr(problem, field))
                 problems.append(problem)
@@ -77,6 +79,17 @@ class FileProblems(Plugin):
                 self.benchmark,
             )
         return splits
+
+    def _parse_checked(self, row: Row) -> Problem | None:
+        call = PluginCall("problems", self, "parse()", row.where, "row")
+        with call:
+            problem: Any = self.parse(row)
+        if problem is None:
+            return None
+        if not isinstance(problem, Problem):
+            raise call.refuse_value(problem, "a Problem, or None to leave the row out")
+        check_problem(call, problem)
+        return problem
 
 
 def _list_content(problem: Problem) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from magrpo.algo.stats import bootstrap_interval, pass_at_k
+from magrpo.checks.rewards import judge_passed
 from magrpo.config import EvalConfig, RolloutConfig
 from magrpo.interfaces import Reward
 from magrpo.stages.answers import list_quantities, measure_answer
@@ -134,7 +135,7 @@ def eval_rows(trajectories: Sequence[Trajectory], reward: Reward) -> list[EvalRo
             index=trajectory.path[0],
             returns=tuple(turn.reward.total for turn in turns),
             parts=tuple(turn.reward.parts for turn in turns),
-            passed=tuple(reward.passed(turn.reports) for turn in turns),
+            passed=tuple(judge_passed(reward, trajectory.problem.task_id, turn.reports) for turn in turns),
             texts=trajectory.texts,
             answers=_measure_answers(trajectory),
             generated_tokens=sum(

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from magrpo.checks.envs import observe_problem
+from magrpo.checks.problems import load_problems
 from magrpo.config import RunConfig
 from magrpo.interfaces import Problems
 from magrpo.plugins import ConfigError, quote_value
@@ -47,7 +49,8 @@ class Room:
             acting = team.env.acting(0)
             for agent in (agent for agent in team.agents if agent.role in acting):
                 window = self.lineup.max_length(agent.name)
-                seen, room = team.env.observe(problem, agent.role, (), agent.name), window - max_new_tokens
+                seen = observe_problem(team.env, problem, agent.role, (), agent.name)
+                room = window - max_new_tokens
                 size = sum(len(message.content.encode(errors="replace")) for message in seen.messages)
                 if size > _MAX_BYTES * window:
                     length = f"{size:,} bytes"
@@ -69,7 +72,7 @@ def prepare(
 
     Raises ConfigError if a problem does not fit, a split is empty or too small, or a ``task_id`` is used twice.
     """
-    loaded = problems.load()
+    loaded = load_problems(problems)
     splits = {split: [_replace_surrogates(problem) for problem in members] for split, members in loaded.items()}
     if room:
         faults = {p.task_id: fault for members in splits.values() for p in members if (fault := room.find_fault(p))}

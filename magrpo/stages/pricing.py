@@ -1,4 +1,7 @@
-"""Calls of a reward for many joint actions: here, or in worker processes if the reward lets them."""
+"""Calls of a reward for many joint actions: here, or in worker processes if the reward lets them.
+
+What it returns is checked where it is called.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TypeVar
 
 import msgspec
 
+from magrpo.checks.rewards import compute_price, request_executions
 from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Reward, RunsElsewhere
 from magrpo.types import Execution, ExecutionReport, JointReward, Problem
@@ -46,13 +50,13 @@ class Pricing:
     def list_executions(self, items: Mapping[int, Item]) -> dict[int, Mapping[str, Execution]]:
         """The executions that each joint action still needs, by number."""
         if self.workers is None:
-            return {number: dict(self.reward.executions(*item)) for number, item in items.items()}
+            return {number: request_executions(self.reward, *item) for number, item in items.items()}
         return self._call(_answer_executions, items, list[Mapping[str, Execution]])
 
     def list_prices(self, items: Mapping[int, Item]) -> dict[int, JointReward]:
         """The price of each joint action, by number."""
         if self.workers is None:
-            return {number: self.reward.price(*item) for number, item in items.items()}
+            return {number: compute_price(self.reward, *item) for number, item in items.items()}
         return self._call(_answer_prices, items, list[JointReward])
 
     def _call(
@@ -78,12 +82,12 @@ class Pricing:
 
 def _answer_executions(message: bytes) -> bytes:
     reward, items = _read_message(message)
-    return msgspec.msgpack.encode([dict(reward.executions(*item)) for item in items])
+    return msgspec.msgpack.encode([request_executions(reward, *item) for item in items])
 
 
 def _answer_prices(message: bytes) -> bytes:
     reward, items = _read_message(message)
-    return msgspec.msgpack.encode([reward.price(*item) for item in items])
+    return msgspec.msgpack.encode([compute_price(reward, *item) for item in items])
 
 
 def _read_message(message: bytes) -> tuple[Reward, list[Item]]:

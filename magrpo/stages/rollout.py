@@ -14,6 +14,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from time import perf_counter
 
+from magrpo.checks.envs import observe_problem
+from magrpo.checks.runners import generate_completions
 from magrpo.config import RolloutConfig
 from magrpo.engines import PromptTooLong
 from magrpo.plugins import quote_value
@@ -108,7 +110,7 @@ def rollout(
     ]
     started = perf_counter()
     try:
-        sampled = backend.engine.generate(requests, backend.progress)
+        sampled = generate_completions(backend.engine, requests, backend.progress)
     except PromptTooLong as error:
         counts = (node.group_size * len(of_node) for node, of_node in zip(nodes, prompts, strict=True))
         node = nodes[bisect_right(list(itertools.accumulate(counts)), requests.index(error.request))]
@@ -157,7 +159,7 @@ def _build_prompts(nodes: Sequence[Node], team: Team, backend: Backend) -> list[
         for agent in agents
     ]
     with ThreadPoolExecutor(_OBSERVER_THREADS) as pool:
-        observations = pool.map(lambda call: env.observe(*call), calls)
+        observations = pool.map(lambda call: observe_problem(env, *call), calls)
         prompts = iter(
             [Prompt(seen, backend.render(call[-1], seen)) for seen, call in zip(observations, calls, strict=True)]
         )

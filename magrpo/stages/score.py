@@ -6,20 +6,19 @@ masks a joint action; it is never a reward.
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from time import perf_counter
 
+from magrpo.checks.runners import run_executions
 from magrpo.fleets.workers import Workers
 from magrpo.interfaces import Progress, Reward, Sandbox
-from magrpo.plugins import ConfigError, quote_value
+from magrpo.plugins import quote_value
 from magrpo.stages.backend import Cache, ScoreStats, Team
 from magrpo.stages.pricing import Pricing
 from magrpo.types import PENDING, UNJUDGED, ExecutionReport, JointReward, Problem, RolloutGroup, ScoredTurn, Turn
 
 log = logging.getLogger(__name__)
-LARGEST_REWARD = 1e15
-"""Largest size of a reward and its parts: sums of squares of larger ones lose their meaning in float32."""
 JointTexts = tuple[Problem, Mapping[str, str]]
 """A joint action: its problem, and the text of each role."""
 
@@ -77,7 +76,7 @@ def score_texts(
 ) -> tuple[list[Scored], ScoreStats]:
     """Price joint actions, in order. Each round of executions that the reward requests is one sandbox batch.
 
-    Raises ConfigError, naming the problem, if the reward gives a number that is not finite.
+    Raises ConfigError, naming reward and problem, if the reward returns anything but a usable price.
     """
     stats, pricing = ScoreStats(), Pricing.of(reward, workers, len(items))
     reports: list[dict[str, ExecutionReport]] = [{} for _ in items]
@@ -88,7 +87,7 @@ def score_texts(
         new = [execution for execution in distinct if execution not in cache or _should_retry(cache[execution])]
         if new:
             started = perf_counter()
-            ran = dict(zip(new, sandbox.run(new, progress), strict=True))
+            ran = dict(zip(new, run_executions(sandbox, new, progress), strict=True))
             stats.seconds += perf_counter() - started
             stats.ran |= ran
             cache.update(ran)
@@ -99,29 +98,15 @@ def score_texts(
     valid = {i: (*items[i], reports[i]) for i in range(len(items)) if not _is_unjudged(reports[i].values())}
     _warn_of_tests(items, reports)
     prices = pricing.list_prices(valid)
-    for i, price in prices.items():
-        _check_price(items[i][0], price, reward)
     masked_price = JointReward(0.0, {})
     return [Scored(prices.get(i, masked_price), reports[i], i not in prices) for i in range(len(items))], stats
-
-
-def _check_price(problem: Problem, price: JointReward, reward: Reward) -> None:
-    numbers = {"total": price.total} | price.parts | price.local | {"fraction(total)": reward.fraction(price.total)}
-    for name, value in numbers.items():
-        if not abs(float(value)) <= LARGEST_REWARD:  # nor is NaN
-            raise ConfigError(
-                f"reward: {name} = {float(value)} for problem {quote_value(problem.task_id)}; a reward must be a "
-                f"finite number of at most {LARGEST_REWARD:g}: mend its price(), or lower reward.scale"
-            )
 
 
 def _scored_turn(turn: Turn, scored: Scored, roles: Mapping[str, str]) -> ScoredTurn:
     """The joint action with its price, whose local rewards are keyed by agent instead of role."""
     local_by_role = scored.reward.local
-    local = {agent: float(local_by_role[role]) for agent, role in roles.items() if role in local_by_role}
-    parts = {name: float(value) for name, value in scored.reward.parts.items()}
-    reward = JointReward(float(scored.reward.total), parts, local)  # the numbers that a file gives back
-    return ScoredTurn(turn.picks, reward, scored.reports, scored.masked)
+    local = {agent: local_by_role[role] for agent, role in roles.items() if role in local_by_role}
+    return ScoredTurn(turn.picks, replace(scored.reward, local=local), scored.reports, scored.masked)
 
 
 def _should_retry(report: ExecutionReport) -> bool:

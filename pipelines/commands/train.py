@@ -2,7 +2,6 @@
 
 import shlex
 import shutil
-import sys
 from asyncio import CancelledError
 from collections.abc import Sequence
 from contextlib import nullcontext, suppress
@@ -11,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 
 from magrpo.config import RunConfig, load_config
-from magrpo.layout import Step, has_samples, hold_run, keep_place, steps_to_repeat
+from magrpo.layout import Step, hold_run, keep_place, steps_to_repeat
 from magrpo.place import Place, load_place
 from magrpo.planning.fit import check_place
 from magrpo.plugins import ConfigError
@@ -28,6 +27,7 @@ from pipelines.flows.launch import run_stages
 from pipelines.flows.local_server import LocalServer
 from pipelines.flows.timetable import Timetable
 from pipelines.progress.activity import LOADING, open_console, show_activity
+from pipelines.progress.state import was_refused
 from pipelines.signals import describe_interrupt, find_exit_code
 from pipelines.training.closing import print_closing
 
@@ -76,10 +76,9 @@ def train_run(
     except BaseException as error:
         if isinstance(error, OSError) and error.errno in DISK_ERRORS and error.filename is None:
             error.filename = str(store.path)
-        if isinstance(error, ConfigError):
-            if is_new and not has_samples(store):
-                _remove_run(store)
-        else:
+        if is_new and was_refused(store, error):
+            _remove_run(store)
+        elif not isinstance(error, ConfigError):
             stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
         raise
@@ -95,7 +94,6 @@ def _remove_run(store: RunStore) -> None:
         shutil.rmtree(store.path)
     with suppress(Unavailable):
         delete_empty_run(uri, folder_id)
-    print(f"run {store.run_id} was refused before its first sample, and is removed", file=sys.stderr)
 
 
 def rewind_run(store: RunStore, name: str) -> None:

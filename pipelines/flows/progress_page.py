@@ -20,7 +20,7 @@ from magrpo.layout import Step, read_place
 from magrpo.reports.health import read_findings
 from magrpo.reports.publish import render_main_table
 from magrpo.reports.verdict import read_verdict
-from pipelines.progress.state import Attempt, Observer
+from pipelines.progress.state import Attempt, Observer, describe_error, was_refused
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +61,11 @@ class ProgressPage(Observer):
         self._say(text)
 
     def attempt_ended(self, error: BaseException | None) -> None:
-        self._ending = "finished" if error is None else f"ended by {type(error).__name__}"
+        self._ending = "finished" if error is None else f"ended by {describe_error(error)}"
         returns = self._attempt.state.describe_returns()
         self._say(f"{self._ending}: {returns}" if returns else self._ending, logging.ERROR if error else logging.INFO)
+        if error is not None and not was_refused(self._attempt.store, error):
+            self._say(f"to resume: {self._attempt.resume_command}")
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():

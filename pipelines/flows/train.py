@@ -12,14 +12,14 @@ from typing import Any
 from uuid import UUID
 
 from httpx import HTTPError
-from prefect import Task, flow, task
+from prefect import Flow, Task, flow, task
 from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import FlowRunFilter
-from prefect.client.schemas.objects import State, StateType, TaskRun
+from prefect.client.schemas.objects import FlowRun, State, StateType, TaskRun
 from prefect.runtime import deployment, flow_run
 from prefect.settings import PREFECT_API_URL, PREFECT_CLIENT_MAX_RETRIES, temporary_settings
-from prefect.states import Crashed
+from prefect.states import Cancelled, Crashed
 from prefect.tasks import exponential_backoff
 from prefect.transactions import transaction
 from prefect.utilities.urls import url_for
@@ -28,13 +28,13 @@ from magrpo.engines import EngineError
 from magrpo.fleets import ProcessDied
 from magrpo.layout import Step
 from magrpo.sandboxes import SandboxDied
-from magrpo.store import Pointer
+from magrpo.store import Pointer, RunStore
 from magrpo.tracking.connection import hide_password
 from magrpo.updates import UpdatesDied
 from pipelines.flows.local_server import ServerError
 from pipelines.flows.progress_page import ProgressPage
 from pipelines.progress.notify import Notices
-from pipelines.progress.state import Observer
+from pipelines.progress.state import Observer, describe_error, was_refused
 from pipelines.training.execute import Result, execute
 from pipelines.training.loop import RunStep
 from pipelines.training.recorder import FLOW_RUN_URL
@@ -45,7 +45,19 @@ TRANSIENT = (EngineError, SandboxDied, UpdatesDied, ProcessDied, OSError)
 """Worker death, timeouts, connections, disks: a retry may help. A bad configuration stays bad."""
 
 
-@flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False)
+def cancel_refused(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Mark a failed flow run as cancelled if its configuration was refused before the run sampled anything.
+
+    Such a run is not a failure to look into, and the command that started it removes its folder.
+    """
+    error = state.result(raise_on_failure=False)
+    store = RunStore(Path(flow_run.parameters["root"]), flow_run.parameters["run_id"])
+    if isinstance(error, Exception) and was_refused(store, error):
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(flow_run.id, Cancelled(message=describe_error(error)), force=True)
+
+
+@flow(name="magrpo-train", flow_run_name="{run_id}", validate_parameters=False, on_failure=[cancel_refused])
 def train(root: str, run_id: str) -> Result:
     """Resume the run ``run_id`` in ``root`` at its first uncommitted step and run it to its end.
 

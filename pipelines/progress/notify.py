@@ -20,7 +20,7 @@ from magrpo.layout import Step, read_place
 from magrpo.reports.verdict import read_verdict
 from magrpo.services import NotifyConfig, check_webhook
 from pipelines.environment import prefect_target
-from pipelines.progress.state import Attempt, RunState
+from pipelines.progress.state import Attempt, RunState, describe_error
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +101,6 @@ class Notices:
             return
         command, address = self._attempt.mlflow_page()
         verdict = read_verdict(store)
-        resume = f"magrpo train --resume {store.run_id} --root {store.path.parent}"
         fields = {
             "event": event,
             "run_id": store.run_id,
@@ -111,17 +110,11 @@ class Notices:
             "reason": reason,
             "returns": state.describe_returns() or "none measured yet",
             **({"verdict": verdict.sentence} if verdict is not None else {}),
-            **({"resume": resume} if event == "failure" else {}),
+            **({"resume": self._attempt.resume_command} if event == "failure" else {}),
             "mlflow": f"{command}, then {address}" if command else address,
             "prefect": self._page or "",
         }
         send_notice(notify, fields)
-
-
-def describe_error(error: BaseException) -> str:
-    """Type and message of an exception, on one line."""
-    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
-    return f"{type(error).__name__}: {first}"[:300] if first else type(error).__name__
 
 
 def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:

@@ -7,10 +7,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from magrpo.layout import Step, first_missing, steps
+from magrpo.layout import Step, first_missing, has_samples, steps
+from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
 from magrpo.services import NotifyConfig
 from magrpo.store import RunStore
+
+_MAX_ERROR = 300
+"""Length of the description of an error, in characters."""
 
 
 @dataclass(slots=True)
@@ -114,6 +118,11 @@ class Attempt:
     mlflow_page: Callable[[], tuple[str, str]] = lambda: ("", "")
     """Returns the command that serves MLflow (empty for a server) and the address of the run's page, if known yet."""
 
+    @property
+    def resume_command(self) -> str:
+        """The command that resumes the run."""
+        return f"magrpo train --resume {self.store.run_id} --root {self.store.path.parent}"
+
 
 class Observer(Protocol):
     """Notified of an attempt's progress from within the loop, once at a time: must be quick, and must not raise."""
@@ -130,6 +139,17 @@ class Observer(Protocol):
 
     def attempt_ended(self, error: BaseException | None) -> None:
         """The attempt is over; ``error`` ended it early."""
+
+
+def describe_error(error: BaseException) -> str:
+    """Type and message of an exception, on one line."""
+    first = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
+    return f"{type(error).__name__}: {first}"[:_MAX_ERROR] if first else type(error).__name__
+
+
+def was_refused(store: RunStore, error: BaseException) -> bool:
+    """Whether ``error`` is a mistake in the configuration that was found before the run sampled anything."""
+    return isinstance(error, ConfigError) and not has_samples(store)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from pathlib import Path
 from threading import RLock
 from typing import TYPE_CHECKING
 
+from magrpo.checks.runners import open_engine, open_sandbox, serve_weights
 from magrpo.config import AgentConfig, BaselineRow, RunConfig, start_weights
 from magrpo.engines import EngineError
 from magrpo.engines.host import EngineHost
@@ -170,7 +171,7 @@ class Resources:
         if self._place.engine.is_remote:
             gc.set_threshold(_ALLOCATIONS, 20, 10)
         with self._show_loading("engine"):
-            engine = self._config.engine.open(host)
+            engine = open_engine(self._config.engine, host)
         self._note_open("_engine", engine.close)
         return engine
 
@@ -197,7 +198,7 @@ class Resources:
             from magrpo.sandboxes.ray import open_ray_sandbox  # ray, which is optional
 
             return open_ray_sandbox(plugin, nodes, self._place.fleet.address)
-        return plugin.open()
+        return open_sandbox(plugin)
 
     def serve_checkpoint(self, checkpoint: Pointer) -> Served:
         """The weights of ``checkpoint`` on the engine, awake. May be called from several threads."""
@@ -251,7 +252,7 @@ class Resources:
                 if len(self._served) > self._lag:
                     oldest = min(self._served, key=lambda served: self._served[served][0])
                     self._served.pop(oldest)[1].close()
-                self._served[name] = version, self._engine.serve(version, weights)
+                self._served[name] = version, serve_weights(self._engine, version, weights)
             return self._served[name][1]
 
 

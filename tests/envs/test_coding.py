@@ -211,3 +211,34 @@ def test_any_prompt_text_is_carried_unchanged(text: str, prompt: str, role: str)
     problem = Problem("t", text, "f")
     env = CodingEnv.model_validate({"prompt": prompt})
     assert text.rstrip("\n") in env.observe(problem, role, [], "a").messages[-1].content
+
+
+@pytest.mark.parametrize("feedback", ["level_feedback", "level_passed", "passed", "plain", "discussion"])
+@pytest.mark.parametrize("given", [(), ("structure",), ("syntax",), ("cooperation",), ("syntax", "cooperation")])
+@pytest.mark.parametrize("has_report", [True, False])
+def test_feedback_needs_no_part_of_the_reward(feedback: str, given: tuple[str, ...], has_report: bool) -> None:
+    """A user's own reward has other parts; nothing is claimed of those that are missing."""
+    turn = TURNS["no_aux"] if has_report else TURNS["nothing"]
+    parts = {name: value for name, value in turn.reward.parts.items() if name in given} | {"brevity": 0.5}
+    own = replace(turn, reward=JointReward(1.0, parts))
+    for role, agent in (("main", "bob"), ("helper", "ada")):
+        lines = bare(own, role, agent, feedback=feedback).partition("# feedback\n")[2].splitlines()
+        said = full(own, role, agent, feedback=feedback)
+        if feedback != "discussion":
+            assert set(lines[:-1]) <= set(BARE_LINES)
+        for name, claims in {
+            "structure": ("structure", "aux missing", "entry missing", "holds no complete function"),
+            "syntax": ("syntax",),
+            "cooperation": ("cooperation", "aux not called", "never called"),
+        }.items():
+            if name not in given:
+                assert not any(claim in text for claim in claims for text in (said, *lines))
+
+
+def test_feedback_on_a_reward_of_tests_alone() -> None:
+    passing = replace(TURNS["good"], reward=JointReward(1.0, {"tests": 1.0}))
+    failing = replace(TURNS["no_aux"], reward=JointReward(0.5, {"tests": 0.5}))
+    assert bare(passing).endswith("# feedback\nall good\n")
+    assert bare(failing).endswith("# feedback\nmost tests pass\nwrong answer\n")
+    assert bare(failing, feedback="level_passed").endswith("# feedback\ntests bad\n")
+    assert full(failing).startswith("1 of 2 tests passed.\n- wrong: f([1]) == 1, got 2\n")

@@ -61,3 +61,14 @@ def test_only_discussion_shows_the_partners_text(prompt: str, feedback: str) -> 
     seen = "\n".join(m.content for m in env.observe(PROBLEM, "summary", [MIDDLE], "ada").messages)
     assert "FIRSTTEXT" in seen
     assert ("SECONDTEXT" in seen) == (feedback == "discussion")
+
+
+def test_feedback_needs_no_part_of_the_reward() -> None:
+    """A user's own reward has other parts; nothing is claimed of those that are missing."""
+    own = PastTurn(TEXTS, JointReward(1.0, {"clarity": 1.0}), {})
+    bare, full = WritingEnv(prompt="bare", num_turns=2), WritingEnv(num_turns=2)
+    assert bare.observe(PROBLEM, "summary", [own], "ada").messages[0].content.endswith("# feedback\nrevise\n")
+    said = full.observe(PROBLEM, "summary", [own], "ada").messages[-1].content
+    assert said.startswith("Look at your text again and improve it where you can.\n")
+    some = PastTurn(TEXTS, JointReward(1.0, {"clarity": 1.0, "style": 0.1}), {})
+    assert bare.observe(PROBLEM, "summary", [some], "ada").messages[0].content.endswith("# feedback\nstyle bad\n")

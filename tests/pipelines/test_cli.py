@@ -112,14 +112,33 @@ def record_of_step(line: str) -> bool:
 def test_a_refused_configuration_leaves_its_name_free(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
     os.environ.pop("MLFLOW_TRACKING_URI", None)
+    capfd.readouterr()
     for _ in range(2):
         assert cli.main(["train", config, "--local", "--name", "again", "rollout.max_new_tokens=64"]) == 2
         said = capfd.readouterr().err
-        assert "run again was refused before its first sample, and is removed\nmagrpo: problems: " in said
+        assert said.startswith("magrpo: problems: "), "the reason, and nothing before it"
         assert not (root / "again").exists()
     assert recorded_runs(f"sqlite:///{root}/mlflow.db") == []
     kept = run_locally(load_config(config, ["train.num_iterations=0"]))[0]
     assert has_samples(kept)
+
+
+def test_a_mistake_in_a_plugin_is_named_without_a_traceback(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    config, root = str(write_config(tmp_path, iterations=1)), tmp_path / "runs"
+    for key, mistake, code, first in (
+        ("reward", "Absent", 2, "price() returned None for problem '"),
+        ("env", "Silent", 2, "observe() returned 'p0' for problem 'train/0'; it must return an Observation"),
+        ("reward", "LateMistake", 1, "price() failed for problem '"),
+    ):
+        kind = f"tests.checks.plugins:{mistake}"
+        assert cli.main(["train", config, "--local", "--name", mistake, f"{key}.kind={kind}"]) == code
+        said = capfd.readouterr().err
+        assert "Traceback" not in said
+        block = [line for line in said.splitlines() if line.startswith("magrpo: ")]
+        assert block[0].startswith(f"magrpo: {key} {kind}: {first}")
+        assert (len(block) > 1) == (code == 1), "frames, of an exception of the plug-in only"
+        assert (root / mistake).exists() == ("train --resume" in said) == (code == 1)
+    assert "magrpo:     return price if price.total else 1 / 0" in block
 
 
 def test_a_record_with_measurements_is_not_deleted(tmp_path: Path) -> None:

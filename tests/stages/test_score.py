@@ -30,6 +30,8 @@ from tests.fakes import LengthEnv, PassReward, ScriptedSandbox
 
 AGENTS = [AgentConfig(name=name, role=role, model="m") for name, role in (("alice", "helper"), ("bob", "main"))]
 PROBLEM = Problem("t/0", "p", "f", "test")
+NOTHING = {"first": 0.0, "second": 0.0}
+"""The parts of a joint action that earned nothing."""
 
 
 def test_the_reward_is_asked_until_it_wants_nothing_more() -> None:
@@ -88,16 +90,16 @@ def test_a_test_that_cannot_be_run_masks_is_not_tried_again_and_names_the_proble
 @pytest.mark.parametrize(
     ("price", "message"),
     [
-        (JointReward(math.nan, {}), "total = nan"),
-        (JointReward(1.0, {"style": math.inf}), "style = inf"),
-        (JointReward(1.0, {}, {"helper": -math.inf}), "helper = -inf"),
-        (JointReward(1e300, {}), r"total = 1e\+300"),
+        (JointReward(math.nan, NOTHING), "total = nan"),
+        (JointReward(1.0, NOTHING | {"second": math.inf}), "second = inf"),
+        (JointReward(1.0, NOTHING, {"helper": -math.inf}), "helper = -inf"),
+        (JointReward(1e300, NOTHING), r"total = 1e\+300"),
     ],
 )
 def test_a_reward_that_is_not_finite_is_refused_with_its_problem(price: JointReward, message: str) -> None:
     class Priced(PassReward):
         def price(self, problem: Problem, *_: object) -> JointReward:
-            return price if problem.task_id == "t/1" else JointReward(0.0, {})
+            return price if problem.task_id == "t/1" else JointReward(0.0, NOTHING)
 
     problems = [PROBLEM, replace(PROBLEM, task_id="t/1")]
     items = [(problem, {"helper": "h", "main": "m"}) for problem in problems]

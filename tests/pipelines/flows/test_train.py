@@ -219,6 +219,34 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     assert flows.page(failed) in by_block["text"]
 
 
+def test_a_refused_run_is_no_failure(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flows, "overrides", ["agents.0.model=/nowhere"])
+    assert flows.train("refused") == 2
+    assert not (flows.root / "refused").exists()
+    [run] = flows.seen("refused")
+    assert run.state_name == "Cancelled"
+    assert run.state is not None
+    assert str(run.state.message).startswith("ConfigError: agent 'helper'")
+    [line] = flows.lines(run)
+    assert line.startswith("ended by ConfigError: agent 'helper'")
+
+
+def test_an_exception_of_a_plugin_is_one_block(flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
+    kind = "tests.checks.plugins:LateMistake"
+    monkeypatch.setattr(flows, "overrides", [f"reward.kind={kind}"])
+    assert flows.train("late") == 1
+    said = flows.log("late").read_text()
+    assert "Traceback" not in said
+    block = [line for line in said.splitlines() if line.startswith("magrpo: ")]
+    assert block[0].startswith(f"magrpo: reward {kind}: price() failed for problem '")
+    assert len(block) < 10
+    [run] = flows.seen("late")
+    assert run.state_name == "Failed"
+    *_, ended, resume = flows.lines(run)
+    assert ended.startswith(f"ended by PluginFailed: reward {kind}: price() failed for problem '")
+    assert resume == f"to resume: magrpo train --resume late --root {flows.root}"
+
+
 def test_a_mistake_is_not_tried_again_but_by_prefects_own_retry(flows: Flows) -> None:
     """The same flow run, the same MLflow run; stages before the one that failed are not run again."""
     assert flows.train("retried", partial(fail, "rollout", 1, ConfigError)) == 2

@@ -20,8 +20,8 @@ from magrpo.services import HIDDEN, NotifyConfig
 from magrpo.store import RunStore
 from pipelines.commands.dry_run import show_plan
 from pipelines.progress import notify as notices
-from pipelines.progress.notify import Notices, describe_error, send_notice
-from pipelines.progress.state import Attempt, RunState, observe_attempt
+from pipelines.progress.notify import Notices, send_notice
+from pipelines.progress.state import Attempt, RunState, describe_error, observe_attempt
 from pipelines.signals import EndedBySignal
 from tests.pipelines.flows.test_train import fail
 from tests.pipelines.micro import command, write_config

@@ -1,0 +1,1 @@
+"""Calls of plug-ins that check the result at once, so that a mistake is reported where it was made."""

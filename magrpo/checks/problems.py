@@ -1,0 +1,57 @@
+"""Calls of problem sets, with the result checked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, get_args
+
+from magrpo.checks.calls import PluginCall
+from magrpo.interfaces import Problems
+from magrpo.plugins import quote_value
+from magrpo.types import Problem, Split
+
+_SPLITS = get_args(Split)
+_TEXTS = ("task_id", "prompt", "entry_point", "test", "canonical_solution", "hidden_test")
+
+
+def load_problems(problems: Problems) -> dict[Split, Sequence[Problem]]:
+    """The splits of a problem set. Raises ConfigError, naming the set, for anything but splits of Problems."""
+    call = PluginCall("problems", problems, "load()")
+    with call:
+        splits: Any = problems.load()
+    if not isinstance(splits, Mapping):
+        raise call.refuse_value(splits, "a mapping from splits (train, test, ood) to lists of Problems")
+    loaded: dict[Split, Sequence[Problem]] = {}
+    for split, members in splits.items():
+        if split not in _SPLITS:
+            raise call.refuse(f"returned the split {quote_value(split)}", f"splits are {', '.join(_SPLITS)}")
+        if not isinstance(members, Iterable):
+            raise call.refuse(
+                f"returned {quote_value(members)} for the split {split!r}", "it must be a list of Problems"
+            )
+        with call:
+            loaded[split] = tuple(members)  # maybe of a generator
+        for problem in loaded[split]:
+            if not isinstance(problem, Problem):
+                raise call.refuse(
+                    f"returned {quote_value(problem)} in the split {split!r}", "every item must be a Problem"
+                )
+            check_problem(call, problem)
+    return loaded
+
+
+def check_problem(call: PluginCall, problem: Problem) -> None:
+    """Raise ConfigError unless the fields of a problem, which ``call`` returned, are texts."""
+    for field in _TEXTS:
+        value = getattr(problem, field)
+        if not isinstance(value, str):
+            raise call.refuse(
+                f"returned the problem {quote_value(problem.task_id)} with {field} = {quote_value(value)}",
+                "it must be a text",
+            )
+    tags: object = problem.tags
+    if not isinstance(tags, dict) or not all(isinstance(text, str) for item in tags.items() for text in item):
+        raise call.refuse(
+            f"returned the problem {quote_value(problem.task_id)} with tags = {quote_value(tags)}",
+            "tags must be a dict of texts",
+        )

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from magrpo.checks.problems import load_problems
+from magrpo.plugins import ConfigError, PluginFailed
+from magrpo.problems.files import FileProblems
+from magrpo.problems.rows import Row
+from magrpo.types import Problem
+
+ADD = Problem("add/2", "p", "f", "t")
+
+
+class Given:
+    """Loads ``splits``, whatever they are."""
+
+    def __init__(self, splits: Any) -> None:
+        self.splits = splits
+
+    def load(self) -> Any:
+        return self.splits
+
+
+@pytest.mark.parametrize(
+    ("splits", "fault"),
+    [
+        (None, "returned None; it must return a mapping from splits (train, test, ood) to lists of Problems"),
+        ([ADD], "returned [Problem("),
+        ({"validation": [ADD]}, "returned the split 'validation'; splits are train, test, ood"),
+        ({"train": 5}, "returned 5 for the split 'train'"),
+        ({"train": [{"prompt": "p"}]}, "returned {'prompt': 'p'} in the split 'train'"),
+        ({"train": [Problem("add/2", None)]}, "returned the problem 'add/2' with prompt = None; "),  # type: ignore[arg-type]
+        ({"train": [Problem(2, "p")]}, "returned the problem 2 with task_id = 2; "),  # type: ignore[arg-type]
+        ({"train": [Problem("add/2", "p", tags={"level": 1})]}, "returned the problem 'add/2' with tags = "),  # type: ignore[dict-item]
+    ],
+)
+def test_unusable_splits_are_refused(splits: object, fault: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        load_problems(Given(splits))
+    assert str(raised.value).startswith(f"problems tests.checks.test_problems:Given: load() {fault}")
+    assert "\n" not in str(raised.value)
+
+
+def test_splits_may_come_from_generators() -> None:
+    def generate(number: int) -> Iterator[Problem]:
+        yield Problem(f"add/{1 // number}", "p")
+
+    assert load_problems(Given({"train": generate(1), "test": [ADD]})) == {
+        "train": (Problem("add/1", "p"),),
+        "test": (ADD,),
+    }
+    with pytest.raises(PluginFailed, match=r"Given: load\(\) failed: ZeroDivisionError: "):
+        load_problems(Given({"train": generate(0)}))
+
+
+class Parsed(FileProblems):
+    """Parses a row as the row itself says."""
+
+    benchmark: ClassVar[str] = ""
+    kind: str = "parsed"
+
+    def parse(self, row: Row) -> Any:
+        answers = {"text": "p", "problem": ADD, "untyped": Problem("add/2", 3), "nothing": None}  # type: ignore[arg-type]
+        return answers[row.values["give"]]
+
+
+@pytest.mark.parametrize(
+    ("give", "fault"),
+    [
+        ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to leave the row out"),
+        ("untyped", "returned the problem 'add/2' with prompt = 3 for row '{}:1'; it must be a text"),
+    ],
+)
+def test_a_row_that_becomes_no_problem_is_named(tmp_path: Path, give: str, fault: str) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(json.dumps({"give": give}))
+    with pytest.raises(ConfigError) as raised:
+        Parsed(source=str(path)).load()
+    assert str(raised.value) == f"problems tests.checks.test_problems:Parsed: parse() {fault.format(path)}"
+    path.write_text(json.dumps({"give": "unknown"}))
+    with pytest.raises(PluginFailed, match=r"Parsed: parse[(][)] failed for row '.*:1': KeyError: 'unknown'"):
+        Parsed(source=str(path)).load()
