@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, enable_progress_bars
 from jinja2 import TemplateError
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
@@ -226,7 +226,7 @@ def load_pretrained(auto: Any, noun: str, config: AgentConfig, **options: Any) -
 def _hide_loading_bars() -> None:
     """Let transformers load weights without a bar between the lines of a run; downloads keep theirs."""
     shows_downloads = not are_progress_bars_disabled()
-    disable_progress_bar()  # turns off the bars of downloads, too
+    disable_progress_bar()  # type: ignore[no-untyped-call]  # turns off the bars of downloads, too
     if shows_downloads:
         enable_progress_bars()
 
