@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from itertools import pairwise
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, TypedDict
 
 from cyclopts import App, CycloptsError, Group, Parameter, UnknownOptionError
 
@@ -67,7 +67,14 @@ COMMANDS = {
 """The commands as ``magrpo --help`` lists them: the daily ones of each group first."""
 
 
-def place_in_help(name: str) -> dict[str, Any]:
+class HelpPlace(TypedDict):
+    """Where a command stands in ``magrpo --help``."""
+
+    group: Group
+    sort_key: int
+
+
+def place_in_help(name: str) -> HelpPlace:
     """The group of a command and its place there, for ``app.command``."""
     [group] = [group for group, names in COMMANDS.items() if name in names]
     return {"group": group, "sort_key": COMMANDS[group].index(name)}
@@ -173,8 +180,11 @@ LAZY_COMMANDS = {
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
 for command, (function, text) in LAZY_COMMANDS.items():
     parent = {"bench": bench, "config": config}.get(command.partition(" ")[0], app)
-    shown = place_in_help(command) if parent is app else {}
-    parent.command(f"pipelines.{function}", name=command.split()[-1], help=text, help_epilogue="", **shown)
+    name, path = command.split()[-1], f"pipelines.{function}"
+    if parent is app:
+        app.command(path, name=name, help=text, help_epilogue="", **place_in_help(command))
+    else:
+        parent.command(path, name=name, help=text, help_epilogue="")
 
 
 LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")

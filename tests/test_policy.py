@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.utils import are_progress_bars_disabled
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
