@@ -23,6 +23,14 @@ COLUMNS = (
 CHARTS = {
     "Held-out problems": ("eval/return", "eval/pass_at_1", "eval/ood/sampled/return", "eval/test/greedy/return"),
     "Training reward": ("reward/joint", "reward/tests", "reward/cooperation", "reward/length_ratio", "reward/style"),
+    "Answers and signal": (
+        "rollout/response_tokens",
+        "rollout/cut_off_frac",
+        "reward/frac_groups_equal",
+        "signal/tests",
+        "signal/cooperation",
+        "signal/style",
+    ),
     "Update": ("update/lr", "update/loss", "time/update_s", "time/rollout_s"),
 }
 """Metrics of the charts, by section; MLflow hides those that no run has."""
