@@ -173,6 +173,16 @@ def test_a_package_that_leaves_no_memory_is_refused(site: Path) -> None:
 
 
 @pytest.mark.parametrize("level", LEVELS)
+def test_a_package_may_leave_threads_running(site: Path, level: str) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    install(site, "threaded", {"threaded.py": source})
+    threaded = open_pool(level=level, workers=1, packages=["threaded"])
+    [report] = threaded.run([Execution("import threaded\ndef f(): return 6\n", "f", "assert f() == 6")])
+    threaded.close()
+    assert report.status == "pass", report.cases
+
+
+@pytest.mark.parametrize("level", LEVELS)
 def test_the_addresses_of_packages_do_not_count(site: Path, level: str) -> None:
     """Libraries reserve much: a program may still use as much as its limit says, and no more."""
     install(site, "wide", {"wide.py": "import mmap\nRESERVED = mmap.mmap(-1, 2 << 30, flags=mmap.MAP_PRIVATE)\n"})
