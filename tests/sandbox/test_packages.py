@@ -172,6 +172,24 @@ def test_a_package_that_leaves_no_memory_is_refused(site: Path) -> None:
     assert "raise sandbox.memory_mib, now 64, or leave some packages out" in refusal
 
 
+def test_a_package_may_take_long_to_import(site: Path) -> None:
+    install(site, "slow", {"slow.py": "import time\nwhile time.process_time() < 2.5:\n    pass\n"})
+    slow = open_pool(workers=1, packages=["slow"])
+    [report] = slow.run([Execution("import slow\ndef f(): return 6\n", "f", "assert f() == 6")])
+    slow.close()
+    assert report.status == "pass", report.cases
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_package_may_leave_threads_running(site: Path, level: str) -> None:
+    source = "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,), daemon=True).start()\n"
+    install(site, "threaded", {"threaded.py": source})
+    threaded = open_pool(level=level, workers=1, packages=["threaded"])
+    [report] = threaded.run([Execution("import threaded\ndef f(): return 6\n", "f", "assert f() == 6")])
+    threaded.close()
+    assert report.status == "pass", report.cases
+
+
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_addresses_of_packages_do_not_count(site: Path, level: str) -> None:
     """Libraries reserve much: a program may still use as much as its limit says, and no more."""
