@@ -271,7 +271,7 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
 
 
 @app.command(
-    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS], or magrpo train --resume RUN",
+    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | --resume RUN",
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.num_iterations=20 optim.lr=1e-3 --name short
@@ -297,9 +297,9 @@ def train(
     Args:
         config: TOML file, or the name of one that ships: embedded.
         name: Name of the run; a date and a random suffix by default.
-        dry_run: Check the inputs, print the plan and prompts; start nothing.
+        dry_run: Check the inputs; print the plan and prompts only.
         resume: Resume this run with its own configuration.
-        from_stage: With --resume: STAGE[:ITERATION] to go back to (rollout.0:7).
+        from_stage: With --resume: STAGE[:ITERATION], as rollout.0:7.
         local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
