@@ -271,12 +271,10 @@ def _explain_mistake(error: CycloptsError, tokens: Sequence[str]) -> str:
 
 
 @app.command(
-    usage="""Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]
-       magrpo train --resume RUN [OPTIONS]""",
+    usage="Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | --resume RUN",
     help_epilogue="""Examples:
   magrpo train embedded
   magrpo train embedded train.num_iterations=20 optim.lr=1e-3 --name short
-
 Keys of a configuration: magrpo config show""",
     **place_in_help("train"),
 )
@@ -299,9 +297,9 @@ def train(
     Args:
         config: TOML file, or the name of one that ships: embedded.
         name: Name of the run; a date and a random suffix by default.
-        dry_run: Check the problems and models; print the plan, a prompt of each agent and the estimated cost.
-        resume: Resume this run where it stopped, with the configuration it was started with.
-        from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
+        dry_run: Check the inputs; print the plan and prompts only.
+        resume: Resume this run with its own configuration.
+        from_stage: With --resume: STAGE[:ITERATION], as rollout.0:7.
         local: Run the same loop without Prefect.
     """
     set_verbosity(quiet=quiet, verbose=verbose)

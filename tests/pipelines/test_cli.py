@@ -165,7 +165,7 @@ def test_help_lists_daily_commands_first_and_every_command_once(capsys: pytest.C
 def test_help_of_train_begins_with_its_arguments_and_ends_with_examples(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "--help"]) == 0
     said = capsys.readouterr().out
-    assert said.startswith("Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS]\n")
+    assert said.startswith("Usage: magrpo train CONFIG [KEY=VALUE...] [OPTIONS] | ")
     flags = re.findall(r"^\W*(--[a-z-]+)", said, re.MULTILINE)
     wanted = ("name", "dry-run", "resume", "from-stage", "root", "place", "local", "quiet", "verbose")
     assert flags == [f"--{name}" for name in wanted]
