@@ -80,8 +80,12 @@ def die_at_work(stage: str) -> None:
 
 
 def wait_at_work(stage: str) -> None:
-    """Let ``stage`` of iteration 1 never end."""
+    """Let ``stage`` of iteration 1 never end, in the main thread, where a signal interrupts it."""
+    import torch
+
     from pipelines.progress.console import RunConsole
+
+    torch.set_num_threads(1)  # with more, agents answer in threads, for which an interrupted run waits
 
     start_step = RunConsole.start_step
 
