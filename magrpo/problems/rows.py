@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from magrpo.hub import check_cached
+from magrpo.files.hub import check_cached
 from magrpo.plugins import MAX_QUOTED, ConfigError, quote_error, quote_value
 from magrpo.seeds import derive_seed
 from magrpo.surrogates import replace_surrogates

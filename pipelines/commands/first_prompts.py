@@ -2,8 +2,8 @@
 
 from collections.abc import Iterator
 
-from magrpo import hub
 from magrpo.config import RunConfig
+from magrpo.files import hub
 from magrpo.lineup import Lineup
 from magrpo.stages.backend import Splits, Team
 from magrpo.stages.prepare import Room, prepare

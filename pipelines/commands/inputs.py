@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from magrpo import hub
 from magrpo.assets import FOLDER, locate_model, looks_like_folder
 from magrpo.config import AgentConfig, LoraConfig, RunConfig, load_resolved
+from magrpo.files import hub
 from magrpo.interfaces import ChecksSource
 from magrpo.plugins import ConfigError
 from magrpo.stages.prepare import prepare

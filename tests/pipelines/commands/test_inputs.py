@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from magrpo import hub
 from magrpo.config import load_config
+from magrpo.files import hub
 from magrpo.plugins import ConfigError
 from pipelines import cli
 from pipelines.arguments import locate_config

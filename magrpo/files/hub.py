@@ -91,6 +91,6 @@ def stay_offline(reason: str) -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
     constants.HF_HUB_OFFLINE = True
     if "datasets" in sys.modules:
-        from datasets import config
+        from datasets import config  # it is loaded already
 
         config.HF_HUB_OFFLINE = True
