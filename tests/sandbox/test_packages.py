@@ -228,12 +228,11 @@ def test_what_packages_write_at_import_is_gone_before_programs_run(
     cache = "import os\nFOLDER = os.environ['MPLCONFIGDIR']\nopen(os.path.join(FOLDER, 'cache'), 'w').write('x')\n"
     cache += "os.mkdir(os.path.join(FOLDER, 'deep'))\n"
     install(site, "wordy", {"wordy.py": cache})
-    temporary = site / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    wordy = open_pool(level=level, workers=1, packages=["wordy"])
-    wanted = "f()[1] is False" if level == "namespaces" else "f() == (0, False)"
-    [report] = wordy.run([Execution(WRITES, "f", f"assert {wanted}")])
-    wordy.close()
-    assert report.status == "pass", report.cases
-    assert os.listdir(temporary) == []  # noqa: PTH208
+    with tempfile.TemporaryDirectory() as temporary:  # its path is short enough for the sockets of the canary
+        monkeypatch.setattr(tempfile, "tempdir", temporary)
+        wordy = open_pool(level=level, workers=1, packages=["wordy"])
+        wanted = "f()[1] is False" if level == "namespaces" else "f() == (0, False)"
+        [report] = wordy.run([Execution(WRITES, "f", f"assert {wanted}")])
+        wordy.close()
+        assert report.status == "pass", report.cases
+        assert os.listdir(temporary) == []  # noqa: PTH208

@@ -31,8 +31,8 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
 
     assert main(["evaluate", "mine", "--baselines", "single,sequential,discussion,swap,voting", *root]) == 0
     said = capsys.readouterr().out
-    for row in ("naive", "discussion", "swap"):
-        assert f"\n{row}: return " in said
+    for number, row in enumerate(("naive", "discussion", "swap"), start=1):
+        assert f"\nrow {number} of 3, {row}: return " in said
     for row in ("single", "sequential", "voting"):
         assert f"left out: {row}: it goes with a reward of coding, solo, team, not writing\n" in said
     assert not CODE.search(said)
