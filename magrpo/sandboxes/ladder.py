@@ -55,6 +55,8 @@ def attempt(action, argument):
     return "done"
 """
 
+_LONGEST_SOCKET_PATH = 107
+"""Bytes, by the ``sun_path`` of the kernel's ``sockaddr_un``."""
 _STOPPED = """
 import ctypes, os, signal
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: stopped, it would outlive a kill -9 of this process
@@ -151,7 +153,10 @@ def _run_canary(worker: Worker, source: str, entry_point: str, test: str) -> lis
 
 @contextlib.contextmanager
 def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.socket]]:
-    """Files and sockets that everybody on this machine may read, write and connect to."""
+    """Files and sockets that everybody on this machine may read, write and connect to.
+
+    Raises SandboxError if the folder for temporary files has too long a path for a socket.
+    """
     with (
         make_draft(Path(tempfile.gettempdir()), PREFIX) as folder,
         socket.create_server(("127.0.0.1", 0)) as tcp,
@@ -161,6 +166,10 @@ def _lay_bait() -> Iterator[tuple[Path, socket.socket, socket.socket, socket.soc
         folder.chmod(0o755)
         (folder / "secret").write_text("secret")
         (folder / "target").write_text("untouched")
+        if len(os.fsencode(folder / "socket")) > _LONGEST_SOCKET_PATH:
+            raise SandboxError(
+                f"TMPDIR = {tempfile.gettempdir()!r} is too long for the path of a socket; set TMPDIR=/tmp"
+            )
         unix.bind(str(folder / "socket"))
         for name, mode in (("secret", 0o644), ("target", 0o666), ("socket", 0o777)):
             (folder / name).chmod(mode)

@@ -60,6 +60,16 @@ def test_what_a_killed_canary_left_behind_is_deleted(tmp_path: Path, monkeypatch
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_folder_for_temporary_files_with_a_long_path_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long = tmp_path / ("long" * 25)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with pytest.raises(SandboxError, match=r"TMPDIR = .*long.* is too long for the path of a socket; set TMPDIR=/tmp"):
+        open_pool(level="auto")
+
+
 def test_the_stopped_process_of_a_canary_that_is_killed_ends() -> None:
     with subprocess.Popen([sys.executable, "-c", STOPPING], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as canary:
         assert canary.stdout is not None
