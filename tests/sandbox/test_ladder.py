@@ -67,7 +67,7 @@ def test_a_folder_for_temporary_files_with_a_long_path_is_refused(
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     with pytest.raises(SandboxError, match=r"TMPDIR = .*long.* is too long for the path of a socket; set TMPDIR=/tmp"):
-        open_pool(level="auto")
+        PoolSandbox().open()
 
 
 def test_the_stopped_process_of_a_canary_that_is_killed_ends() -> None:
