@@ -9,7 +9,7 @@ MEANINGS = {
     "tests": "reward part: the share of the problem's tests that the joined program passes",
     "cooperation": "reward part: main called the helper's function, used its result, and both functions did real work",
     "length ratio": "reward part: the ratio of the texts' lengths, second to first, is near the target",
-    "unique words": "reward part: the ratio of the texts' numbers of different words, second to first, is near the target",
+    "unique words": "reward part: the ratio of the texts' vocabulary sizes, second to first, is near the target",
     "style": "reward part: the texts contain transition words and share part of their vocabulary",
     "pass@1": "the share of sampled trajectories that pass every test",
     "pass@k": "the probability that at least one of k sampled trajectories passes every test",
