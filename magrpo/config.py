@@ -37,11 +37,11 @@ else:
 
 
 MAX_TURNS = 1000
-"""Turns of an episode: more have no room in any context window."""
+"""Maximum number of turns of an episode; more do not fit into any context window."""
 MAX_STEPS = 1_000_000
-"""Steps of a run, which every command lists in memory."""
+"""Maximum number of steps of a run; every command lists them in memory."""
 MAX_NODES = 10_000_000
-"""Completions and joint actions of an iteration, which are held in memory."""
+"""Maximum number of completions, and of joint actions, of an iteration; they are held in memory."""
 
 
 class AgentConfig(Section):
@@ -50,21 +50,21 @@ class AgentConfig(Section):
     name: str
     """Name of the agent in metrics, artifacts and adapters."""
     role: str
-    """Its role in the environment, such as ``helper`` or ``main``."""
+    """Role of the agent in the environment, such as ``helper`` or ``main``."""
     model: str
     """Base model: a folder, a hub id, or a shipped model (``coopcode-base``, ``writing-base``)."""
     weights: Literal["lora", "shared", "full"] = "lora"
-    """``lora``: an adapter of its own on the frozen base; ``shared``: one adapter for all ``shared`` agents of the base
-    (parameter sharing); ``full``: a copy of the base, all of it trained."""
+    """``lora``: the agent trains its own adapter on the frozen base; ``shared``: all ``shared`` agents of a base train
+    one adapter (parameter sharing); ``full``: the agent trains all weights of its own copy of the base."""
     start_from: Path | None = None
     """Folder of trained weights to start from: ``weights/<agent>`` of a checkpoint, ``agents/<agent>`` of a run, or an
-    adapter that peft wrote, with the rank, scale and layers of the section ``lora``. None: untrained."""
+    adapter saved by peft with the rank, scale and layers of the section ``lora``. None: start untrained."""
     trained: bool = True
-    """Whether it trains. If false, it acts with fixed weights and has no optimizer."""
+    """Whether the agent trains. If false, its weights stay fixed and it has no optimizer."""
     lr: float | None = Field(None, gt=0)
-    """Its peak learning rate; the schedule is that of ``optim``. None: ``optim.lr``."""
+    """Peak learning rate of the agent; it follows the schedule of ``optim``. None: ``optim.lr``."""
     estimator: Estimator | None = None
-    """Estimator of its advantages. None: ``algo.estimator``."""
+    """Advantage estimator of the agent. None: ``algo.estimator``."""
 
     @field_validator("name")
     @classmethod
@@ -82,13 +82,13 @@ def weight_holders(agents: Sequence[AgentConfig]) -> dict[str, str]:
 
 
 def trained_holders(agents: Sequence[AgentConfig]) -> list[str]:
-    """The adapters and copies that train, each by the agent that holds it."""
+    """The trained adapters and copies, each named by the agent that holds it."""
     holders = weight_holders(agents)
     return [agent.name for agent in agents if agent.trained and holders[agent.name] == agent.name]
 
 
 def start_weights(agents: Sequence[AgentConfig]) -> dict[str, Path]:
-    """The folders of trained weights that agents start from, of those that do."""
+    """Folder of trained weights for each agent that starts from one, by name."""
     return {agent.name: agent.start_from for agent in agents if agent.start_from is not None}
 
 
@@ -96,23 +96,23 @@ class ModelConfig(Section):
     """How base models are loaded."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the policies; ``auto`` takes CUDA if there is one."""
+    """Device of the policies. ``auto``: CUDA if available, else the CPU."""
     dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Precision of the frozen base; ``auto``: float32 on CPU, bfloat16 on CUDA. Trained weights are always float32."""
+    """Precision of the frozen base. ``auto``: float32 on CPU, bfloat16 on CUDA. Trained weights are always float32."""
     head_dtype: Literal["auto", "float32"] = "auto"
-    """Precision of logits, in the engine as in the update. ``auto``: that of matrix products; ``float32``: those of
-    half-precision factors are not rounded to half precision."""
+    """Precision of logits, in the engine and in the update. ``auto``: the precision of the matrix products;
+    ``float32``: logits of half-precision models are not rounded to half precision."""
     chat_template: Literal["auto", "none"] = "auto"
-    """``auto`` renders prompts with the tokenizer's chat template if it has one."""
+    """``auto``: render prompts with the tokenizer's chat template if it has one; ``none``: never use a template."""
 
 
 class LoraConfig(Section):
     """The adapters of agents with ``weights = "lora"`` or ``"shared"``."""
 
     rank: int = Field(16, ge=1, le=4096)
-    """Rank of every adapter matrix."""
+    """Rank of the adapter matrices."""
     alpha: float = Field(32.0, gt=0)
-    """Scale: the output of an adapter is multiplied by alpha / rank."""
+    """Scale of an adapter: its output is multiplied by alpha / rank."""
     target_modules: tuple[str, ...] = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
     """Names of the linear layers that get an adapter."""
 
@@ -121,34 +121,37 @@ class RolloutConfig(Section):
     """The joint rollout."""
 
     problems_per_iteration: int = Field(16, ge=1)
-    """Number of problems drawn for each iteration."""
+    """Number of problems drawn in each iteration."""
     group_size: int = Field(8, ge=1)
-    """G: number of completions each agent samples at a node."""
+    """G, the number of completions that each agent samples at a node."""
     joint_mode: Literal["aligned", "crossed"] = "aligned"
-    """``aligned``: G joint actions, completions paired by index; ``crossed``: every combination of the completions."""
+    """``aligned``: G joint actions, with completions paired by index; ``crossed``: every combination of completions."""
     crossed_pairs: int | None = Field(None, ge=1)
-    """In crossed mode: number of joint actions scored at a node, a balanced random subset. None: all."""
+    """In crossed mode, number of joint actions scored at a node, chosen as a balanced random subset. None: all."""
     tree: Literal["chains", "full", "best", "random"] = "chains"
-    """How a joint action is continued in later turns. ``chains``: by one, so that a problem costs K G completions of an
-    agent; ``full``: by G, at G^K completions; ``best`` and ``random``: by G, but only one joint action of a node;
-    biased, since advantages then ignore the future."""
+    """How joint actions continue in later turns. ``chains``: each by one, at K G completions per problem and agent;
+    ``full``: each by G, at G^K completions; ``best`` and ``random``: only one joint action of a node continues, by G.
+    These two are biased, because advantages then ignore the future."""
     branching: int | None = Field(None, ge=1)
-    """In a full tree: number of joint actions of a node that are continued, a random subset, at least 2. None: all."""
+    """In a full tree, number of joint actions of a node that continue, chosen as a random subset; at least 2. None:
+    all."""
     termination_threshold: float | None = None
-    """End an episode at a joint action whose reward exceeds this; it counts for the turns left. None: never."""
+    """End an episode at a joint action whose reward exceeds this value; the reward also counts for the remaining turns.
+    None: never."""
     temperature: float = Field(1.0, gt=0)
     """Sampling temperature; the update computes log-probabilities at the same temperature."""
     top_p: float = Field(1.0, gt=0, le=1)
-    """Nucleus sampling threshold, 1 is off; below 1 it biases the gradient unless ``keep_support`` is on."""
+    """Nucleus sampling threshold; 1 turns it off. Below 1 it biases the gradient unless ``keep_support`` is on."""
     top_k: int = Field(0, ge=0)
-    """Top-k sampling, 0 is off; above 0 it biases the gradient unless ``keep_support`` is on."""
+    """Number of most likely tokens to sample from; 0 turns top-k sampling off. Above 0 it biases the gradient unless
+    ``keep_support`` is on."""
     keep_support: bool = False
-    """Record the tokens that ``top_p`` and ``top_k`` left to sample from, and train the policy over these tokens."""
+    """Record the tokens that remain after ``top_p`` and ``top_k``, and train the policy over these tokens only."""
     max_new_tokens: int = Field(256, ge=1)
-    """Length limit of a completion, in tokens."""
+    """Maximum length of a completion, in tokens."""
     leave_out_long: bool = False
-    """Leave out the problems whose first prompt leaves no room in the context window for a completion of
-    ``max_new_tokens``; otherwise a run that has such a problem is refused before it trains."""
+    """Leave out problems whose first prompt leaves no room in the context window for a completion of
+    ``max_new_tokens``. If false, a run with such a problem is refused before training."""
 
     @model_validator(mode="after")
     def _check_tree(self) -> RolloutConfig:
@@ -160,35 +163,36 @@ class RolloutConfig(Section):
 
 
 class AlgoConfig(Section):
-    """The algorithm: return, advantage and loss."""
+    """The algorithm: returns, advantages and loss."""
 
     estimator: Estimator = "magrpo"
-    """Estimator of the group-relative advantage. ``maremax`` is biased: its baseline depends on the sample."""
+    """Estimator of the group-relative advantage. ``maremax`` is biased, because its baseline depends on the sample."""
     normalize: Normalize = "none"
-    """``std`` divides advantages by the standard deviation of their group."""
+    """``std``: divide advantages by the standard deviation of their group; ``none``: do not."""
     gamma: float = Field(1.0, ge=0, le=1)
-    """Discount between turns, of rewards and of the loss of later turns; with 0 only the first turn trains."""
+    """Discount factor between turns, for rewards and for the loss of later turns. With 0 only the first turn trains."""
     keep_best: bool = False
-    """Value an episode by its best turn instead of the sum of its turns: a later turn earns its improvement over the
-    best earlier turn. Biased if the last answer is used: it assumes that somebody knows which turn was best."""
+    """Score an episode by its best turn instead of the sum of its turns: a later turn earns only its improvement over
+    the best earlier turn. Biased if you use the last answer, because it assumes that the best turn is known."""
     loss_norm: LossNorm = "sequence_sum"
-    """How token losses are averaged (docs/algorithm.md)."""
+    """How token losses are averaged (see docs/algorithm.md)."""
     update_epochs: int = Field(1, ge=1)
-    """Passes over the samples of an iteration; above 1 the loss uses the clipped probability ratio."""
+    """Number of passes over the samples of an iteration. Above 1 the loss uses the clipped probability ratio."""
     clip_low: float = Field(0.2, ge=0, lt=1)
-    """Lower clip range of the probability ratio; used if ``update_epochs`` > 1."""
+    """The probability ratio is clipped at 1 - clip_low; used if ``update_epochs`` > 1."""
     clip_high: float = Field(0.2, ge=0)
-    """Upper clip range of the probability ratio; used if ``update_epochs`` > 1."""
+    """The probability ratio is clipped at 1 + clip_high; used if ``update_epochs`` > 1."""
     beta: float = Field(0.0, ge=0)
-    """Weight of the k3 KL penalty to the frozen reference policy, in the loss."""
+    """Weight of the KL penalty (k3 estimate) to the frozen reference policy in the loss. 0: no penalty."""
     importance_cap: float | None = Field(None, gt=0)
-    """Upper limit of the trainer-to-engine importance weight, for an engine of another precision or samples of earlier
-    weights (``train.lag``); it does not correct for ``top_p`` and ``top_k``. None: no correction."""
+    """Maximum importance weight of a token (trainer probability over engine probability). It corrects for an engine
+    with another precision and for samples of earlier weights (``train.lag``), but not for ``top_p`` and ``top_k``.
+    None: no correction."""
     max_sampling_gap: float | None = Field(None, gt=0)
-    """Stop the run where an agent's ``sampling_gap`` on samples of the newest weights is larger: the engine holds other
-    weights. None: never."""
+    """Stop the run if an agent's ``sampling_gap`` on samples of the newest weights exceeds this value, which means that
+    the engine holds other weights. None: never."""
     kernel: Literal["auto", "triton", "torch"] = "auto"
-    """Implementation of the loss; ``auto``: Triton on CUDA, torch elsewhere."""
+    """Implementation of the loss. ``auto``: Triton on CUDA, torch elsewhere."""
 
 
 class OptimConfig(Section):
@@ -197,26 +201,27 @@ class OptimConfig(Section):
     lr: float = Field(2e-5, gt=0)
     """Peak learning rate."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """Learning rate after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
+    """Learning-rate schedule after warm-up; ``linear`` and ``cosine`` reach 0 after the last iteration."""
     warmup_iterations: int = Field(0, ge=0)
-    """Number of iterations over which the learning rate rises linearly from 0. A run of fewer iterations never reaches
-    the peak, and says so."""
+    """Number of iterations over which the learning rate rises linearly from 0. A run with fewer iterations never
+    reaches the peak and prints a warning."""
     weight_decay: float = Field(0.0, ge=0)
-    """Decoupled weight decay of AdamW."""
+    """Weight decay of AdamW (decoupled)."""
     max_grad_norm: float = Field(1.0, gt=0)
-    """Limit of the gradient norm of each agent; larger gradients are scaled down."""
+    """Maximum gradient norm of each agent; larger gradients are scaled down."""
     micro_batch_tokens: int | Literal["auto"] = "auto"
-    """Number of padded tokens in a forward and backward pass; affects speed, memory and rounding only. ``auto``: 16384
-    on a GPU; 1024 on a CPU, whose caches hold the activations of so many (prompts of 1000 tokens or more want 4096)."""
+    """Number of tokens, with padding, in a forward and backward pass; affects only speed, memory and rounding.
+    ``auto``: 16384 on a GPU and 1024 on a CPU, whose caches hold their activations (with prompts of 1000 tokens or
+    more, set 4096)."""
     gradient_checkpointing: bool = False
-    """Keep only the inputs of layers for the backward pass, which computes the layers again: the same gradients, in
-    about a third more time and a fraction of the memory."""
+    """Keep only the inputs of layers for the backward pass and compute the layers again there. Gradients are the same;
+    it takes about a third more time and a fraction of the memory."""
     keep: int = Field(1, ge=1)
-    """Number of newest checkpoints whose optimizer state is kept, besides that of every evaluated checkpoint. If the
-    newest is damaged, training goes back to the one before it."""
+    """Number of newest checkpoints that keep their optimizer state; evaluated checkpoints always keep theirs. If the
+    newest is damaged, training continues from the one before it."""
     lanes: int = Field(1, ge=1, le=4096)
-    """Number of partial sums of each agent's gradient, a power of two, which ranks share (docs/orchestration.md). They
-    change rounding; the number of ranks does not."""
+    """Number of partial sums of each agent's gradient, a power of two; update ranks divide them among themselves (see
+    docs/scale.md). It changes rounding, while the number of ranks does not."""
 
     @field_validator("micro_batch_tokens", mode="before")
     @classmethod
@@ -226,7 +231,7 @@ class OptimConfig(Section):
         return value
 
     def describe_long_warmup(self, num_iterations: int) -> str:
-        """A sentence for a run of so many iterations if it ends during warm-up; an empty text for others."""
+        """A warning if a run of ``num_iterations`` ends during warm-up; otherwise an empty text."""
         if not 0 < num_iterations < self.warmup_iterations:
             return ""
         return (
@@ -236,7 +241,7 @@ class OptimConfig(Section):
         )
 
     def count_micro_batch_tokens(self, device: str) -> int:
-        """The tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
+        """The number of tokens of a micro-batch on a type of device, "cpu" or "cuda"."""
         if self.micro_batch_tokens == "auto":
             return 1024 if device == "cpu" else 16384
         return self.micro_batch_tokens
@@ -253,58 +258,61 @@ class TrainConfig(Section):
     """The length of the run."""
 
     num_iterations: int = Field(100, ge=0)
-    """Number of training iterations, each rollout, score, credit and update."""
+    """Number of training iterations; each consists of rollout, score, credit and update."""
     seed: int = Field(0, ge=0)
-    """Seed of everything random in the run."""
+    """Seed for everything random in the run."""
     lag: Literal[0, 1, 2] = 0
-    """Number of updates by which the weights that are sampled from may be behind: so many iterations are sampled and
-    scored while an update runs. 0: strictly on-policy. Above 0 it needs ``algo.importance_cap``."""
+    """Number of updates by which the sampling weights lag behind; that many iterations are sampled and scored while an
+    update runs. 0: strictly on-policy. Above 0, set ``algo.importance_cap`` too."""
     keep_weights: Literal["all", "evaluated"] = "all"
-    """Checkpoints whose weights are kept: all, or the evaluated ones and those that the run still needs. Others can be
-    computed again by ``--from-stage``, but not be asked, evaluated or exported."""
+    """Checkpoints that keep their weights. ``all``: every checkpoint; ``evaluated``: evaluated checkpoints and those
+    that the run still needs. The others can be computed again with ``--from-stage``, but you cannot ask, evaluate or
+    export them."""
 
 
 class EvalConfig(Section):
-    """Evaluation on problems never trained on."""
+    """Evaluation on held-out problems."""
 
     every: int = Field(20, ge=1)
     """Number of iterations between evaluations; the run also evaluates before and after training."""
     num_samples: int = Field(4, ge=1)
     """Number of joint trajectories sampled for each problem."""
     max_problems: int | None = Field(None, ge=1)
-    """Number of problems evaluated of each split, spread evenly over its levels or topics. None: all."""
+    """Maximum number of problems evaluated in each split, spread evenly over its levels or topics. None: all."""
     stop_above: float | None = None
-    """End a trajectory as soon as its reward exceeds this, in reward units. An oracle: the reward counts hidden tests,
-    which are unknown in real use. None: every turn is taken."""
+    """End a trajectory as soon as its reward exceeds this value, in reward units. This is an oracle: the reward counts
+    hidden tests, which are unknown in real use. None: take every turn."""
     seed: int = Field(1234, ge=0)
-    """Seed of the samples of all evaluations of a run, together with ``train.seed``."""
+    """Seed for the samples of all evaluations of a run, together with ``train.seed``."""
 
 
 REFERENCE = "naive"
-"""Name of the row of baselines that all others are compared with."""
+"""Name of the baseline row that all other rows are compared with."""
 
 
 class BaselineRow(Section):
-    """One row of a table of baselines: a way to answer, evaluated beside others."""
+    """One row of a table of baselines: one way to answer, compared with the others."""
 
     name: str
-    """Its name in files and metrics."""
+    """Name of the row in files and metrics."""
     title: str
-    """Its title in tables."""
+    """Title of the row in tables."""
     env: EnvPlugin
     """The environment: roles, prompts, turns and feedback."""
     reward: RewardPlugin
-    """The reward of its answers."""
+    """The reward of the answers."""
     agents: tuple[AgentConfig, ...] = Field(min_length=1)
-    """Agents of the run, by name, with their role and weights here. Without ``start_from``: untrained."""
+    """Agents of the run, by name, with their role and weights in this row. Without ``start_from``, they are
+    untrained."""
     max_new_tokens: int = Field(ge=1)
-    """Length limit of a completion, in tokens."""
+    """Maximum length of a completion, in tokens."""
     votes: Literal["none", "majority", "best"] = "none"
-    """Choose one of several answers: by ``majority`` of behaviour on the tests' inputs, or the ``best`` by reward."""
+    """Choose one of several answers: the ``majority`` by behaviour on the tests' inputs, or the ``best`` by reward."""
     stop_above: float | None = None
-    """End a trajectory as soon as its reward exceeds this, in reward units: an oracle. None: every turn is taken."""
+    """End a trajectory as soon as its reward exceeds this value, in reward units (an oracle). None: take every turn."""
     max_tries: int = Field(1, ge=1)
-    """Number of tries, without feedback, until a reward exceeds ``stop_above``; the last counts, with all tokens."""
+    """Maximum number of tries without feedback until a reward exceeds ``stop_above``. The last try counts, with the
+    tokens of all tries."""
 
     @field_validator("name")
     @classmethod
@@ -319,14 +327,14 @@ class BaselineRow(Section):
 
 
 class BaselinesConfig(Section):
-    """The table of ``magrpo evaluate --baselines``, which writes this section; a run with rows does not train."""
+    """The table of ``magrpo evaluate --baselines``, which writes this section. A run with rows does not train."""
 
     rows: tuple[BaselineRow, ...] = ()
-    """Rows of the table, in their order."""
+    """Rows of the table, in order."""
     left_out: dict[str, str] = Field(default_factory=dict)
-    """Rows that cannot be made, by name, with the reason."""
+    """Rows that cannot be computed, by name, with the reason."""
     timed_problems: int = Field(16, ge=1)
-    """Number of held-out problems that each row answers one at a time, to measure its response time."""
+    """Number of held-out problems that each row answers one at a time to measure its response time."""
 
 
 def count_levels(rollout: RolloutConfig, num_acting: Iterable[int]) -> Iterator[tuple[int, int]]:
@@ -370,7 +378,7 @@ class RunConfig(Section):
     registry: RegistryConfig = RegistryConfig()
     notify: NotifyConfig = NotifyConfig()
     root: Path = Path("runs")
-    """Folder of run directories."""
+    """Folder that holds the run directories."""
 
     @model_validator(mode="after")
     def _can_be_computed(self) -> RunConfig:
@@ -456,13 +464,17 @@ class RunConfig(Section):
             if wanted != given:
                 message = f"baselines: row {row.name!r} needs one agent for each role {wanted}"
                 raise ValueError(f"{message}, got {quote_value(given)}")
-            if not {(agent.name, agent.model, agent.weights) for agent in row.agents} <= known:
-                raise ValueError(f"baselines: row {row.name!r}: an agent is none of the run's")
+            for agent in row.agents:
+                if (agent.name, agent.model, agent.weights) not in known:
+                    raise ValueError(
+                        f"baselines: row {row.name!r} uses agent {agent.name!r}, which is not one of the run's agents "
+                        "(its name, model and weights must match)"
+                    )
         return self
 
     @property
     def own_estimators(self) -> dict[str, Estimator]:
-        """The estimators of the agents that have one of their own, by agent."""
+        """The estimator of each agent that has one of its own."""
         return {agent.name: agent.estimator for agent in self.agents if agent.estimator is not None}
 
     def seeded_eval(self) -> EvalConfig:

@@ -1,4 +1,5 @@
-"""The place: where a run runs. It is in no stage key, may change at each resume, and changes nothing that trains."""
+"""Where a run executes (servers, ranks, nodes). Never affects what it trains, so it may change between resumes and is
+not part of any stage key."""
 
 from __future__ import annotations
 
@@ -13,12 +14,12 @@ from magrpo.plugins import ConfigError, Section, read_toml, validate_config
 
 
 class FleetPlace(Section):
-    """What starts processes."""
+    """How processes are started."""
 
     kind: Literal["local", "ray"] = "local"
-    """``local``: on this machine; ``ray``: on the nodes of a Ray cluster, which this machine is a node of."""
+    """``local``: on this machine; ``ray``: on the nodes of a Ray cluster; this machine must be one of its nodes."""
     address: str = "auto"
-    """With ``ray``: the cluster's address, ``auto`` for the one that this machine belongs to."""
+    """With ``ray``, the cluster's address. ``auto``: the cluster that this machine belongs to."""
 
     @field_validator("address")
     @classmethod
@@ -32,18 +33,18 @@ class FleetPlace(Section):
 
 
 class EnginePlace(Section):
-    """vLLM servers over HTTP, if there are any; else the engine runs as its plug-in says."""
+    """vLLM servers over HTTP, if any; otherwise the engine runs as its plug-in says."""
 
     servers: int | tuple[str, ...] = 0
-    """Number of servers to start for each base model, or the addresses of servers that run already. 0: none."""
+    """Number of servers to start for each base model, or the addresses of servers that are already running. 0: none."""
     gpus: int = Field(1, ge=0)
-    """GPUs of each server that is started, by tensor parallelism inside one node. 0: on processors."""
+    """Number of GPUs of each started server (tensor parallelism within one node). 0: run on CPUs."""
     max_batch: int = Field(256, ge=1)
-    """Maximum number of completions in flight at each server."""
+    """Maximum number of completions in progress at each server."""
     restarts: int = Field(3, ge=0)
-    """Maximum number of restarts of one server in one stage."""
+    """Maximum number of restarts of a server within one stage."""
     batch_invariant: bool = False
-    """Whether vLLM computes each completion in the same way whatever else is in its batch. Slower; GPUs only."""
+    """Whether vLLM computes each completion independently of the rest of its batch. Slower; GPUs only."""
 
     @field_validator("servers", mode="before")
     @classmethod
@@ -64,7 +65,7 @@ class EnginePlace(Section):
         return urls
 
     def describe(self) -> str:
-        """The servers in words: ``8 servers of 1 GPU``; empty if there are none."""
+        """The servers in words, such as ``8 servers of 1 GPU``; empty if there are none."""
         if isinstance(self.servers, tuple):
             return f"{_count(len(self.servers), 'server')} of others"
         size = f"of {_count(self.gpus, 'GPU')}" if self.gpus else "on processors"
@@ -80,28 +81,28 @@ class UpdatePlace(Section):
     """The processes that compute updates."""
 
     ranks: int = Field(0, ge=0)
-    """Number of processes under ``torchrun``; must divide ``optim.lanes`` times the number of trained
-    adapters and copies. 0: the update runs in the run's own process."""
+    """Number of processes started by ``torchrun``; it must divide ``optim.lanes`` times the number of trained adapters
+    and copies. 0: update in the run's own process."""
     gpus: int | None = Field(None, ge=0, le=1)
-    """GPUs of each rank; 0: it runs on processors. None: 1 if this machine has GPUs."""
+    """Number of GPUs of each rank. 0: run on CPUs. None: 1 if this machine has GPUs."""
     shard: Literal["none", "base"] = "none"
-    """``base``: the layers of base models, and agents with ``weights = "full"``, are spread over the ranks. ``none``:
-    each rank holds everything."""
+    """``base``: shard the layers of base models, and agents with ``weights = "full"``, over the ranks; ``none``: each
+    rank holds everything."""
     deadline_s: float = Field(1800.0, gt=0, le=10**6)
-    """Maximum seconds without any progress of the ranks, such as one micro-batch; then they are killed."""
+    """Maximum time in seconds without progress of the ranks, such as one micro-batch; after that they are killed."""
     colocate: bool = False
-    """Whether servers and ranks share the GPUs by turns: servers sleep during an update."""
+    """Whether servers and ranks take turns on the same GPUs: servers sleep during an update."""
 
 
 class SandboxPlace(Section):
     """Where programs run."""
 
     nodes: int = Field(0, ge=0)
-    """With Ray: a pool of jails on each of so many nodes. 0: on this machine only."""
+    """With Ray, number of nodes that each run a pool of sandboxes. 0: on this machine only."""
 
 
 class Place(Section):
-    """Where a run runs. Without a file: in one process, on this machine."""
+    """Where a run executes. Without a file: in one process on this machine."""
 
     fleet: FleetPlace = FleetPlace()
     engine: EnginePlace = EnginePlace()
@@ -123,7 +124,7 @@ class Place(Section):
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether other machines hold all weights, so that the run's own needs no GPU."""
+        """Whether other machines hold all weights, so that the driver's machine needs no GPU."""
         return self.fleet.kind == "ray" and self.engine.is_remote and self.update.ranks > 0
 
     @property
@@ -132,14 +133,14 @@ class Place(Section):
         return self == Place()
 
     def list_tags(self) -> dict[str, str]:
-        """The place of an attempt in MLflow: in words, and its numbers of servers and ranks."""
+        """MLflow tags of the place: its description and its numbers of servers and ranks."""
         servers = self.engine.servers
         num_servers = servers if isinstance(servers, int) else len(servers)
         numbers = {"magrpo.servers": str(num_servers), "magrpo.ranks": str(self.update.ranks)}
         return {"magrpo.place": self.describe(), **numbers}
 
     def describe(self) -> str:
-        """The place in words: ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
+        """The place in words, such as ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
         update = self.update
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
         parts += [self.engine.describe()] if self.engine.is_remote else []

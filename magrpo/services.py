@@ -1,4 +1,4 @@
-"""The sections of a configuration about services that a run reports to: MLflow, its registry of models, notices."""
+"""Sections of a configuration for the services that a run reports to: MLflow, its model registry and notices."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ SECRETS = ("notify.webhook", "notify.urls")
 """Keys whose values are shown as ``HIDDEN``."""
 HIDDEN = "***"
 MAX_EXPERIMENT = 500
-"""Longest name of an experiment that MLflow takes."""
+"""Maximum length of an experiment's name in MLflow."""
 
 
 class TrackingConfig(Section):
-    """Recording of runs in MLflow."""
+    """How runs are recorded in MLflow."""
 
     uri: str | None = None
-    """MLflow tracking URI. None: the environment's MLFLOW_TRACKING_URI, else a sqlite database in ``root``."""
+    """MLflow tracking URI. None: the environment variable MLFLOW_TRACKING_URI, else an SQLite database in ``root``."""
     experiment: str = "magrpo"
-    """Name of the MLflow experiment; on Databricks an absolute path, such as ``/Users/you@example.org/magrpo``."""
+    """Name of the MLflow experiment; on Databricks, an absolute path such as ``/Users/you@example.org/magrpo``."""
     traces: int = Field(3, ge=0)
-    """Number of trajectories traced in each evaluation and in every ``trace_every``-th iteration. 0: none."""
+    """Number of trajectories recorded as traces in each evaluation and every ``trace_every`` iterations. 0: none."""
     trace_every: int = Field(10, ge=1)
-    """Number of iterations between traced iterations."""
+    """Number of iterations between two with traces."""
     system_metrics: bool = True
-    """Whether the use of processors, memory and GPUs is recorded every ten seconds."""
+    """Whether to record the use of CPUs, memory and GPUs every ten seconds."""
 
     @field_validator("experiment")
     @classmethod
@@ -39,14 +39,15 @@ class TrackingConfig(Section):
 
 
 class RegistryConfig(Section):
-    """The trained team as a registered model of MLflow, and the champion among its versions."""
+    """The trained team as a registered model in MLflow, and the champion among its versions."""
 
     model: str | None = Field(None, pattern=r"^[A-Za-z0-9][\w.-]*$")
-    """Registered model; every finished run adds its agents as one version. None: nothing is registered."""
+    """Name of the registered model; every finished run adds its agents as one version. None: register nothing."""
     continue_from_champion: bool = False
-    """Start every agent from the champion's weights; untrained while there is no champion."""
+    """Start every agent from the champion's weights, or untrained if there is no champion yet."""
     promote: bool = False
-    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both."""
+    """Promote the run's team to champion if it is better on held-out problems, and again on fresh samples of both
+    teams."""
 
     @model_validator(mode="after")
     def _needs_a_model(self) -> RegistryConfig:
@@ -60,13 +61,15 @@ class NotifyConfig(Section):
     """Notices of a run's failure, recovery or promotion."""
 
     webhook: SecretStr | None = None
-    """URL that receives each notice as JSON; kept out of records. None: the environment's MAGRPO_NOTIFY_WEBHOOK."""
+    """URL that receives each notice as JSON; kept out of records. None: the environment variable
+    MAGRPO_NOTIFY_WEBHOOK."""
     urls: tuple[SecretStr, ...] = ()
-    """Services that receive each notice, as URLs of apprise; kept out of records: ``slack://...``, ``mailto://...``."""
+    """Services that receive each notice, as apprise URLs (``slack://...``, ``mailto://...``); kept out of records."""
     block: str | None = Field(None, pattern=r"^[a-z0-9-]+/[a-z0-9-]+$")
-    """Notification block on the Prefect server that receives each notice, by type and name: ``slack-webhook/ops``."""
+    """Notification block on the Prefect server that receives each notice, by type and name, such as
+    ``slack-webhook/ops``."""
     on: tuple[Literal["failure", "recovery", "promotion"], ...] = ("failure", "recovery", "promotion")
-    """Events that send a notice; ``recovery``: a run continues after a failure."""
+    """Events that send a notice. ``recovery``: a run continues after a failure."""
 
     @field_validator("webhook")
     @classmethod

@@ -136,11 +136,13 @@ CONFIGURATION = ROOT / "docs" / "configuration.md"
 def configuration_page() -> str:
     return f"""# Configuration
 
-Written by `make docs` from the classes that define the keys; `magrpo config show` prints the same, by section.
+`make docs` writes this page from the classes that define the keys. `magrpo config show` prints the same text, one
+section at a time.
 
-A run is one TOML file ([`pipelines/configs/`](../pipelines/configs) holds examples). `section.key=value` on the command
-line changes one value; an agent is numbered or named: `agents.0.model=...`, `agents.main.model=...`. A section with a
-`kind` is a plug-in: the name chooses it, its other keys are its fields.
+A run is configured by one TOML file; [`pipelines/configs/`](../pipelines/configs) has examples. `section.key=value` on
+the command line changes one value. Name an agent by its number or its name: `agents.0.model=...`,
+`agents.main.model=...`. A section with a `kind` is a plug-in: `kind` chooses the plug-in, and the other keys are its
+fields.
 
 ```
 {format_config_help()}

@@ -48,7 +48,7 @@ _START_DEADLINE_S = 900.0
 _RESTARTS = 2
 """Maximum number of restarts of a server for one batch."""
 _MEMORY_MARGIN = 1.1
-"""An update may take more than the largest before it by this factor."""
+"""An update may take this factor more memory than the largest one before it."""
 _REPLIES: msgspec.msgpack.Decoder[Done | Finished] = msgspec.msgpack.Decoder(Done | Finished)
 _SETTINGS = {
     "VLLM_NO_USAGE_STATS": "1",
@@ -67,11 +67,11 @@ class VllmEngine(Plugin):
     max_batch: int = Field(256, ge=1)
     """Maximum number of completions decoded at once. Affects only speed and memory."""
     memory_frac: float = Field(0.5, gt=0, lt=1)
-    """Fraction of the GPU's memory for vLLM, weights included; released while the update runs."""
+    """Fraction of the GPU's memory for vLLM, including weights; released while the update runs."""
     cpu_cache_gib: float = Field(1.0, gt=0)
     """Size of the key-value cache on CPU, in GiB."""
     deadline_s: float = Field(3600.0, gt=0, le=10**6)
-    """Maximum duration of one batch, in seconds; then its server is killed and the batch fails."""
+    """Maximum duration of one batch, in seconds; after that its server is killed and the batch fails."""
 
     @property
     def options(self) -> ServerOptions:

@@ -24,15 +24,16 @@ class ProgramEnv(Plugin):
     """System prompt of each role, used with ``prompt = "instruct"``."""
 
     num_turns: int = Field(1, ge=1)
-    """Turns of one episode."""
+    """Number of turns of an episode."""
     prompt: Literal["instruct", "bare"] = "instruct"
-    """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
+    """``instruct``: full English instructions; ``bare``: only the problem under a one-word heading, for a tiny
+    model."""
     feedback: Feedback = "level_feedback"
-    """Feedback between turns. ``level_feedback``: diagnostics of each level; ``level_passed``: pass or fail of each
+    """Feedback between turns. ``level_feedback``: diagnostics for each level; ``level_passed``: pass or fail for each
     level; ``passed``: one line; ``plain``: none; ``discussion``: the partner's last text; ``expert_edits``: the
     expert's proposals."""
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """Number of failing tests quoted by ``level_feedback`` and shown to the expert by ``expert_edits``. 0: feedback
+    """Number of failing tests that ``level_feedback`` quotes and ``expert_edits`` shows to the expert. 0: feedback
     reveals none of the reward's tests."""
 
     def roles(self) -> tuple[str, ...]:
@@ -91,7 +92,7 @@ class CodingEnv(ProgramEnv):
 
     kind: str = "coding"
     expert: Expert | None = None
-    """The model that proposes edits, required by ``feedback = "expert_edits"``. None: no expert."""
+    """Model that proposes edits; required by ``feedback = "expert_edits"``. None: no expert."""
 
     @model_validator(mode="after")
     def _require_expert(self) -> CodingEnv:
@@ -123,7 +124,7 @@ class SequentialEnv(CodingEnv):
 
     kind: str = "sequential"
     num_turns: int = Field(2, ge=2, multiple_of=2)
-    """Turns of one episode; two turns are a round."""
+    """Number of turns of an episode; two turns are one round."""
 
     def acting(self, turn: int) -> tuple[str, ...]:
         return (self.roles()[turn % 2],)
@@ -151,12 +152,12 @@ class SoloEnv(ProgramEnv):
 
     kind: str = "solo"
     prompt: Literal["instruct", "bare"] = "instruct"
-    """``instruct``: full English instructions; ``bare``: the problem under the heading ``# main``, by which the
-    embedded model knows the role that writes the entry point."""
+    """``instruct``: full English instructions; ``bare``: only the problem under the heading ``# main``, which tells the
+    embedded model to write the entry point."""
     feedback: Literal["level_feedback", "passed", "plain"] = "level_feedback"
-    """Feedback between turns. ``level_feedback``: diagnostics of each level; ``passed``: one line; ``plain``: none."""
+    """Feedback between turns. ``level_feedback``: diagnostics for each level; ``passed``: one line; ``plain``: none."""
     feedback_tests: Annotated[int, Field(ge=0)] | Literal["all"] = 3
-    """Number of failing tests quoted by ``level_feedback``. 0: feedback reveals none of the reward's tests."""
+    """Number of failing tests that ``level_feedback`` quotes. 0: feedback reveals none of the reward's tests."""
 
 
 class TeamEnv(Plugin):
@@ -170,9 +171,10 @@ class TeamEnv(Plugin):
 
     kind: str = "team"
     num_helpers: int = Field(2, ge=1, le=100)
-    """Number of helpers; ``reward.num_helpers`` must be equal."""
+    """Number of helpers; must equal ``reward.num_helpers``."""
     prompt: Literal["instruct", "bare"] = "instruct"
-    """``instruct``: full English instructions; ``bare``: the problem under a one-word heading, for a tiny model."""
+    """``instruct``: full English instructions; ``bare``: only the problem under a one-word heading, for a tiny
+    model."""
 
     def roles(self) -> tuple[str, ...]:
         return (*(f"helper{i}" for i in range(1, self.num_helpers + 1)), "main")

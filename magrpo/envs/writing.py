@@ -36,11 +36,11 @@ class WritingEnv(Plugin):
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv"] = "tldr"
-    """``tldr``: two summaries of a post; ``arxiv``: an introduction from an abstract."""
+    """``tldr``: write two summaries of a post; ``arxiv``: write an introduction from an abstract."""
     num_turns: int = Field(1, ge=1)
-    """Turns of one episode."""
+    """Number of turns of an episode."""
     prompt: Literal["instruct", "bare"] = "instruct"
-    """``instruct``: full English instructions; ``bare``: the text under a one-word heading, for a tiny model."""
+    """``instruct``: full English instructions; ``bare``: only the text under a one-word heading, for a tiny model."""
     feedback: Literal["level_feedback", "plain", "discussion"] = "level_feedback"
     """Feedback between turns. ``level_feedback``: the verdict on each level; ``plain``: none; ``discussion``: the
     partner's last text."""

@@ -47,10 +47,11 @@ class Contest(FileProblems):
     hidden_tests: ClassVar[bool] = True
 
     max_tests: int = Field(20, ge=1)
-    """Maximum number of shown tests, and of hidden tests, of a problem: the first that are short enough."""
+    """Maximum number of shown tests, and of hidden tests, per problem; the first tests that are short enough are
+    taken."""
     max_test_chars: int = Field(4000, ge=1)
-    """Maximum length of a test, input and output together, in characters. Longer tests are left out, and so are
-    problems without a shorter test to show."""
+    """Maximum length of a test in characters, input and output together. Longer tests are left out, and so are problems
+    with no shorter test to show."""
 
     def make_problem(
         self, task_id: str, statement: str, function: ast.FunctionDef | None, shown: list[str], hidden: list[str]
@@ -82,11 +83,12 @@ class Apps(Contest):
     benchmark: ClassVar[str] = ""
 
     source: str = "codeparrot/apps:train.jsonl"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub data set:
+    ``owner/name:file``."""
     difficulty: tuple[Literal["introductory", "interview", "competition"], ...] = ()
     """Difficulties to include. Empty: all."""
     shown_tests: int = Field(1, ge=1)
-    """Number of tests of a problem, from the first, that feedback may show; the others are hidden."""
+    """Number of tests per problem, from the first, that feedback may show; the others are hidden."""
 
     def parse(self, row: Row) -> Problem | None:
         """The problem; None if its difficulty is excluded, no test is short enough, or a function has no signature."""
@@ -130,7 +132,8 @@ class CodeContests(Contest):
     benchmark: ClassVar[str] = "CodeContests"
 
     source: str = "deepmind/code_contests"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub data set:
+    ``owner/name:file``."""
     hub_split: str = "valid+test"
     """Split to read if ``source`` is a hub id."""
 

@@ -62,11 +62,12 @@ class CoopCode(Plugin):
     num_train: int = Field(1536, ge=3)
     """Number of training problems."""
     num_test: int = Field(96, ge=3)
-    """Number of held-out problems with other constants than in training."""
+    """Number of held-out problems whose constants differ from those in training."""
     num_ood: int = Field(96, ge=3)
-    """Number of held-out problems with other combinations of operations than in training."""
+    """Number of held-out problems whose combinations of operations differ from those in training."""
     levels: tuple[Level, ...] = Field(("1", "2", "3"), min_length=1)
-    """Levels of difficulty, in equal shares. 1: two easy operations; 2: two, at least one of them hard; 3: three."""
+    """Levels of difficulty, in equal shares. 1: two easy operations; 2: two operations, at least one of them hard; 3:
+    three operations."""
 
     def load(self) -> dict[Split, list[Problem]]:
         """All splits, ordered by level and then in a fixed random order.

@@ -27,11 +27,11 @@ class FileProblems(Plugin):
     """See :class:`magrpo.interfaces.HasHiddenTests`."""
 
     source: str
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     hub_split: str = "test"
     """Split to read if ``source`` is a hub id."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Fraction of the problems held out, chosen by a hash of the prompt."""
+    """Fraction of the problems to hold out, chosen by a hash of the prompt."""
 
     @abstractmethod
     def parse(self, row: Row) -> Problem | None:

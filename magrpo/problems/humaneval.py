@@ -26,7 +26,7 @@ class HumanEval(FileProblems):
     ids: ClassVar[str] = "HumanEval/"
 
     source: str = "openai/openai_humaneval"
-    """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz or .parquet file, or a hub id."""
 
     def parse(self, row: Row) -> Problem:
         has_solution = row.values.get("canonical_solution") is not None
@@ -53,7 +53,7 @@ class CoopHumanEval(HumanEval):
     ids: ClassVar[str] = ""
 
     source: str = "OpenMLRL/CoopHumanEval"
-    """A .jsonl, .jsonl.gz or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz or .parquet file, or a hub id."""
 
 
 class HumanEvalPlus(HumanEval):
@@ -66,11 +66,11 @@ class HumanEvalPlus(HumanEval):
     hidden_tests: ClassVar[bool] = True
 
     source: str = "evalplus/humanevalplus"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     shown_tests: int = Field(3, ge=1)
-    """Number of tests of a problem, from the first, that feedback may show."""
+    """Number of tests per problem, from the first, that feedback may show."""
     max_tests: int | None = Field(None, ge=1)
-    """Maximum number of hidden tests of a problem, taken after the shown ones. None: all, several hundred."""
+    """Maximum number of hidden tests per problem, taken after the shown ones. None: all, which are several hundred."""
 
     def parse(self, row: Row) -> Problem:
         """The row as one of HumanEval, its ``test`` split into shown and hidden tests."""

@@ -25,7 +25,8 @@ class LiveCodeBench(Contest):
     benchmark: ClassVar[str] = "LiveCodeBench"
 
     source: str = "livecodebench/code_generation_lite:test6.jsonl"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub id: ``owner/name:file``."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or one file of a hub data set:
+    ``owner/name:file``."""
     difficulty: tuple[Literal["easy", "medium", "hard"], ...] = ()
     """Difficulties to include. Empty: all."""
 

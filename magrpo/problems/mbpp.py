@@ -22,7 +22,8 @@ class Mbpp(FileProblems):
     benchmark: ClassVar[str] = "MBPP"
 
     source: str = "google-research-datasets/mbpp"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id (its configuration ``sanitized``)."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id (of which the configuration ``sanitized`` is
+    read)."""
     hub_split: str = "train+validation+prompt+test"
     """Splits to read if ``source`` is a hub id."""
 
@@ -65,11 +66,11 @@ class MbppPlus(Mbpp):
     hidden_tests: ClassVar[bool] = True
 
     source: str = "evalplus/mbppplus"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     hub_split: str = "test"
     """Split to read if ``source`` is a hub id."""
     max_tests: int | None = Field(None, ge=1)
-    """Maximum number of hidden tests of a problem, from the first. None: all, about a hundred."""
+    """Maximum number of hidden tests per problem, from the first. None: all, which are about a hundred."""
 
     def parse(self, row: Row) -> Problem:
         """The row as one of MBPP, with its field ``test`` as hidden tests."""

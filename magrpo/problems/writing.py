@@ -28,21 +28,21 @@ class Texts(Plugin):
     """Fields that may hold a row's text; the first that exists is read."""
 
     source: str
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
     hub_split: str = "train"
-    """Training split, if ``source`` is a hub id."""
+    """Training split if ``source`` is a hub id."""
     hub_test_split: str = "test"
-    """Held-out split, if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
+    """Held-out split if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
     test_frac: float = Field(0.2, gt=0, lt=1)
-    """Fraction of a file's texts held out, chosen by a hash of the text."""
+    """Fraction of a file's texts to hold out, chosen by a hash of the text."""
     num_train: int = Field(1000, ge=1)
-    """Maximum number of training texts, from the first."""
+    """Maximum number of training texts, taken from the start."""
     num_test: int = Field(1000, ge=1)
-    """Maximum number of held-out texts, from the first."""
+    """Maximum number of held-out texts, taken from the start."""
     min_words: int = Field(8, ge=1)
-    """Texts with fewer words are left out."""
+    """Minimum number of words; shorter texts are left out."""
     max_words: int = Field(500, ge=1)
-    """Texts with more words are left out."""
+    """Maximum number of words; longer texts are left out."""
 
     def check_source(self) -> None:
         """See :class:`magrpo.interfaces.ChecksSource`."""
@@ -101,7 +101,7 @@ class Tldr(Texts):
     fields: ClassVar[tuple[str, ...]] = ("prompt", "post", "text")
 
     source: str = "trl-lib/tldr"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, or a hub id."""
 
     def split_text(self, text: str) -> tuple[str, dict[str, str]]:
         """Title and post, separated by a blank line; other texts unchanged except for a final ``TL;DR:``."""
@@ -120,9 +120,10 @@ class Arxiv(Texts):
     fields: ClassVar[tuple[str, ...]] = ("abstract_text", "abstract", "text")
 
     source: str = "OpenMLRL/arXiv_abstract"
-    """A .jsonl, .jsonl.gz, .json or .parquet file, or a hub id; ``embedded``: twenty abstracts invented for magrpo."""
+    """Path of a .jsonl, .jsonl.gz, .json or .parquet file, a hub id, or ``embedded``: twenty abstracts written for
+    magrpo."""
     hub_test_split: str = "val"
-    """Held-out split, if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
+    """Held-out split if ``source`` is a hub id. Empty: hold out ``test_frac`` of ``hub_split``."""
 
     @property
     def resolved_source(self) -> str:

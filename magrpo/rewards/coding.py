@@ -73,7 +73,7 @@ class CodingReward(ProgramReward):
 
     kind: str = "coding"
     local_weight: float = Field(0.0, ge=0)
-    """Weight of a local reward: each agent also gets its own share of ``structure``, times this weight. 0: off."""
+    """Weight of the local reward: each agent also earns its own share of ``structure``, times this weight. 0: off."""
 
     @property
     def max_executions(self) -> int:
@@ -181,7 +181,7 @@ class TeamReward(CodingReward):
 
     kind: str = "team"
     num_helpers: int = Field(2, ge=1, le=100)
-    """Number of helpers; ``env.num_helpers`` must be equal."""
+    """Number of helpers; must equal ``env.num_helpers``."""
 
     @property
     def max_executions(self) -> int:

@@ -19,9 +19,9 @@ class ScaledReward(Plugin):
     """The largest value of every part."""
 
     scale: float = Field(1.0, gt=0)
-    """Factor on the sum of the parts. 1: as documented."""
+    """Factor applied to the sum of the parts. 1: the rewards as documented."""
     shift: float = 0.0
-    """Constant added to the scaled sum. 0: none."""
+    """Constant added to the scaled sum."""
 
     @property
     def maxima(self) -> Mapping[str, float]:
@@ -42,7 +42,8 @@ class ProgramReward(ScaledReward):
     """
 
     refuse_forgeable: bool = False
-    """Count no test as passed in a report that bypassed the sandbox's trust split, which a program could forge."""
+    """Whether to count no test as passed if its report bypassed the sandbox's trust split, so that the program could
+    have forged it."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> bool:
         report = merge_hidden_report(reports, "program") if "program" in reports else None

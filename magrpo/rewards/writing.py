@@ -67,8 +67,8 @@ class WritingReward(ScaledReward):
 
     kind: str = "writing"
     task: Literal["tldr", "arxiv", "arxiv_late"] = "tldr"
-    """``tldr``: a short summary and a longer one; ``arxiv``: background and methods of an introduction, with the
-    paper's length window; ``arxiv_late``: the same with the authors' later window."""
+    """``tldr``: a short and a longer summary; ``arxiv``: background and methods of an introduction, with the paper's
+    length window; ``arxiv_late``: the same with the authors' later length window."""
 
     def passed(self, reports: Mapping[str, ExecutionReport]) -> None:
         """None: a text has no tests."""

@@ -56,30 +56,33 @@ class PoolSandbox(Plugin):
 
     kind: str = "pool"
     level: Literal["auto", "namespaces", "namespaces-flat", "landlock", "none"] = "auto"
-    """Isolation level. ``auto``: the strongest that works here, never ``none``."""
+    """Isolation level. ``auto``: the strongest level that works on this machine, never ``none``."""
     min_level: Literal["namespaces", "namespaces-flat", "landlock", "none"] = "landlock"
-    """Weakest accepted isolation level; the run fails if only weaker levels work here."""
+    """Weakest acceptable isolation level; the run fails if only weaker levels work on this machine."""
     packages: tuple[str, ...] = ()
-    """Installed distributions that programs and tests may import, such as numpy or scikit-learn, or modules of them;
-    what they depend on comes along. Empty: the standard library only."""
+    """Installed distributions (such as numpy or scikit-learn) or modules that programs and tests may import; their
+    dependencies are allowed too. Empty: the standard library only."""
     workers: int | None = Field(None, ge=1, le=1024)
-    """Number of jails that run in parallel. None: one for each CPU available to this process."""
+    """Number of sandboxed workers that run in parallel. None: one for each CPU available to this process."""
     test_s: float = Field(2.0, gt=0, le=86400)
-    """CPU seconds for one test; twice as many seconds of wall time, not counting time spent waiting for a CPU."""
+    """CPU time limit of one test, in seconds. The wall time limit is twice that, not counting time spent waiting for a
+    CPU."""
     total_s: float = Field(6.0, gt=0, le=86400)
-    """CPU seconds for all tests of a candidate together; wall time as for ``test_s``."""
+    """CPU time limit of all tests of a candidate together, in seconds; wall time as for ``test_s``."""
     memory_mib: int = Field(512, ge=64, le=2**24)
-    """Address space of each process of a candidate, and resident memory of all its processes together, in MiB."""
+    """Limit on the address space of each process of a candidate, and on the resident memory of all its processes
+    together, in MiB."""
     processes: int = Field(8, ge=1, le=4096)
-    """Number of processes and threads guaranteed to a candidate; the kernel stops it at about twice as many."""
+    """Number of processes and threads that a candidate may always have; the kernel refuses more than about twice as
+    many."""
     file_mib: float = Field(1.0, gt=0, le=2**20)
-    """Maximum size of a file that a candidate writes, in MiB."""
+    """Maximum size of a file written by a candidate, in MiB."""
     descriptors: int = Field(32, ge=8, le=4096)
-    """Maximum number of open files of a process."""
+    """Maximum number of open files per process."""
     scratch_mib: float = Field(4.0, gt=0, le=2**20)
-    """Size of a candidate's private ``/tmp``, in MiB; only the level ``namespaces`` has one."""
+    """Size of a candidate's private ``/tmp``, in MiB; it exists only at the level ``namespaces``."""
     output_mib: float = Field(2.0, ge=0.1, le=2**12)
-    """Maximum size of all answers of a candidate together, in MiB."""
+    """Maximum total size of a candidate's answers, in MiB."""
     recycle_after: int = Field(1000, ge=1)
     """Number of candidates after which a worker is replaced."""
 

@@ -111,7 +111,7 @@ def _format_topic(topic: str) -> str:
 
 def format_config_help() -> str:
     """One line for each key: ``section.key  type  default``, and its meaning under it."""
-    lines = ["Keys of a configuration, for CONFIG and for section.key=value:"]
+    lines = ["Keys of a configuration file (CONFIG) and of overrides (section.key=value):"]
     for section, fields in _list_sections():
         lines += ["", section, *_format_fields(fields)]
     return "\n".join(lines)
@@ -119,7 +119,7 @@ def format_config_help() -> str:
 
 def format_place_help() -> str:
     """One line for each key of a place, and its meaning under it."""
-    lines = ["Keys of a place, for --place FILE:"]
+    lines = ["Keys of a place (the cluster file), for --place FILE:"]
     for name, field in Place.model_fields.items():
         assert isinstance(field.annotation, type)
         assert issubclass(field.annotation, BaseModel)
