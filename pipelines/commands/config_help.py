@@ -35,7 +35,7 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
 
     Args:
-        topic: A section (rollout) or a key (train.seed) to explain, all, or a configuration, whose values are printed.
+        topic: A section (rollout), a key (train.seed) or all to explain; or a configuration, to print its values.
     """
     if topic is None:
         print_wrapped(_format_overview())
@@ -119,7 +119,7 @@ def format_config_help() -> str:
 
 def format_place_help() -> str:
     """One line for each key of a place, and its meaning under it."""
-    lines = ["Keys of a place, for --place FILE:"]
+    lines = ["Keys of a cluster file (place), for --place FILE:"]
     for name, field in Place.model_fields.items():
         assert isinstance(field.annotation, type)
         assert issubclass(field.annotation, BaseModel)

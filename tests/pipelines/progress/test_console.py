@@ -62,13 +62,13 @@ def live_line(progress: RunConsole) -> str:
 
 
 def show(num_iterations: int, console: Console) -> RunConsole:
-    state = RunState(num_iterations, CodingReward().fraction)
+    state = RunState(num_iterations, CodingReward())
     return RunConsole(state, console)
 
 
 def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:
     out = io.StringIO()
-    progress = RunConsole(RunState(0, CodingReward().fraction, num_rows=3), Console(file=out, width=100))
+    progress = RunConsole(RunState(0, CodingReward(), num_rows=3), Console(file=out, width=100))
     for name, done in (("naive", "row 1 of 3"), ("magrpo", "row 2 of 3")):
         step = Step("baseline", 0, name)
         progress.start_step(step)

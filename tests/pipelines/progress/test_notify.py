@@ -86,7 +86,7 @@ def test_a_damaged_file_of_the_attempt_counts_as_a_kill(
     store = RunStore.create(config)
     (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
     notices = Notices()
-    notices.attempt_started(Attempt(store, config.notify, RunState(1, float)))
+    notices.attempt_started(Attempt(store, config.notify, RunState(1, CodingReward())))
     assert told == ["failure: its process was killed, or lost its machine"]
 
 
@@ -94,7 +94,7 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
         attempt, observer = (
-            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction)),
+            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward())),
             Notices(),
         )
         with observe_attempt(attempt, [observer]):
@@ -110,7 +110,7 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
 def test_a_signal_is_told_and_ctrl_c_is_not(config: RunConfig, error: BaseException, told: list[str]) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
-        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction))
+        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward()))
         with pytest.raises(type(error)), observe_attempt(attempt, [Notices()]):
             raise error
     assert [notice["reason"] for notice in receiver.posted] == told
