@@ -185,7 +185,9 @@ def test_a_full_copy_with_other_settings_is_refused_by_key(base: Path, tmp_path:
 def test_a_full_copy_of_another_width_is_refused(base: Path, tmp_path: Path) -> None:
     other = open_policy(tiny_base(tmp_path / "narrow", tiny_config(hidden_size=32)), main="full")
     [folder] = other.save(tmp_path / "saved").values()
-    with pytest.raises(ConfigError, match=r"hidden_size = 32, and 64 in .*: these weights would not compute in agent"):
+    with pytest.raises(
+        ConfigError, match=r"hidden_size = 32, but 64 in .*: these weights were trained from another model"
+    ):
         open_policy(base, main="full").load(1, {"main": folder})
 
 
@@ -207,12 +209,12 @@ def take_list(adapter: Path, whole: Path) -> Path:
 
 
 KINDS: dict[str, tuple[str, Callable[[Path, Path], Path], str]] = {
-    "whole model": ("lora", lambda _, whole: whole, 'it holds a whole model: .* weights = "full"'),
+    "whole model": ("lora", lambda _, whole: whole, 'it contains a whole model: .* weights = "full"'),
     "folder of a team": ("lora", take_parent, r"no adapter_config.json; take .*/team/main"),
     "nothing": ("lora", lambda a, _: a.parent / "none", "no adapter_config.json; start_from of agent 'main' takes a"),
     "cut": ("lora", take_cut, "adapter_config.json: cannot be read: JSONDecodeError"),
-    "list": ("lora", take_list, "adapter_config.json: is no configuration of an adapter"),
-    "adapter": ("full", lambda adapter, _: adapter, "holds an adapter, and agent 'main' has weights = \"full\""),
+    "list": ("lora", take_list, "adapter_config.json: is not an adapter configuration"),
+    "adapter": ("full", lambda adapter, _: adapter, "contains an adapter, but agent 'main' has weights = \"full\""),
 }
 
 

@@ -31,7 +31,7 @@ PATIENCE_S = 10.0
 _TIMEOUT_S = 5.0
 _KILLED = "its process was killed, or its machine went down"
 _NOT_SENT = "the notice of a %s could not be sent through %s: %s"
-_HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "has a new champion"}
+_HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "is now the champion"}
 
 
 class Unsent(Exception):

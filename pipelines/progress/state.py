@@ -95,7 +95,7 @@ class RunState:
             return f"resuming after row {self.finished_rows} of {self.num_rows}"
         if self.trained_iterations:
             return f"resuming after iteration {self.trained_iterations}"
-        return f"resuming with {step.title}"
+        return f"resuming with {self._describe(step)}"
 
     def describe_step(self) -> str:
         """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""

@@ -72,7 +72,7 @@ class Parsed(FileProblems):
 @pytest.mark.parametrize(
     ("give", "fault"),
     [
-        ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to leave the row out"),
+        ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to skip the row"),
         ("untyped", "returned the problem 'add/2' with prompt = 3 for row '{}:1'; it must be a text"),
     ],
 )

@@ -312,7 +312,7 @@ def test_a_server_of_the_base_is_not_used(
     requests = ask()
     assert tokens(served.generate(requests)) == expected(requests)
     assert not wrong.served
-    assert "does not compute what the weights of helper.1." in caplog.text
+    assert "does not serve the weights helper.1." in caplog.text
 
 
 def test_old_weights_under_a_new_name_are_replaced(
@@ -335,7 +335,7 @@ def test_weights_without_a_probe_are_served_and_said_once(
     requests = ask()
     assert tokens(engine.serve(1, weights).generate(requests)) == expected(requests)
     engine.serve(2, weights)
-    assert caplog.text.count("no probe lies beside") == 1
+    assert caplog.text.count("no probe file next to") == 1
 
 
 # ------------------------------------------------------------------------------------------------------- no way out
@@ -353,7 +353,7 @@ def test_one_request_that_fails_everywhere_ends_its_batch_only(
 ) -> None:
     ill = servers(lambda number: 500)
     served = open_engine(ill).serve(1, weights)
-    with pytest.raises(EngineError, match=r"one completion failed 10 times, at last: .*out of order"):
+    with pytest.raises(EngineError, match=r"a completion failed 10 times; the last error: .*out of order"):
         served.generate(ask(1, 1)[:1])
     ill.on_generate = lambda number: None
     assert tokens(served.generate(ask())) == expected(ask())
@@ -413,9 +413,11 @@ def test_full_weights_are_refused_without_the_extension(servers: Any, open_engin
 
 
 def test_a_full_copy_needs_a_server_of_its_own(servers: Any, open_engine: Any) -> None:
-    with pytest.raises(EngineError, match=r"no vLLM server of base is left \(none of those given serves it"):
+    with pytest.raises(EngineError, match=r"no vLLM server of base is left \(no configured server serves it"):
         open_engine(servers(), lineup=Lineup(full=("main",)))
-    with pytest.raises(EngineError, match=r"base for agent 'main' is left \(none of those given can be its own"):
+    with pytest.raises(
+        EngineError, match=r"base for agent 'main' is left \(no configured server is free to serve only agent 'main'"
+    ):
         open_engine(servers(extended=False), lineup=Lineup(full=("main",)))
 
 

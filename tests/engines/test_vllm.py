@@ -71,7 +71,7 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
     engine = VllmEngine(deadline_s=0.05).open(EngineHost.of(open_policy(tmp_path)))
-    with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.05 s.*log: ") as caught:
+    with pytest.raises(EngineError, match=r"server of main was killed at its time limit of 0.05 s.*log: ") as caught:
         engine.serve(0, {}).generate(ASKED)
     log = Path(str(caught.value).rpartition("log: ")[2])
     with pytest.raises(EngineError, match="server of main"):
@@ -124,7 +124,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
         engine.close()
     assert [action.token_ids for action in again] == [action.token_ids for action in whole]
     assert sum(finished) == len(ASKED)
-    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting it", caplog.text)
+    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting the server", caplog.text)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
     monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(
         ConfigError,
-        match=f"^{field}: vLLM's build here needs a GPU; make setup GPU=0 in a clone, or {other}$",
+        match=f"^{field}: this vLLM build needs a GPU; make setup GPU=0 in a clone, or {other}$",
     ):
         VllmEngine().open(replace(EngineHost.of(open_policy(tmp_path)), place=place))
 

@@ -150,7 +150,7 @@ def test_a_problem_that_is_there_twice_is_taken_once(tmp_path: Path, caplog: pyt
     ids = {split: {p.task_id for p in members} for split, members in splits.items()}
     assert set.union(*ids.values()) == {f"mine/{i}" for i in range(4)} | {"mine/other"}
     assert {"mine/1", "mine/other"} in [members & {"mine/1", "mine/other"} for members in ids.values()]
-    assert "1 problems are left out: others have the same prompt and tests" in caplog.text
+    assert "skipped 1 duplicate problems" in caplog.text
 
 
 def test_a_split_that_cannot_be_made_is_refused() -> None:
@@ -273,7 +273,7 @@ def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
     [
         ({"code": "def f(:"}, r"m\.jsonl:1: field 'code' is not Python: .*\(line 1\)"),
         ({"test_list": ["assert"]}, r"m\.jsonl:1: field 'test_list' is not Python"),
-        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' must be a list of texts"),
+        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' must be a list of strings"),
         ({"test_list": ["assert g(4)"]}, r"m\.jsonl:1: no test calls a function .* it defines scale, check"),
         ({"prompt": ...}, r"m\.jsonl:1: has no field 'prompt' or 'text'"),
     ],

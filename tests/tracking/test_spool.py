@@ -305,7 +305,7 @@ def test_damaged_lines_are_left_out_and_recorded_again(
     tracker = open_tracker(tmp_path, sink)
     record_steps(tracker, 0, 1, 2, 3)
     tracker.close("FINISHED")
-    assert "1 damaged lines of tracking.jsonl are left out; they stay in tracking.damaged.jsonl" in caplog.text
+    assert "skipped 1 damaged lines of tracking.jsonl; they are kept in tracking.damaged.jsonl" in caplog.text
     assert (tmp_path / "tracking.damaged.jsonl").read_bytes() == damaged
     assert [step for step, *_ in sink.points()] == [0, 2, 1, 3]
     assert sum_attempts(read_run_records(tmp_path), None) == 0

@@ -103,7 +103,7 @@ def test_runs_without_a_store_are_listed_and_none_is_made(
     captured = capsys.readouterr()
     assert "one" in listed(captured.out)
     [line] = [line for line in captured.err.splitlines() if line.startswith("magrpo: ")]
-    assert line.endswith(f"only the runs of {tmp_path} are listed")
+    assert line.endswith(f"only the runs in {tmp_path} are listed")
 
 
 def test_a_run_that_died_is_told_from_one_that_lives(tmp_path: Path, root: Path) -> None:

@@ -72,7 +72,7 @@ BROKEN = {
     "json": ('{"task_id": \n', "problems.jsonl:1: is not JSON"),
     "text": ("no json\n", "problems.jsonl:1: is not JSON"),
     "empty": ("", "problems.jsonl: holds no rows"),
-    "few": (None, "rollout.problems_per_iteration: 48 problems are asked for, but the train split has 8"),
+    "few": (None, "rollout.problems_per_iteration = 48, but the train split has only 8"),
 }
 
 

@@ -68,7 +68,7 @@ def test_who_plays_in_every_row(root: Path) -> None:
     assert {len(row.agents) for row in rows.values()} == {2}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["one_turn"] == "the same as magrpo"
-    assert left_out["single"] == "it goes with a reward of coding, solo, team, not tests.plugins:Reward"
+    assert left_out["single"] == "it needs the reward coding or solo or team, not tests.plugins:Reward"
     assert left_out["discussion"] == "env 'tests.plugins:Env' has no field 'feedback'"
 
 
@@ -108,7 +108,7 @@ def test_tables(root: Path) -> None:
     page = Page((report / "baselines.html").read_text())
     short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
     assert short[1].startswith(f"{100 * by_hand:.1f} [")
-    assert "beside the paper" not in page.text.lower()
+    assert "comparison with the paper" not in page.text.lower()
     assert page.headings[0] == "Verdict"
     assert "MAGRPO reaches " in page.text
     assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
@@ -157,7 +157,7 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
     assert "too few seeds for an interval)." in " ".join(said.split())
     assert "[" not in said
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
-    assert "run table holds baselines, others do not" in capsys.readouterr().err
+    assert "run table compares baselines, but the others do not" in capsys.readouterr().err
     assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
     (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
     assert main(["compare", "table", "other", "--root", str(root)]) == 2
@@ -255,7 +255,7 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
     ("arguments", "said"),
     [
         (["a", "--baselines", "nave"], "did you mean 'naive'"),
-        (["a", "--partner", "b"], "go with --baselines"),
+        (["a", "--partner", "b"], "need --baselines"),
         (["table", "--baselines", "all"], "run table does not train"),
         (["a", "--baselines", "all", "--partner", "c"], "no run 'c'"),
         (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
@@ -322,12 +322,12 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["retry"] == left_out["oracle_stop"]
-    assert "the run takes one turn" in left_out["retry"]
+    assert "the run has a single turn" in left_out["retry"]
 
 
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:
     tree = json.loads(RunStore.open(root, "table").config().resolved())
     tree["baselines"]["rows"][0]["agents"][0]["name"] = "nobody"
 
-    with pytest.raises(ConfigError, match="an agent is none of the run's"):
+    with pytest.raises(ConfigError, match="which is not one of agents"):
         validate_config(RunConfig, tree, [], "here")

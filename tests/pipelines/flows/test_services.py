@@ -67,11 +67,11 @@ def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     "url", ["localhost:4200/api", "nonsense", "http://host:port/api", "http:///api", "ftp://h/api"]
 )
 def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = f"PREFECT_API_URL = {url!r}: it is no address such as http://127.0.0.1:4200/api{REMEDY}"
+    message = f"PREFECT_API_URL = {url!r}: it is not an address such as http://127.0.0.1:4200/api{REMEDY}"
     with pytest.raises(ConfigError) as refused:
         reach(url, monkeypatch)
     assert str(refused.value) == message
-    assert find_fault(url) == "it is no address such as http://127.0.0.1:4200/api"
+    assert find_fault(url) == "it is not an address such as http://127.0.0.1:4200/api"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch
     [
         (500, "application/json", "it answers 500"),
         (404, "text/html", "it answers 404"),
-        (200, "text/html", "it answers text/html, so it is not Prefect's API, whose address ends in /api"),
+        (200, "text/html", "it answers text/html, so it is not Prefect's API; the address must end in /api"),
     ],
 )
 def test_a_server_that_answers_wrongly_is_named(

@@ -187,7 +187,7 @@ def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World
     world.promotion("one", "again")
     world.rewrite("again", 1, lambda facts: facts.update(protocol="another", returns={}))
     promotion = world.promotion("two", "again")
-    assert "evaluated again for this, in run two-champion-1" in promotion.reason
+    assert "evaluated again for the promotion test, in run two-champion-1" in promotion.reason
     evaluation, one = (RunStore.open(world.root, name) for name in ("two-champion-1", "one"))
     rows = [
         read_evaluation(store.path / f"stages/{iteration}/evaluate").rows
@@ -283,7 +283,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.config_file.replace(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
-    assert "to continue: magrpo train --resume one" in caplog.text
+    assert "to register later: magrpo train --resume one" in caplog.text
     store.config_file.replace(config)
     assert world.finish("one", model="away").promotion is not None
 
@@ -305,7 +305,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(
 ) -> None:
     world.promotion("one", "start")
     result = begun(world, "from-champion", "registry.model=start")
-    assert "the agents start from version 1 of start, then the champion" in capsys.readouterr().out
+    assert "the agents start from version 1 of start, the champion at that time" in capsys.readouterr().out
     weights = result.store.folder(result.outcome.checkpoint) / "weights"
     one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
     assert adapter(weights) == adapter(one)
@@ -344,7 +344,9 @@ def test_without_a_champion_a_run_starts_untrained_and_says_so(
 
 
 def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"agent 'main': start_from and registry.continue_from_champion exclude"):
+    with pytest.raises(
+        ConfigError, match=r"agent 'main': start_from cannot be combined with registry.continue_from_champion"
+    ):
         begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
     world.promotion("one", "others")
     with pytest.raises(ConfigError, match="version 1 of others has agents helper, main, this run helper, second"):
