@@ -459,7 +459,8 @@ class RunConfig(Section):
             for agent in row.agents:
                 if (agent.name, agent.model, agent.weights) not in known:
                     raise ValueError(
-                        f"baselines: row {row.name!r} uses agent {agent.name!r}, which is not one of agents"
+                        f"baselines: row {row.name!r} uses agent {agent.name!r}, which is not one of the run's agents "
+                        "(its name, model and weights must match)"
                     )
         return self
 

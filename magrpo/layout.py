@@ -341,12 +341,12 @@ def describe_start(store: RunStore) -> str:
     path = store.path / START
     if not path.exists():
         given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
-        return "; ".join(given) or "nothing: untrained weights"
+        return "; ".join(given) or "the base models"
     facts = read_json(path)
     if not (isinstance(facts, dict) and {"version", "model"} <= facts.keys()):
         raise ConfigError(f"{path} is damaged: restore it from a backup")
     if facts["version"] is None:
-        return f"untrained weights: {facts['model']} had no champion"
+        return f"the base models: {facts['model']} had no champion"
     return f"version {facts['version']} of {facts['model']}, the champion at that time"
 
 

@@ -141,7 +141,7 @@ class Place(Section):
         return {"magrpo.place": self.describe(), **numbers}
 
     def describe(self) -> str:
-        """The place in words: ``8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs``."""
+        """The place in words, such as ``8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs``."""
         update = self.update
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
         parts += [self.engine.describe()] if self.engine.is_remote else []

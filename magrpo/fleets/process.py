@@ -110,7 +110,7 @@ class Child:
         except subprocess.TimeoutExpired:
             why = "closed its connection"
         if self.missed_deadline_s is not None:
-            why = f"was killed at its time limit of {self.missed_deadline_s:g} s"
+            why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
         self.kill()
         last = read_last_words(self.log)
         return ProcessDied(f"{self.name} {why}{f' ({last})' if last else ''}; log: {self.log}")

@@ -324,7 +324,7 @@ class BaselineTable:
         lines = []
         for row in (result.row for result in self.rows):
             env = ", ".join(f"{key} {value}" for key, value in row.env.model_dump().items() if value is not None)
-            agents = "; ".join(f"{agent.role}: {agent.start_from or 'untrained'}" for agent in row.agents)
+            agents = "; ".join(f"{agent.role}: {agent.start_from or 'before training'}" for agent in row.agents)
             votes = "" if row.votes == "none" else f"; one of several by {row.votes}"
             stop = "" if row.stop_above is None else f"; oracle: stops above a reward of {row.stop_above:g}"
             tries = "" if row.max_tries == 1 else f", at most {row.max_tries} tries"

@@ -154,7 +154,7 @@ def multiply_gradients(
 
 
 def score_batches(config: RunConfig, number: int) -> list[Group]:
-    """Sample and score the first batches of a run, with untrained weights."""
+    """Sample and score the first batches of a run, with the weights before training."""
     store, groups = RunStore.create(config, "bench"), list[Group]()
     with (
         RunConsole(RunState(number, config.reward)) as console,

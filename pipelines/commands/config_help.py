@@ -119,7 +119,7 @@ def format_config_help() -> str:
 
 def format_place_help() -> str:
     """One line for each key of a place, and its meaning under it."""
-    lines = ["Keys of a cluster file (place), for --place FILE:"]
+    lines = ["Keys of a place (the cluster file), for --place FILE:"]
     for name, field in Place.model_fields.items():
         assert isinstance(field.annotation, type)
         assert issubclass(field.annotation, BaseModel)

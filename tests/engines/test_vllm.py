@@ -71,7 +71,7 @@ def test_nothing_survives_kill_9_of_the_trainer(tmp_path: Path) -> None:
 @pytest.mark.vllm
 def test_a_server_that_dies_is_one_error_that_names_its_log(tmp_path: Path) -> None:
     engine = VllmEngine(deadline_s=0.05).open(EngineHost.of(open_policy(tmp_path)))
-    with pytest.raises(EngineError, match=r"server of main was killed at its time limit of 0.05 s.*log: ") as caught:
+    with pytest.raises(EngineError, match=r"server of main was killed at its deadline of 0.05 s.*log: ") as caught:
         engine.serve(0, {}).generate(ASKED)
     log = Path(str(caught.value).rpartition("log: ")[2])
     with pytest.raises(EngineError, match="server of main"):

@@ -86,7 +86,7 @@ def test_a_failure_names_the_last_line_of_the_log(tmp_path: Path) -> None:
 def test_a_missed_deadline_kills_the_group(tmp_path: Path) -> None:
     child = start(FAMILY, tmp_path)
     grandchildren = read_processes(child.receive())
-    with pytest.raises(ProcessDied, match=r"killed at its time limit of 0.2 s"), child.enforce_deadline(0.2):
+    with pytest.raises(ProcessDied, match=r"killed at its deadline of 0.2 s"), child.enforce_deadline(0.2):
         child.receive()
     assert_all_end(grandchildren)
     child.kill()

@@ -113,7 +113,7 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
         assert weights
         for name, tensor in weights.items():
             assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
-    for part in ("seed 0", "nothing: untrained weights", "not stated", "| test | 6 |", "Held-out problems, sampled"):
+    for part in ("seed 0", "the base models", "not stated", "| test | 6 |", "Held-out problems, sampled"):
         assert part in card
     page = world.client.get_model_version("card", "1").description
     assert page is not None
@@ -339,7 +339,7 @@ def test_without_a_champion_a_run_starts_untrained_and_says_so(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = begun(world, "no-champion", "registry.model=nobody")
-    assert "the agents start from untrained weights: nobody had no champion" in capsys.readouterr().out
+    assert "the agents start from the base models: nobody had no champion" in capsys.readouterr().out
     assert [agent.start_from for agent in result.store.config().agents] == [None, None]
 
 

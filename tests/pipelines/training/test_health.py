@@ -243,7 +243,7 @@ def test_groups_gradients_and_slow_evaluations_are_named(tmp_path: Path) -> None
         (1, "update", {"update/main/grad_norm": 25.0, "time/update_s": 40.0}),
     ]
     equal, large, slow = (finding.sentence for finding in list_findings(metrics, config, []))
-    assert equal == "95% of the groups of the last 1 iteration had equal returns: nothing is learned from them"
+    assert equal == "95% of the groups of the last 1 iteration had equal returns, which teach nothing"
     assert large == "the gradient norm of main is 25.0, far above optim.max_grad_norm = 1"
     assert slow == "60% of the time was evaluation"
     learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.65})]
