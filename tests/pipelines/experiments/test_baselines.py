@@ -329,5 +329,5 @@ def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:
     tree = json.loads(RunStore.open(root, "table").config().resolved())
     tree["baselines"]["rows"][0]["agents"][0]["name"] = "nobody"
 
-    with pytest.raises(ConfigError, match="uses agent .* which is not one of the run's agents"):
+    with pytest.raises(ConfigError, match=r"uses agent .* which is not one of the run's agents"):
         validate_config(RunConfig, tree, [], "here")
