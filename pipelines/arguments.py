@@ -160,7 +160,7 @@ PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False),
 GivenPlace = Annotated[
     Place,
     Parameter(
-        help="Cluster file (TOML) that says where to run; none: one process.",
+        help="Cluster file (TOML): where to run; none: one process.",
         converter=_convert_place,
         completer=complete_places,
         accepts_keys=False,

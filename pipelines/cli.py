@@ -108,7 +108,7 @@ LAZY_COMMANDS = {
     ),
     "score": (
         "commands.score:score_files",
-        "Run the tests of your completions in the sandbox and score them.\n\nExample: magrpo score "
+        "Score completions from a file: run their problems' tests in the sandbox.\n\nExample: magrpo score "
         "--problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl",
     ),
     "warm-start": (
@@ -297,10 +297,10 @@ def train(
     """Train the agents of a configuration, or resume a run.
 
     Args:
-        config: TOML file, or the name of a shipped configuration, such as embedded.
-        name: Name of the run; by default the date and a random suffix.
+        config: TOML file, or a shipped configuration such as embedded.
+        name: Name of the run; by default date and random suffix.
         dry_run: Check the problems and models; print the plan, a prompt of each agent and the estimated cost.
-        resume: Resume this run where it stopped, with its own configuration.
+        resume: Resume this run with its own configuration.
         from_stage: With --resume: STAGE or STAGE:ITERATION (rollout.0:7) to resume from; later outputs are set aside.
         local: Run the same loop without Prefect.
     """

@@ -131,7 +131,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         (f"problems.kind={'x' * 10**5}", r"unknown kind 'x*... \(100002 characters\)"),
         (f"{'x' * 10**5}=1", r"x*: unknown key"),
         ("agents.0.model=a\0b", "agents.0.model: must not contain null characters"),
-        ("agents.0.model=\udcff", "agents.0.model: must not hold .* halves of characters"),
+        ("agents.0.model=\udcff", "agents.0.model: must not contain .* lone surrogates"),
         ("problems.kind=..:x", r"cannot load kind '..:x': TypeError"),
         ("problems.kind=:x", "cannot load kind ':x': ValueError: Empty module name"),
         ("env.kind=tests.plugins:Engine", r"cannot be used as \[env\]: it has no num_turns, roles, acting, observe"),
@@ -248,7 +248,7 @@ def test_a_long_value_is_quoted_by_its_beginning() -> None:
         (["rollout.problems_per_iteration=10000000"], "an iteration has 160,000,000 completions and 80,000,000 joint"),
         (["env.num_turns=9", "rollout.tree=full"], "up to turn 7 an iteration has 76,695,808 completions"),
         (["rollout.joint_mode=crossed", "rollout.group_size=1000"], "has 32,000 completions and 16,000,000 joint"),
-        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 can be used"),
+        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 are supported"),
     ],
 )
 def test_absurd_sizes_are_refused_with_the_number(path: Path, overrides: list[str], message: str) -> None:

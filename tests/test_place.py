@@ -71,7 +71,7 @@ def test_a_place_in_words() -> None:
     box = Place.model_validate({"engine": {"servers": 8}, "update": {"ranks": 8, "colocate": True}})
     assert box.describe() == "8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs"
     cluster = {"fleet": {"kind": "ray"}, "engine": {"servers": ["http://a:1"]}, "sandbox": {"nodes": 4}}
-    assert Place.model_validate(cluster).describe() == "Ray cluster auto, 1 server of others, jails on 4 nodes"
+    assert Place.model_validate(cluster).describe() == "Ray cluster auto, 1 external server, sandboxes on 4 nodes"
 
 
 def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:

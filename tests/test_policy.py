@@ -96,7 +96,7 @@ def test_agents_may_share_one_adapter(base: Path, tmp_path: Path) -> None:
     alone.load(1, {agent: folders[agent] for agent in ("helper", "main")})
     for agent in alone.agents:
         assert torch.equal(logits(alone, agent), logits(policy, "main"))
-    with pytest.raises(ConfigError, match=r"differs from .*helper.* start from the same"):
+    with pytest.raises(ConfigError, match=r"differs from .*helper.* start from equal weights"):
         policy.load(2, {"helper": folders["helper"], "main": folders["apart"]})
 
 
@@ -316,7 +316,9 @@ def test_a_damaged_base_is_refused_in_one_line(
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = tiny_base(tmp_path, tiny_config(vocab_size=100))
     lineup = Lineup.open(agents(folder, main="lora"), ModelConfig(device="cpu"), LORA)
-    with pytest.raises(ConfigError, match=r"agent 'main': the tokenizer of .* writes token 201, and the model has 100"):
+    with pytest.raises(
+        ConfigError, match=r"agent 'main': the tokenizer of .* produces token id 201, but the model has only 100"
+    ):
         lineup.render("main", Observation((Message("user", "x"),)))
 
 

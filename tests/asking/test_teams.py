@@ -39,7 +39,7 @@ def test_a_run_is_named_by_its_id_or_its_folder(run: RunStore) -> None:
 def test_a_checkpoint_is_one_of_the_run(run: RunStore) -> None:
     asked = find_asked_team("run", run.path.parent, checkpoint=0)
     assert (asked.weights, asked.title) == ({}, "run run before training")
-    with pytest.raises(ConfigError, match="--checkpoint 7: run run has 0 to 1"):
+    with pytest.raises(ConfigError, match="--checkpoint 7: run run has checkpoints 0 to 1"):
         find_asked_team("run", run.path.parent, checkpoint=7)
 
 

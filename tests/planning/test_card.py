@@ -130,7 +130,7 @@ def test_an_update_of_a_3b_model_is_sized_as_measured(bases: dict[str, Path]) ->
             ["engine={kind='transformers', max_batch=10000}", "rollout.group_size=64"],
             "beside a cache of .*; set engine.max_",
         ),
-        (16, ["train.lag=1", "algo.importance_cap=2"], r"takes .* and has 8.0 .*; (set|take)"),
+        (16, ["train.lag=1", "algo.importance_cap=2"], r"takes .* but has 8.0 .*; (set|use)"),
     ],
 )
 def test_runs_that_cannot_fit_are_refused_with_the_setting_that_would(

@@ -184,7 +184,7 @@ def test_a_refused_record_does_not_hold_up_the_others(tmp_path: Path, caplog: py
     sink.away = False
     tracker.close("FINISHED")
     assert [key for _, key, _ in sink.points()] == ["a", "c"]
-    assert "left out: not this one" in caplog.text
+    assert "skipped: not this one" in caplog.text
 
 
 def test_a_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_an_answer_is_shown_beside_that_of_the_untrained_agents(
     said = capsys.readouterr()
     assert said.out.startswith('coopcode/plus:9/minus:3\ndef plus_minus(n):\n    """')
     trained, untrained, joined, table = (
-        said.out.index(text) for text in ("run run after 1 it", "untrained agents", "joined program", "\nreward ")
+        said.out.index(text) for text in ("run run after 1 it", "before training", "joined program", "\nreward ")
     )
     assert trained < untrained < joined < table
     assert said.out.count("[helper]\ndef aux(n):") == said.out.count("[main]\ndef plus_minus(n):") == 2
@@ -146,7 +146,7 @@ def test_a_session_takes_problems_and_commands(
     assert "magrpo: no problem 'nowhere'; similar ids: " in said
     assert "prompts are shown from now on" in said
     assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, (
-        "those of the untrained agents are the same"
+        "those of the agents before training are the same"
     )
     assert "prompts are hidden from now on" in said
     assert "worded like the training problems" in said
@@ -176,7 +176,7 @@ def test_mistakes_are_one_line(run: RunStore, typed: list[str], capsys: pytest.C
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
         ("--test", "assert f(1)"): "--test needs a problem",
         ("--json",): "ask needs a problem",
-        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has 0 to 1",
+        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has checkpoints 0 to 1",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
     }
     for arguments, message in mistakes.items():

@@ -264,7 +264,7 @@ def test_settings_with_few_seeds_have_no_verdict(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
     [comparison] = judge_settings({"a": [one], "b": [two]})
     assert comparison.word == "not comparable"
-    assert comparison.sentence == "b and a do not compare: they have no seed with equal problems in common."
+    assert comparison.sentence == "b and a cannot be compared: they have no seed with equal problems in common."
     [comparison] = judge_settings({"a": [one, two], "b": [one, two]})
     assert comparison.word == "too few seeds"
     assert comparison.sentence == (

@@ -52,7 +52,7 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert not root.exists()
     assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
     assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
-    assert "reused   none, a new run" in said
+    assert "reused   none: a new run" in said
     assert "engine   transformers, on " in said
     assert f"unknown, no earlier run in {root}" in said
     for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
@@ -187,7 +187,7 @@ def test_missing_files_are_found_by_the_plan(runs: Runs, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"agent 'helper': start_from = .*nowhere: no such folder"):
         check_inputs(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), for_plan=True)
     trained = checkpoint_weights(RunStore.open(runs.root, "whole"), 2) / "helper"
-    with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5.0\)"):
+    with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5.0\)"):
         check_inputs(config(runs, f"agents.0.start_from={trained}", "lora.alpha=5"), for_plan=True)
     for problems, name in (("mbpp", "no-problems.jsonl"), ("tldr", "no-texts.json")):
         given = [f"problems.kind={problems}", f"problems.source={tmp_path / name}"]

@@ -32,7 +32,7 @@ def test_a_place_is_shown_within_the_terminal(
         "driver",
         "servers",
         "ranks",
-        "jails",
+        "sandbox",
         "GPUs",
     ]
     assert lines[-1] == "nothing was started"
@@ -45,7 +45,7 @@ def test_a_place_as_json(box: str, capsys: pytest.CaptureFixture[str]) -> None:
         "driver": 1,
         "server": 2,
         "rank": 2,
-        "pool of jails": 1,
+        "sandbox": 1,
     }
     assert shown["gpus"] == 0
 

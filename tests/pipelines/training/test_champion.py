@@ -351,7 +351,7 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
     world.promotion("one", "others")
     with pytest.raises(ConfigError, match="version 1 of others has agents helper, main, this run helper, second"):
         begun(world, "others", "registry.model=others", "agents.1.name=second")
-    with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5"):
+    with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
         begun(world, "scaled", "registry.model=others", "lora.alpha=5")
     with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):
         begun(world, "away", "registry.model=others", "tracking.uri=http://127.0.0.1:9")
