@@ -17,6 +17,6 @@ def test_every_part_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch:
         "credit: ",
         "all",
         "reading samples for the update",
-        "in the helpers",
+        "helper processes",
     )
     assert [part for part in parts if part not in shown] == []

@@ -217,7 +217,7 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
     assert (rows["single"].max_new_tokens, rows["naive"].max_new_tokens) == (2 * 6, 6)
     assert (rows["discussion"].env.num_turns, rows["discussion"].env.feedback) == (2, "discussion")
     left_out = RunStore.open(root, name).config().baselines.left_out
-    assert "untrained" in left_out["magrpo"]
+    assert "not trained" in left_out["magrpo"]
     assert "--single-run" in left_out["single_grpo"]
     stages = root / name / "stages" / "00000"
     votes = json.loads((stages / "baseline.voting" / "_SUCCESS").read_text())["metrics"]["baseline/voting/votes"]

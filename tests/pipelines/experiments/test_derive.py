@@ -83,7 +83,7 @@ def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
         create_evaluation(Source("source", 7, root), None)
     with pytest.raises(ConfigError, match="no run 'nope'"):
         create_evaluation(Source("nope", None, root), None)
-    with pytest.raises(ConfigError, match="untrained"):
+    with pytest.raises(ConfigError, match="a configuration has no checkpoints"):
         create_evaluation(Source(str(root.parent / "run.toml"), 1, root), None)
     empty = RunStore.create(load_config(root.parent / "run.toml", [f"root={tmp_path}"]), "empty")
     with pytest.raises(ConfigError, match="no checkpoint yet"):

@@ -349,7 +349,9 @@ def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Pa
     ):
         begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
     world.promotion("one", "others")
-    with pytest.raises(ConfigError, match="version 1 of others has agents helper, main, this run helper, second"):
+    with pytest.raises(
+        ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
+    ):
         begun(world, "others", "registry.model=others", "agents.1.name=second")
     with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
         begun(world, "scaled", "registry.model=others", "lora.alpha=5")

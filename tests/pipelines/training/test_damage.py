@@ -208,7 +208,7 @@ def test_a_damaged_configuration_is_restored_from_its_copy(
     assert path.read_bytes() == whole
     assert (copy.path / "set-aside" / "1" / CONFIG).read_bytes() == damage(whole)
     flip_byte(copy.path / CONFIG_COPY)
-    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: written again"
+    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: rewritten"
     assert copy.mend_config() == ""
     path.unlink()
     assert RunStore.open(runs.root, "copy").config() == config
