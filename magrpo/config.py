@@ -158,7 +158,7 @@ class RolloutConfig(Section):
         if self.crossed_pairs is not None and self.crossed_pairs % self.group_size:
             raise ValueError(f"crossed_pairs must be a multiple of group_size ({self.group_size})")
         if self.branching is not None and self.tree != "full":
-            raise ValueError(f'branching is for tree = "full", not {self.tree!r}: leave it out, or set rollout.tree')
+            raise ValueError(f'branching needs tree = "full", not {self.tree!r}: remove it, or set rollout.tree')
         return self
 
 
@@ -322,7 +322,7 @@ class BaselineRow(Section):
     @model_validator(mode="after")
     def _tries_end(self) -> BaselineRow:
         if self.max_tries > 1 and (self.stop_above is None or self.votes != "none"):
-            raise ValueError("max_tries needs stop_above, which says when a try is good enough, and excludes votes")
+            raise ValueError("max_tries needs stop_above, the reward of a try that is good enough, and votes = 'none'")
         return self
 
 
@@ -398,12 +398,12 @@ class RunConfig(Section):
             if max(completions, joint_actions) > MAX_NODES:
                 raise ValueError(
                     f"rollout: up to turn {turn + 1} an iteration has {completions:,} completions and "
-                    f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each can be used: lower "
+                    f"{joint_actions:,} joint actions; at most {MAX_NODES:,} of each are supported: lower "
                     "rollout.group_size, problems_per_iteration or env.num_turns, or limit branching or crossed_pairs"
                 )
         if self.eval.num_samples * turns > MAX_NODES:
             raise ValueError(
-                f"eval.num_samples = {self.eval.num_samples:,}: at most {MAX_NODES // turns:,} can be used"
+                f"eval.num_samples = {self.eval.num_samples:,}: at most {MAX_NODES // turns:,} are supported"
             )
         return self
 
@@ -413,12 +413,12 @@ class RunConfig(Section):
         if len(set(names)) != len(names):
             raise ValueError(f"agents: names must differ, got {', '.join(names)}")
         if not any(agent.trained for agent in self.agents):
-            raise ValueError("agents: none is trained; set trained = true for one at least")
+            raise ValueError("agents: none is trained; set trained = true for at least one")
         by_name = {agent.name: agent for agent in self.agents}
         for name, holder in weight_holders(self.agents).items():
             one, other = by_name[name], by_name[holder]
             if (one.lr, one.trained) != (other.lr, other.trained):
-                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both one lr and one trained")
+                raise ValueError(f"agents: {holder!r} and {name!r} share weights; give both the same lr and trained")
         wanted, given = sorted(list_roles(self.env)), sorted(agent.role for agent in self.agents)
         if wanted != given:
             message = f"agents: env {self.env.kind!r} needs one agent for each role {wanted}"
@@ -426,7 +426,7 @@ class RunConfig(Section):
         acting = {role for turn in range(self.env.num_turns) for role in list_acting(self.env, turn)}
         if sorted(acting) != wanted:
             raise ValueError(
-                f"env: {self.env.kind!r} has the roles {wanted}, but those that act in its {self.env.num_turns} "
+                f"env: {self.env.kind!r} has the roles {wanted}, but the roles that act in its {self.env.num_turns} "
                 f"turns are {sorted(acting)}; see acting() and num_turns"
             )
         return self
@@ -442,8 +442,8 @@ class RunConfig(Section):
                 )
         if self.rollout.branching == 1 and self.env.num_turns > 1 and self.algo.gamma > 0:
             raise ValueError(
-                "rollout: with branching = 1 no joint action learns of its future; set it to 2 or more, or take "
-                'tree = "chains", which continues all of them at less cost'
+                "rollout: with branching = 1 no joint action is credited for later turns; set it to 2 or more, or "
+                'set tree = "chains", which continues every joint action at less cost'
             )
         return self
 
@@ -451,7 +451,7 @@ class RunConfig(Section):
     def _corrects_for_lag(self) -> RunConfig:
         if self.train.lag and self.algo.importance_cap is None:
             raise ValueError(
-                f"train.lag = {self.train.lag} trains on samples of earlier weights; correct for that with "
+                f"train.lag = {self.train.lag} trains on samples drawn from older weights; correct for that with "
                 "algo.importance_cap = 2, or set train.lag to 0"
             )
         return self

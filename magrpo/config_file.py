@@ -29,7 +29,7 @@ class ConfigFile:
 
     def read(self) -> RunConfig:
         """The configuration; ConfigError if it is damaged, or of another version."""
-        return validate_config(RunConfig, self.read_tree(), (), f"{self.path} (of another version?)")
+        return validate_config(RunConfig, self.read_tree(), (), f"{self.path} (written by another version?)")
 
     def read_tree(self) -> dict[str, Any]:
         """The configuration without validation, from its copy if it is damaged; ConfigError if both are."""
@@ -67,14 +67,14 @@ class ConfigFile:
             if self.copy_path.is_dir():
                 self.copy_path.rename(make_folder() / CONFIG_COPY)
             self._write_copy(self.path.read_bytes())
-            return damage and f"{damage}: written again"
+            return damage and f"{damage}: rewritten"
         if not damage:
             return ""
         aside = make_folder()
         if self.path.exists():
             self.path.rename(aside / CONFIG)
         atomic_write(self.path, copied)
-        return f"{damage}: restored from {CONFIG_COPY}, the damaged one is in {aside}"
+        return f"{damage}: restored from {CONFIG_COPY}; the damaged file is in {aside}"
 
     def _read_copy(self) -> bytes | None:
         """The configuration in the copy; None if there is no copy, or a damaged one."""

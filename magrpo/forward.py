@@ -54,8 +54,8 @@ def checkpoint_layers(model: PreTrainedModel) -> None:
     layers = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
     if not layers:
         raise ConfigError(
-            f"optim.gradient_checkpointing: {type(model).__name__} of {model.name_or_path!r} has no layers that can be "
-            "computed again; set it to false"
+            f"optim.gradient_checkpointing: {type(model).__name__} of {model.name_or_path!r} does not support "
+            "gradient checkpointing; set it to false"
         )
     for layer in layers:
         if not isinstance(layer.forward, partial):

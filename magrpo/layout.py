@@ -262,7 +262,7 @@ def read_scored(folder: Path) -> list[RolloutGroup[ScoredTurn]]:
     groups, scores = read_groups(rollout), read_records(folder / SCORES, NodeScores)
     sampled = [(group.problem.task_id, group.path, [turn.picks for turn in group.turns]) for group in groups]
     if sampled != [(node.task_id, node.path, [turn.picks for turn in node.turns]) for node in scores]:
-        raise ConfigError(f"{folder}: not the scores of {rollout}, which was sampled again; resume the run first")
+        raise ConfigError(f"{folder}: {rollout} was sampled again and is not scored yet; resume the run first")
     return [group.with_scores(node.turns) for group, node in zip(groups, scores, strict=True)]
 
 
@@ -341,13 +341,13 @@ def describe_start(store: RunStore) -> str:
     path = store.path / START
     if not path.exists():
         given = [f"{agent.name}: {agent.start_from}" for agent in store.config().agents if agent.start_from is not None]
-        return "; ".join(given) or "nothing: untrained weights"
+        return "; ".join(given) or "the base models"
     facts = read_json(path)
     if not (isinstance(facts, dict) and {"version", "model"} <= facts.keys()):
         raise ConfigError(f"{path} is damaged: restore it from a backup")
     if facts["version"] is None:
-        return f"untrained weights: {facts['model']} had no champion"
-    return f"version {facts['version']} of {facts['model']}, then the champion"
+        return f"the base models: {facts['model']} had no champion"
+    return f"version {facts['version']} of {facts['model']}, the champion at that time"
 
 
 def has_samples(store: RunStore) -> bool:
@@ -366,7 +366,9 @@ def read_place(store: RunStore) -> Place:
     path = store.path / PLACE
     if not path.exists():
         return Place()
-    return validate_config(Place, read_json(path, "give the place again, --place FILE or --place none"), (), str(path))
+    return validate_config(
+        Place, read_json(path, "name the cluster file (place) again: --place FILE or --place none"), (), str(path)
+    )
 
 
 def keep_place(store: RunStore, place: Place | None) -> None:

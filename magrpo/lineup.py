@@ -120,8 +120,8 @@ class Lineup:
         token_ids = self._encode(entry, observation)
         if max(token_ids, default=0) >= entry.vocab_size:
             raise ConfigError(
-                f"agent {agent!r}: the tokenizer of {entry.config.model!r} writes token {max(token_ids)}, and the "
-                f"model has {entry.vocab_size}: it is the tokenizer of another model"
+                f"agent {agent!r}: the tokenizer of {entry.config.model!r} produces token id {max(token_ids)}, but "
+                f"the model has only {entry.vocab_size} tokens: the tokenizer belongs to another model"
             )
         return token_ids
 
@@ -137,8 +137,8 @@ class Lineup:
             except _UNRENDERABLE as error:
                 roles = ", ".join(message["role"] for message in messages)
                 raise ConfigError(
-                    f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot write messages "
-                    f'of {roles}: {quote_error(error)}; mend it, or set model.chat_template = "none"'
+                    f"agent {entry.config.name!r}: the chat template of {entry.config.model!r} cannot render messages "
+                    f'with the roles {roles}: {quote_error(error)}; fix it, or set model.chat_template = "none"'
                 ) from error
         text = "".join(f"{message['content']}\n" for message in messages)
         prefix = [tokenizer.bos_token_id] if _begins_with_bos(tokenizer) else []
@@ -150,7 +150,7 @@ class Lineup:
         one, other = (self._encode(entry, Observation((Message("user", text),))) for text in ("1", "two"))
         if one == other:
             raise ConfigError(
-                f"agent {agent!r}: {entry.config.model!r} writes the same tokens for every message; mend its tokenizer "
+                f"agent {agent!r}: {entry.config.model!r} renders every message to the same tokens; fix its tokenizer "
                 'or chat template, or set model.chat_template = "none"'
             )
 
@@ -275,7 +275,7 @@ def _generation_stops(config: AgentConfig, base: Any) -> list[int]:
     stops = listed if isinstance(listed, list) else [] if listed is None else [listed]
     if not all(isinstance(stop, int) for stop in stops):
         raise ConfigError(
-            f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be numbers of tokens, "
+            f"agent {config.name!r}: {config.model!r}: eos_token_id in {GENERATION_CONFIG} must be token ids, "
             f"not {quote_value(listed)}"
         )
     return stops

@@ -64,21 +64,21 @@ def check_adapter(folder: Path, agent: AgentConfig, lora: LoraConfig) -> None:
         is_known = key in _HARMLESS or key in _SCALING or (key == "init_lora_weights" and value in _BASE_UNCHANGED)
         if not is_known and (value or None) != (ours.get(key) or None):  # peft writes what is off as null, {} or false
             raise ConfigError(
-                f"{file}: {key} = {quote_value(value)} changes what these weights compute, and adapters have no such "
-                f"option here; merge the adapter into its base (merge_and_unload of peft), and set the model of agent "
-                f"{agent.name!r} to the merged one"
+                f"{file}: {key} = {quote_value(value)} changes what the adapter computes and is not supported here; "
+                f"merge the adapter into its base (peft's merge_and_unload), and set the model of agent {agent.name!r} "
+                "to the merged model"
             )
     rank, alpha = facts["r"], facts["lora_alpha"]
     if type(rank) is not int or rank < 1 or type(alpha) not in (int, float):
         raise ConfigError(f"{file}: r and lora_alpha must be numbers, not {quote_value(rank)} and {quote_value(alpha)}")
     if facts["use_rslora"]:
         alpha *= math.sqrt(rank)  # its scale is alpha / sqrt(rank), here it is alpha / rank
-    changes = [f"lora.rank = {rank} (it is {lora.rank})"] if rank != lora.rank else []
+    changes = [f"lora.rank = {rank} (now {lora.rank})"] if rank != lora.rank else []
     if not math.isclose(alpha, lora.alpha, rel_tol=1e-6):
-        changes.append(f"lora.alpha = {float(alpha)} (it is {lora.alpha})")
+        changes.append(f"lora.alpha = {float(alpha)} (now {lora.alpha})")
     if changes:
         raise ConfigError(
-            f"{file}: agent {agent.name!r} would not compute with these weights what they were trained for: "
+            f"{file}: these weights of agent {agent.name!r} were trained with other LoRA settings: "
             f"set {' and '.join(changes)}"
         )
 
@@ -87,13 +87,12 @@ def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
     """peft's configuration of the adapter in ``folder``. Raises ConfigError if there is none."""
     file = folder / ADAPTER_CONFIG
     if not file.is_file():
-        remedy = f"start_from of agent {agent.name!r} takes a folder that holds an adapter"
+        remedy = f"start_from of agent {agent.name!r} must be a folder that contains an adapter"
         if (folder / agent.name / ADAPTER_CONFIG).is_file():
-            remedy = f"take {folder / agent.name}"
+            remedy = f"use {folder / agent.name}"
         elif (folder / "config.json").is_file():
             remedy = (
-                f"it holds a whole model: set the model of agent {agent.name!r} to it, or let the agent have "
-                'weights = "full"'
+                f'it contains a whole model: set the model of agent {agent.name!r} to it, or set its weights = "full"'
             )
         raise ConfigError(f"{folder}: cannot read the weights of {agent.name!r}: no {ADAPTER_CONFIG}; {remedy}")
     try:
@@ -101,7 +100,7 @@ def _read_facts(folder: Path, agent: AgentConfig) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise ConfigError(f"{file}: cannot be read: {quote_error(error)}") from None
     if not isinstance(facts, dict):
-        raise ConfigError(f"{file}: is no configuration of an adapter")
+        raise ConfigError(f"{file}: is not an adapter configuration")
     return facts
 
 

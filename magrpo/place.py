@@ -58,7 +58,7 @@ class EnginePlace(Section):
         for url in value:
             parts = urlsplit(url)
             if parts.scheme not in ("http", "https") or not parts.hostname:
-                raise ValueError(f"{url!r} is no address of a server; write it as http://10.0.0.5:8000")
+                raise ValueError(f"{url!r} is not a server address; write it as http://10.0.0.5:8000")
         urls = tuple(url.rstrip("/") for url in value)
         if twice := next((url for url in urls if urls.count(url) > 1), None):
             raise ValueError(f"{twice} is named twice")
@@ -67,8 +67,8 @@ class EnginePlace(Section):
     def describe(self) -> str:
         """The servers in words, such as ``8 servers of 1 GPU``; empty if there are none."""
         if isinstance(self.servers, tuple):
-            return f"{_count(len(self.servers), 'server')} of others"
-        size = f"of {_count(self.gpus, 'GPU')}" if self.gpus else "on processors"
+            return f"{_count(len(self.servers), 'external server')}"
+        size = f"of {_count(self.gpus, 'GPU')}" if self.gpus else "on CPUs"
         return f"{_count(self.servers, 'server')} {size}" if self.servers else ""
 
     @property
@@ -112,12 +112,14 @@ class Place(Section):
     @model_validator(mode="after")
     def _fits_together(self) -> Place:
         if self.sandbox.nodes and self.fleet.kind != "ray":
-            raise ValueError('sandbox.nodes needs a cluster: set fleet.kind = "ray", or leave it out')
+            raise ValueError('sandbox.nodes needs a cluster: set fleet.kind = "ray", or remove it')
         if self.update.shard != "none" and self.update.ranks < 2:
-            raise ValueError("update.shard spreads models over ranks: set update.ranks to 2 or more, or leave it out")
+            raise ValueError("update.shard spreads models over ranks: set update.ranks to 2 or more, or remove it")
         if self.update.colocate:
             if not isinstance(self.engine.servers, int) or not self.engine.servers or not self.update.ranks:
-                raise ValueError("update.colocate needs engine.servers that are started here, and update.ranks")
+                raise ValueError(
+                    "update.colocate needs update.ranks, and engine.servers as a number of servers to start"
+                )
             if self.fleet.kind != "local":
                 raise ValueError('update.colocate shares the GPUs of one machine: set fleet.kind = "local"')
         return self
@@ -140,16 +142,16 @@ class Place(Section):
         return {"magrpo.place": self.describe(), **numbers}
 
     def describe(self) -> str:
-        """The place in words, such as ``8 servers of 1 GPU, 8 ranks, by turns on the same GPUs``."""
+        """The place in words, such as ``8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs``."""
         update = self.update
         parts = [] if self.fleet.kind == "local" else [f"Ray cluster {self.fleet.address}"]
         parts += [self.engine.describe()] if self.engine.is_remote else []
         if update.ranks:
             parts.append(_count(update.ranks, "rank") + " with models spread over them" * (update.shard != "none"))
         if update.colocate:
-            parts.append("by turns on the same GPUs")
+            parts.append("taking turns on the same GPUs")
         if self.sandbox.nodes:
-            parts.append(f"jails on {_count(self.sandbox.nodes, 'node')}")
+            parts.append(f"sandboxes on {_count(self.sandbox.nodes, 'node')}")
         return ", ".join(parts) or "one process"
 
 
@@ -157,7 +159,7 @@ def load_place(path: Path, overrides: Sequence[str] = ()) -> Place:
     """Read a place from a TOML file. Raises ConfigError, which names the file, the key and the remedy."""
     tree = read_toml(path)
     if {"agents", "problems"} & set(tree):
-        raise ConfigError(f"{path}: is the configuration of a run, not a place; `magrpo place` shows the keys")
+        raise ConfigError(f"{path}: is a run configuration, not a cluster file (place); `magrpo place` lists the keys")
     return validate_config(Place, tree, overrides, str(path))
 
 

@@ -292,7 +292,7 @@ def _check_values(tree: dict[str, Any], changed: Sequence[_Path], source: str) -
         elif isinstance(value, int) and not -(2**63) <= value < 2**63:
             fault = "must lie between -2^63 and 2^63"
         if isinstance(value, str) and ("\0" in value or replace_surrogates(value) != value):
-            fault = "must not hold null characters, or halves of characters"
+            fault = "must not contain null characters or lone surrogates"
         if fault:
             where = _name_source(path, changed, source)
             raise ConfigError(f"{where}: {'.'.join(map(str, path)):.{MAX_QUOTED}}: {fault}")

@@ -219,7 +219,7 @@ class Policy:
                 other, same = loaded[holder]
                 if any(not torch.equal(stored[name], same[name]) for name in stored):
                     raise ConfigError(
-                        f'{folder}: differs from {other}; agents with weights = "shared" start from the same'
+                        f'{folder}: differs from {other}; agents with weights = "shared" must start from equal weights'
                     )
             loaded[holder] = folder, stored
             with torch.no_grad():
@@ -239,22 +239,22 @@ class Policy:
         else:
             if (folder / ADAPTER_CONFIG).is_file():
                 raise ConfigError(
-                    f'{folder}: holds an adapter, and agent {agent!r} has weights = "full"; set its weights = "lora", '
-                    "or merge the adapter into its base"
+                    f'{folder}: contains an adapter, but agent {agent!r} has weights = "full"; set its weights to '
+                    '"lora", or merge the adapter into its base'
                 )
             model = load_base_model(config.model_copy(update={"model": str(folder.absolute())}), torch.float32)
             if difference := _compare_settings(model.config, self._agents[agent].model.config):
                 raise ConfigError(
-                    f"{folder / 'config.json'}: {difference} in {config.model!r}: these weights would not compute in "
-                    f"agent {agent!r} what they were trained for; set its model to the one that they were trained from"
+                    f"{folder / 'config.json'}: {difference} in {config.model!r}: these weights were trained from "
+                    f"another model; set the model of agent {agent!r} to that one"
                 )
             stored = dict(model.named_parameters())
         for name, tensor in stored.items():
             values = tensor.detach().float()
             if not torch.isfinite(values).all():
-                kind = "NaN" if values.isnan().any() else "infinite numbers"
+                kind = "NaN" if values.isnan().any() else "infinities"
                 raise ConfigError(
-                    f"{folder}: {name} holds {kind}: the training that wrote it diverged; start from an earlier "
+                    f"{folder}: {name} contains {kind}: the training that wrote it diverged; start from an earlier "
                     "checkpoint"
                 )
         return stored
@@ -314,8 +314,8 @@ def load_base_model(config: AgentConfig, dtype: torch.dtype | Literal["auto"]) -
         listed = [faults[name] for name in sorted(faults)]
         more = f" and {len(listed) - _MAX_LISTED} more" if len(listed) > _MAX_LISTED else ""
         raise ConfigError(
-            f"agent {config.name!r}: the files of {config.model!r} do not hold weights that its config.json names: "
-            f"{', '.join(listed[:_MAX_LISTED])}{more}; take a complete copy of the model"
+            f"agent {config.name!r}: the files of {config.model!r} lack weights that its config.json requires: "
+            f"{', '.join(listed[:_MAX_LISTED])}{more}; get a complete copy of the model"
         )
     return model
 
@@ -327,13 +327,13 @@ def _compare_settings(theirs: PreTrainedConfig, ours: PreTrainedConfig) -> str:
     """
     one, other = (config.get_text_config() for config in (theirs, ours))
     if one.model_type != other.model_type:
-        return f"model_type = {one.model_type!r}, and {other.model_type!r}"
+        return f"model_type = {one.model_type!r}, but {other.model_type!r}"
     of_any_model = inspect.signature(PreTrainedConfig).parameters
     there, here = one.to_dict(), other.to_dict()
     for key in inspect.signature(type(other)).parameters:
         is_unused = key in of_any_model or key in _UNUSED_SETTINGS or "drop" in key
         if not is_unused and there.get(key) != here.get(key):
-            return f"{key} = {quote_value(there.get(key))}, and {quote_value(here.get(key))}"
+            return f"{key} = {quote_value(there.get(key))}, but {quote_value(here.get(key))}"
     return ""
 
 
@@ -389,5 +389,5 @@ def _check_targets(base: PreTrainedModel, config: AgentConfig, lora: LoraConfig)
         if getattr(linear[target], "weight", None) is base.get_input_embeddings().weight:
             raise ConfigError(
                 f"lora.target_modules: in {config.model!r} {target!r} is tied to the embeddings and cannot take an "
-                "adapter of its own; leave it out"
+                "adapter of its own; remove it from the list"
             )

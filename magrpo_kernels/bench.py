@@ -460,10 +460,10 @@ def main(arguments: list[str] | None = None) -> int:
     ratios = compare_with_aims(measured, args.device)
     print()
     for title, (ratio, aim) in ratios.items():
-        against = {HALF: "the time of none", LOOP: "the time of the loop"}.get(title, "its floor")
+        against = {HALF: "the time with no such groups", LOOP: "the time of the loop"}.get(title, "its floor")
         subject = "logits in" if title == LOOP else title
         state = "met" if ratio <= aim else "MISSED"
-        print(f"{subject} takes {ratio:.3g} of {against}; at most {aim:.3g} is the aim: {state}")
+        print(f"{subject} takes {ratio:.3g} of {against}; the target is at most {aim:.3g}: {state}")
     if args.json:
         about = {"torch": torch.__version__, "device": name, "arguments": vars(args) | {"json": None}}
         args.json.write_text(json.dumps(about | measured | {"ratios": ratios}, indent=1), encoding="utf-8")

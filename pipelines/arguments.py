@@ -160,7 +160,7 @@ PlaceFile = Annotated[Path, Parameter(validator=validators.Path(dir_okay=False),
 GivenPlace = Annotated[
     Place,
     Parameter(
-        help="TOML file that says where to run; none: one process.",
+        help="Cluster file (TOML): where to run; none: one process.",
         converter=_convert_place,
         completer=complete_places,
         accepts_keys=False,
@@ -173,9 +173,9 @@ RunName = Annotated[str, Parameter(converter=_convert_name)]
 """The name of a new run, sweep or schedule."""
 RunOrConfig = Annotated[str, Parameter(completer=complete_sources)]
 Overrides = Annotated[
-    str, Parameter(help="section.key=value changes one value of the configuration.", completer=complete_keys)
+    str, Parameter(help="section.key=value: change one value of the configuration.", completer=complete_keys)
 ]
 Positive = Annotated[int, Parameter(validator=validators.Number(gte=1))]
 Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print JSON, for scripts.")]
-Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Print the result, warnings and errors only.")]
-Verbose = Annotated[bool, Parameter(alias="-v", negative=(), help="Print a line for every stage, too.")]
+Quiet = Annotated[bool, Parameter(alias="-q", negative=(), help="Print only the result, warnings and errors.")]
+Verbose = Annotated[bool, Parameter(alias="-v", negative=(), help="Also print a line for every stage.")]

@@ -88,14 +88,14 @@ def _make_group(name: str, text: str) -> App:
 
 
 bench = _make_group("bench", "Measure parts of this project on this machine.")
-config = _make_group("config", "Explain, show and begin configurations.")
-app.register_install_completion_command(help="Install completion of commands, runs and keys for your shell.")
+config = _make_group("config", "Explain, show and write configurations.")
+app.register_install_completion_command(help="Install shell completion of commands, runs and keys.")
 
 LAZY_COMMANDS = {
-    "runs": ("commands.runs:list_runs", "List the runs of a folder and of the tracking store, newest first."),
+    "runs": ("commands.runs:list_runs", "List the runs in a folder and in the tracking store, newest first."),
     "show": (
         "commands.show:show_run",
-        "Show a run in one screen: state, verdict, evaluations, cost, files, next commands.",
+        "Show a run on one screen: state, verdict, evaluations, cost, files, next commands.",
     ),
     "report": (
         "commands.report:open_report",
@@ -103,37 +103,37 @@ LAZY_COMMANDS = {
     ),
     "compare": (
         "commands.compare:compare_runs",
-        "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nRuns of baselines become one "
-        "table, with intervals over problems and seeds; sweeps are compared over their seeds.",
+        "Compare two or more runs: configuration, learning curves, evaluations, cost.\n\nBaseline runs are merged into "
+        "one table, with intervals over problems and seeds; sweeps are compared over their seeds.",
     ),
     "score": (
         "commands.score:score_files",
-        "Run joint completions against their problems' tests in the sandbox and score them.\n\nExample: magrpo score "
+        "Score completions from a file: run their problems' tests in the sandbox.\n\nExample: magrpo score "
         "--problems HumanEval.jsonl.gz --completions mine.jsonl --output report.jsonl",
     ),
     "warm-start": (
         "commands.warm_start:make_base_model",
-        "Train a base model like those that ship, from random weights.\n\n"
+        "Train a base model like the shipped ones from random weights.\n\n"
         "Example: magrpo warm-start --output bases/mine seed=1 num_steps=3000",
     ),
     "export": (
         "commands.export:export_agents",
-        "Write the agents of a run into a folder that others can use, and push it to the Hugging Face hub.\n\n"
+        "Export the agents of a run to a folder that others can use; push it to the Hugging Face hub with --push.\n\n"
         "Example: magrpo export seed-0 --merge --push you/two-coders",
     ),
     "doctor": (
         "commands.doctor:check_machine",
-        "Check this machine for everything that training needs, with a remedy for each thing missing.\n\n"
+        "Check that this machine has everything that training needs, and print how to fix what is missing.\n\n"
         "Example: magrpo doctor --gpu humaneval",
     ),
-    "verify": ("commands.verify:verify_run", "Check every file of a run by its digest."),
+    "verify": ("commands.verify:verify_run", "Check every file of a run against its stored digest."),
     "sync": (
         "commands.runs:sync_run",
-        "Deliver the tracking records of a run that its MLflow server has not received.",
+        "Deliver the tracking records in a run's retry queue to MLflow.",
     ),
     "place": (
         "commands.place_view:show_place",
-        "Print what would start where: servers, ranks, jails, GPUs; starts nothing.\n\n"
+        "Print which servers, ranks and sandboxes a cluster file would start, and where; nothing is started.\n\n"
         "Example: magrpo place infra/places/8gpu.toml embedded",
     ),
     "config show": (
@@ -146,35 +146,35 @@ LAZY_COMMANDS = {
     ),
     "config init": (
         "commands.config_init:write_own_config",
-        "Write a commented configuration file, from the answers to five questions.",
+        "Ask five questions and write a commented configuration file.",
     ),
     "bench orchestration": (
         "benchmarks.orchestration:bench_orchestration",
-        "Split the wall time of a run into its stages, orchestration and tracking.",
+        "Split the wall time of a run into stages, orchestration and tracking.",
     ),
     "bench credit": (
         "benchmarks.credit:bench_credit",
-        "Compare the gradient's variance under aligned and crossed credit, from the same completions.",
+        "Compare the variance of the gradient with aligned and crossed credit on the same completions.",
     ),
     "bench iteration": (
         "benchmarks.iteration:bench_iteration",
-        "Time sampling and update of one iteration on a CPU, and for comparison the same computed plainly.",
+        "Time sampling and update of one iteration on a CPU, compared with a plain implementation.",
     ),
     "bench scale": (
         "benchmarks.scale:bench_scale",
-        "Measure a few iterations at a place and in one process; write the constants of --dry-run --place.",
+        "Measure a few iterations with a cluster file and in one process; write the constants of --dry-run --place.",
     ),
     "bench driver": (
         "benchmarks.driver:bench_driver",
-        "Measure the CPU time that a run spends on a completion, besides models and programs.",
+        "Measure the CPU time that a run spends per completion outside models and programs.",
     ),
     "bench pool": (
         "benchmarks.pool:bench_pool",
-        "Measure what the pool of vLLM servers costs over posting the same batch to one server.",
+        "Measure the overhead of the vLLM server pool over posting the same batch to one server.",
     ),
     "bench sandbox": (
         "benchmarks.sandbox:bench_sandbox",
-        "Time the sandbox, and for comparison one bubblewrap per candidate.",
+        "Time the sandbox, compared with one bubblewrap process per candidate.",
     ),
 }
 """The function and the help of each command that is imported when it runs; its docstring explains its arguments."""
@@ -188,7 +188,7 @@ for command, (function, text) in LAZY_COMMANDS.items():
 
 
 LONG_COMMANDS = ("train", "sweep", "evaluate", "schedule", "serve", "warm-start")
-"""The commands that go on working when nobody reads what they print any more."""
+"""Commands that keep running when their output is no longer read."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -217,7 +217,7 @@ def _run_command(tokens: list[str], *, from_shell: bool) -> tuple[str, int]:
     prepare_environment()
     sys.path.append(str(Path.cwd()))  # so that `kind = "my_pkg.rewards:Mine"` is found there
     if tokens[:1] == ["serve"]:
-        print("magrpo: serve is called schedule now; the old name will go with a later version", file=sys.stderr)
+        print("magrpo: serve is now called schedule; the old name will be removed in a later version", file=sys.stderr)
         tokens[0] = "schedule"
     try:
         with _show_startup(tokens, from_shell=from_shell):
@@ -312,7 +312,7 @@ def train(
         raise ConfigError("--from-stage needs the run to resume: --resume RUN_ID")
     if resume is not None:
         if config or overrides or name:
-            raise ConfigError("--resume takes the run's own configuration: leave out CONFIG, overrides and --name")
+            raise ConfigError("--resume uses the run's own configuration: leave out CONFIG, overrides and --name")
         store = RunStore.open(root or Path("runs"), resume)
         resolved = store.config()
     elif config is None:
@@ -353,16 +353,16 @@ def sweep(
     quiet: Quiet = False,
     verbose: Verbose = False,
 ) -> int:
-    """Train every combination of some values with several seeds, one run after the other, and compare them.
+    """Train every combination of some values with several seeds, one run after another, and compare them.
 
     Example: magrpo sweep embedded --seeds 3 --set algo.estimator=magrpo,maremax
 
     Args:
-        config: TOML file, or the name of one that ships.
+        config: TOML file, or the name of a shipped configuration.
         settings: section.key=value,value,...: the values to try for one key; repeatable.
-        seeds: Runs of each combination, seeded train.seed, train.seed + 1, ...; 1 by default.
-        name: Name of the sweep and prefix of its runs' names; sweep- and the date by default.
-        dry_run: Check the problems and models, and list the runs; do nothing.
+        seeds: Runs per combination, with the seeds train.seed, train.seed + 1, ...; 1 by default.
+        name: Name of the sweep and prefix of its runs' names; by default sweep- and the date.
+        dry_run: Check the problems and models, and list the runs; train nothing.
         resume: Resume this sweep; finished runs are kept.
         local: Run without Prefect.
     """
@@ -373,7 +373,7 @@ def sweep(
 
     if resume is not None:
         if config or overrides or settings or seeds or name:
-            raise ConfigError("--resume takes the sweep's own runs: leave out all but --local, --place and --root")
+            raise ConfigError("--resume uses the sweep's own runs: only --local, --place and --root can be added")
         chosen = load_sweep(root or Path("runs"), resume)
     elif config is None:
         raise ConfigError("sweep needs a configuration file, or --resume NAME (see magrpo sweep --help)")
@@ -411,11 +411,11 @@ def evaluate(
     Example: magrpo evaluate seed-0 --baselines all --single-run grpo-0 --partner seed-1
 
     Args:
-        run: Id of a run, or a TOML file or a shipped name to evaluate its untrained agents.
-        checkpoint: Iteration whose weights are evaluated; the last one by default.
+        run: Id of a run; or a TOML file or shipped configuration, whose agents are evaluated before training.
+        checkpoint: Iteration whose weights to evaluate; the last one by default.
         baselines: Compare the agents with baselines: all, or names separated by commas (docs/baselines.md lists them).
-        single_run: With --baselines: id of the run of a single trained agent.
-        partner: With --baselines: id of a run whose agents act together with this run's; repeatable.
+        single_run: With --baselines: id of a run that trained a single agent.
+        partner: With --baselines: id of a run whose agents play with this run's agents; repeatable.
         name: Name of the evaluation's run; by default RUN-eval-ITERATION, or RUN-baselines.
         local: Run the same stages without Prefect.
     """
@@ -428,7 +428,7 @@ def evaluate(
         made = create_baselines(source, baselines, name, single_run, partner)
         return train_run(made, place, local=local, is_new=True)
     if single_run or partner:
-        raise ConfigError("--single-run and --partner go with --baselines")
+        raise ConfigError("--single-run and --partner need --baselines")
     return train_run(create_evaluation(source, name), place, local=local, is_new=True)
 
 
@@ -448,20 +448,20 @@ def ask(
     as_json: Json = False,
     root: Root = Path("runs"),
 ) -> int:
-    """Put a problem to trained agents and see them answer, beside the untrained ones; without one, open a session.
+    """Give trained agents a problem and compare their answer with the one before training; without one, open a session.
 
     Example: magrpo ask seed-0 "Keep the even numbers, then multiply every number by 2."
 
     Args:
         run: Id or folder of a run, a folder of agents (RUN/agents), or a champion: MODEL@champion.
-        problem: A sentence, or a function's signature and docstring; for authors, the text they work on.
-        problem_id: A problem of the run, by its id or a part of it.
-        test: An assert about the function, to measure the reward by; repeatable.
-        checkpoint: Iteration whose agents are asked; the last one by default.
-        seed: Sample the answer at the run's temperature with this seed; by default the likeliest answer.
-        trained_only: Leave the untrained agents out.
-        show_prompts: Show the prompt that each agent reads, as its model sees it.
-        settings: section.key=value changes one value of the run's configuration; repeatable.
+        problem: A sentence, or a function's signature and docstring; for agents that write texts, the text to work on.
+        problem_id: A problem of the run: its id or a part of it.
+        test: An assert about the function, used to compute the reward; repeatable.
+        checkpoint: Iteration whose agents to ask; the last one by default.
+        seed: Sample the answer at the run's temperature with this seed; by default decode greedily.
+        trained_only: Do not show the answers before training.
+        show_prompts: Show each agent's prompt as its model sees it.
+        settings: section.key=value: change one value of the run's configuration; repeatable.
     """
     from pipelines.commands.ask import Question, ask_agents
 
@@ -491,20 +491,20 @@ def schedule(
     Example: magrpo schedule embedded --cron "0 2 * * *" --timezone Europe/Berlin
 
     Args:
-        config: TOML file, or the name of one that ships; read again for every run.
-        cron: Five fields: minute, hour, day, month, day of the week.
-        interval: Time from one start to the next: 90s, 30m, 6h, 1d.
-        rrule: Recurrence rule of RFC 5545, such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
+        config: TOML file, or the name of a shipped configuration; read again for every run.
+        cron: Cron expression: minute, hour, day, month, day of the week.
+        interval: Time between starts: 90s, 30m, 6h, 1d.
+        rrule: Recurrence rule (RFC 5545), such as "FREQ=WEEKLY;BYDAY=MO;BYHOUR=2;BYMINUTE=0".
         timezone: Time zone of the schedule.
-        limit: Maximal number of runs at the same time.
-        name: Name of the schedule and prefix of its runs' names; the file's name by default.
-        place: TOML file that says where to run, read again for every run; by default in one process.
+        limit: Maximum number of runs at the same time.
+        name: Name of the schedule and prefix of its runs' names; by default the file's name.
+        place: Cluster file (TOML) that says where to run, read again for every run; by default one process.
     """
     set_verbosity(quiet=quiet, verbose=verbose)
     from pipelines.flows.timetable import Timetable
 
     timetable = Timetable(cron, interval, rrule, timezone)
     from magrpo.store import check_run_name  # the configuration: --help need not load it
-    from pipelines.commands.train import serve_schedule  # torch: a mistake is told at once
+    from pipelines.commands.train import serve_schedule  # torch: a mistake is reported at once
 
     return serve_schedule(config, overrides, timetable, name or check_run_name(config.stem), limit, place)

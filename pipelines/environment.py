@@ -102,7 +102,7 @@ def reach_loopback_directly() -> None:
             if scheme.startswith("socks") and find_spec("socksio") is None:
                 reason = "a SOCKS proxy needs the package socksio (pip install 'httpx[socks]')"
         except (httpx.InvalidURL, ValueError):
-            reason = "it is not the URL of an HTTP or SOCKS proxy"
+            reason = "it is not an HTTP or SOCKS proxy URL"
         if reason:
             log.warning("the environment variable %s is ignored: %s", name, reason)
             del os.environ[name]

@@ -12,10 +12,10 @@ from safetensors import SafetensorError
 _OTHER_DISK = "free some space, or choose another disk with root=FOLDER or --root"
 _OTHER_FOLDER = "choose a folder that you may write to, with root=FOLDER or --root"
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Faults of a disk; writing to an open file tells them without its name."""
+"""Disk errors. An OSError from writing to an open file carries no file name; the caller adds it."""
 _SMALLER = (
-    "magrpo train --dry-run says what takes the memory; lower rollout.max_new_tokens "
-    "or engine.max_batch, set optim.gradient_checkpointing = true, or free the GPU of other processes"
+    "magrpo train --dry-run shows what uses the memory; lower rollout.max_new_tokens "
+    "or engine.max_batch, set optim.gradient_checkpointing = true, or end other processes on the GPU"
 )
 _REMEDIES = {
     errno.ENOSPC: _OTHER_DISK,
@@ -23,12 +23,12 @@ _REMEDIES = {
     errno.EROFS: _OTHER_FOLDER,
     errno.EACCES: _OTHER_FOLDER,
     errno.EPERM: _OTHER_FOLDER,
-    errno.ENOTDIR: "a file is in the place of a folder",
-    errno.EEXIST: "a file is in the place of a folder",
+    errno.ENOTDIR: "there is a file where a folder is needed",
+    errno.EEXIST: "there is a file where a folder is needed",
     errno.ENAMETOOLONG: "choose a shorter name",
     errno.EMFILE: "raise ulimit -n",
-    errno.ENOMEM: "raise ulimit -v, or the container's limit of memory",
-    errno.EAGAIN: "raise ulimit -u, or the container's limit of processes",
+    errno.ENOMEM: "raise ulimit -v, or the container's memory limit",
+    errno.EAGAIN: "raise ulimit -u, or the container's process limit",
 }
 
 
@@ -38,7 +38,7 @@ def describe_fault(error: OSError | MemoryError | RuntimeError) -> str:
         return f"out of memory; {_REMEDIES[errno.ENOMEM]}"
     if isinstance(error, RuntimeError):
         if "can't start new thread" in str(error):
-            return f"{error}; raise ulimit -u and -v, or the container's limits of processes and memory"
+            return f"{error}; raise ulimit -u and -v, or the container's process and memory limits"
         if type(error).__module__.startswith(("magrpo", "pipelines")):
             return str(error)
         return _describe_allocation(error) if "torch" in sys.modules else ""

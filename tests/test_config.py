@@ -118,7 +118,7 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         ("problems.kind=tests.plugins:NotAPlugin", "is not a subclass of magrpo.plugins.Plugin"),
         ("problems.siz=3", "problems.siz: unknown key; did you mean 'size'"),
         ("rollout.crossed_pairs=3", "rollout: crossed_pairs must be a multiple of group_size"),
-        ("rollout.branching=2", "branching is for tree = \"full\", not 'chains'"),
+        ("rollout.branching=2", "branching needs tree = \"full\", not 'chains'"),
         ("optim.lr=inf", r"optim.lr: must be a finite number, not inf"),
         ("algo.importance_cap=inf", r"algo.importance_cap: must be a finite number"),
         ("env.extra=[1.0, {a = nan}]", r"env.extra.1.a: must be a finite number, not nan"),
@@ -130,8 +130,8 @@ def test_the_resolved_tree_reads_back_with_its_plugins(path: Path) -> None:
         (f"{'a.' * 10**5}", r"'a\..* an override is written"),
         (f"problems.kind={'x' * 10**5}", r"unknown kind 'x*... \(100002 characters\)"),
         (f"{'x' * 10**5}=1", r"x*: unknown key"),
-        ("agents.0.model=a\0b", "agents.0.model: must not hold null characters"),
-        ("agents.0.model=\udcff", "agents.0.model: must not hold .* halves of characters"),
+        ("agents.0.model=a\0b", "agents.0.model: must not contain null characters"),
+        ("agents.0.model=\udcff", "agents.0.model: must not contain .* lone surrogates"),
         ("problems.kind=..:x", r"cannot load kind '..:x': TypeError"),
         ("problems.kind=:x", "cannot load kind ':x': ValueError: Empty module name"),
         ("env.kind=tests.plugins:Engine", r"cannot be used as \[env\]: it has no num_turns, roles, acting, observe"),
@@ -248,7 +248,7 @@ def test_a_long_value_is_quoted_by_its_beginning() -> None:
         (["rollout.problems_per_iteration=10000000"], "an iteration has 160,000,000 completions and 80,000,000 joint"),
         (["env.num_turns=9", "rollout.tree=full"], "up to turn 7 an iteration has 76,695,808 completions"),
         (["rollout.joint_mode=crossed", "rollout.group_size=1000"], "has 32,000 completions and 16,000,000 joint"),
-        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 can be used"),
+        (["eval.num_samples=100000000"], "eval.num_samples = 100,000,000: at most 10,000,000 are supported"),
     ],
 )
 def test_absurd_sizes_are_refused_with_the_number(path: Path, overrides: list[str], message: str) -> None:
@@ -272,7 +272,7 @@ def test_a_group_of_one_trains_without_a_baseline_only(path: Path) -> None:
 
 def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
     several = ["env.num_turns=2", "rollout.tree=full", "rollout.branching=1"]
-    with pytest.raises(ConfigError, match="with branching = 1 no joint action learns of its future") as caught:
+    with pytest.raises(ConfigError, match="with branching = 1 no joint action is credited for later turns") as caught:
         load_config(path, several)
     assert len(str(caught.value).splitlines()) == 1
     load_config(path, [*several, "algo.gamma=0"])
@@ -281,7 +281,7 @@ def test_one_continued_joint_action_of_a_node_is_refused(path: Path) -> None:
 def test_agents_that_share_weights_have_one_learning_rate(path: Path) -> None:
     shared = ["agents.0.weights=shared", "agents.1.weights=shared"]
     load_config(path, [*shared, "agents.0.lr=1e-3", "agents.1.lr=1e-3"])
-    with pytest.raises(ConfigError, match="share weights; give both one lr"):
+    with pytest.raises(ConfigError, match="share weights; give both the same lr"):
         load_config(path, [*shared, "agents.0.lr=1e-3"])
 
 

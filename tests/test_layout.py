@@ -46,5 +46,5 @@ def test_scores_of_another_rollout_are_refused(folders: tuple[Path, Path], chang
     rollout, score = folders
     write_scores(score, [SCORED])
     write_records(rollout / GROUPS, [replace(GROUP, **change)])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"score\.1: not the scores of .*rollout\.1"):
+    with pytest.raises(ConfigError, match=r"score\.1: .*rollout\.1 was sampled again"):
         read_scored(score)

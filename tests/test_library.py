@@ -43,7 +43,7 @@ def test_the_agents_of_a_run_are_asked(tmp_path: Path) -> None:
     assert list(answer.texts) == ["helper", "main"]
     assert answer.problem.prompt == "p1"
     assert run.ask_agents(answer.problem, seed=2).texts != answer.texts
-    with pytest.raises(magrpo.ConfigError, match="run run has 0 to 1"):
+    with pytest.raises(magrpo.ConfigError, match="run run has checkpoints 0 to 1"):
         run.ask_agents("p", iteration=5)
 
 

@@ -127,5 +127,5 @@ def test_from_the_clone_to_an_answer(terminal: Terminal, tmp_path: Path) -> None
     print(f"ask was ready after {answered:.0f} s")
     terminal.type("/quit")
     assert "def aux" in terminal.text
-    assert "untrained agents" in terminal.text
+    assert "before training" in terminal.text
     assert "Traceback" not in terminal.text

@@ -33,16 +33,16 @@ def write_place(folder: Path, text: str) -> Path:
         ("[engine]\nservers = -1", "engine.servers: must be the number of servers to start, or addresses"),
         ("[engine]\nservers = true", "engine.servers: must be the number of servers to start, or addresses"),
         ("[engine]\nservers = []", "engine.servers: must be the number of servers to start, or addresses"),
-        ('[engine]\nservers = ["10.0.0.5:8000"]', "engine.servers: '10.0.0.5:8000' is no address of a server"),
+        ('[engine]\nservers = ["10.0.0.5:8000"]', "engine.servers: '10.0.0.5:8000' is not a server address"),
         ('[engine]\nservers = ["http://a:1", "http://a:1/"]', "engine.servers: http://a:1 is named twice"),
         ("[sandbox]\nnodes = 2", "sandbox.nodes needs a cluster"),
-        ("[update]\ncolocate = true\nranks = 2", "update.colocate needs engine.servers that are started here"),
+        ("[update]\ncolocate = true\nranks = 2", "update.colocate needs update.ranks, and engine.servers as a number"),
         (
             '[update]\nshard = "base"\nranks = 1',
             "update.shard spreads models over ranks: set update.ranks",
         ),
         ('[update]\nshard = "bse"\nranks = 2', "update.shard: unknown value 'bse'; did you mean 'base'?"),
-        ("[[agents]]\nname = 'helper'", "is the configuration of a run, not a place"),
+        ("[[agents]]\nname = 'helper'", "is a run configuration, not a cluster file (place)"),
         ("[engine", "cannot be read as TOML"),
     ],
 )
@@ -69,9 +69,9 @@ def test_an_empty_file_is_one_process(tmp_path: Path) -> None:
 
 def test_a_place_in_words() -> None:
     box = Place.model_validate({"engine": {"servers": 8}, "update": {"ranks": 8, "colocate": True}})
-    assert box.describe() == "8 servers of 1 GPU, 8 ranks, by turns on the same GPUs"
+    assert box.describe() == "8 servers of 1 GPU, 8 ranks, taking turns on the same GPUs"
     cluster = {"fleet": {"kind": "ray"}, "engine": {"servers": ["http://a:1"]}, "sandbox": {"nodes": 4}}
-    assert Place.model_validate(cluster).describe() == "Ray cluster auto, 1 server of others, jails on 4 nodes"
+    assert Place.model_validate(cluster).describe() == "Ray cluster auto, 1 external server, sandboxes on 4 nodes"
 
 
 def test_a_run_keeps_the_last_place_given(tmp_path: Path) -> None:

@@ -96,7 +96,7 @@ def test_agents_may_share_one_adapter(base: Path, tmp_path: Path) -> None:
     alone.load(1, {agent: folders[agent] for agent in ("helper", "main")})
     for agent in alone.agents:
         assert torch.equal(logits(alone, agent), logits(policy, "main"))
-    with pytest.raises(ConfigError, match=r"differs from .*helper.* start from the same"):
+    with pytest.raises(ConfigError, match=r"differs from .*helper.* start from equal weights"):
         policy.load(2, {"helper": folders["helper"], "main": folders["apart"]})
 
 
@@ -271,7 +271,7 @@ FOREIGN = {"AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}
 DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "layer": (
         lambda f: drop_weights(f, ".layers.1."),
-        r"do not hold weights .*model.layers.1.* and 1 more",
+        r"lack weights .*model.layers.1.* and 1 more",
     ),
     "shape": (
         lambda f: change_json(f / "config.json", vocab_size=300),
@@ -291,9 +291,9 @@ DAMAGES: dict[str, tuple[Callable[[Path], Any], str]] = {
     "tokenizer": (lambda f: (f / "tokenizer.json").write_text("{}"), "cannot load the tokenizer .*KeyError"),
     "no tokenizer": (lambda f: (f / "tokenizer.json").unlink(), "cannot load the tokenizer .*serialization file"),
     "template": (lambda f: (f / "chat_template.jinja").write_text("{% for %}"), 'set model.chat_template = "none"'),
-    "silence": (lambda f: (f / "chat_template.jinja").write_text("hello"), "the same tokens for every message"),
+    "silence": (lambda f: (f / "chat_template.jinja").write_text("hello"), "renders every message to the same tokens"),
     "stop": (lambda f: (f / "generation_config.json").write_text("{"), "cannot load the generation_config.json"),
-    "stops": (lambda f: change_json(f / "generation_config.json", eos_token_id="x"), "must be numbers of tokens"),
+    "stops": (lambda f: change_json(f / "generation_config.json", eos_token_id="x"), "must be token ids"),
 }
 
 
@@ -316,7 +316,9 @@ def test_a_damaged_base_is_refused_in_one_line(
 def test_a_tokenizer_of_another_model_is_refused(tmp_path: Path) -> None:
     folder = tiny_base(tmp_path, tiny_config(vocab_size=100))
     lineup = Lineup.open(agents(folder, main="lora"), ModelConfig(device="cpu"), LORA)
-    with pytest.raises(ConfigError, match=r"agent 'main': the tokenizer of .* writes token 201, and the model has 100"):
+    with pytest.raises(
+        ConfigError, match=r"agent 'main': the tokenizer of .* produces token id 201, but the model has only 100"
+    ):
         lineup.render("main", Observation((Message("user", "x"),)))
 
 
@@ -324,7 +326,7 @@ def test_trained_weights_without_a_layer_are_refused(base: Path, tmp_path: Path)
     policy = open_policy(base, main="full")
     [folder] = policy.save(tmp_path).values()
     drop_weights(folder, ".layers.1.")
-    with pytest.raises(ConfigError, match=r"do not hold weights .*model.layers.1"):
+    with pytest.raises(ConfigError, match=r"lack weights .*model.layers.1"):
         policy.load(1, {"main": folder})
     adapters = open_policy(base, main="lora")
     [folder] = adapters.save(tmp_path / "lora").values()

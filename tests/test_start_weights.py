@@ -70,10 +70,10 @@ def test_an_adapter_of_peft_that_is_taken_computes_what_peft_computes(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"lora_alpha": 64}, "set lora.alpha = 64.0 (it is 32.0)"),
-        ({"use_rslora": True}, "set lora.alpha = 64.0 (it is 32.0)"),
-        ({"r": 2, "lora_alpha": 8}, "set lora.rank = 2 (it is 4) and lora.alpha = 8.0 (it is 32.0)"),
-        ({"r": 2}, "set lora.rank = 2 (it is 4)"),
+        ({"lora_alpha": 64}, "set lora.alpha = 64.0 (now 32.0)"),
+        ({"use_rslora": True}, "set lora.alpha = 64.0 (now 32.0)"),
+        ({"r": 2, "lora_alpha": 8}, "set lora.rank = 2 (now 4) and lora.alpha = 8.0 (now 32.0)"),
+        ({"r": 2}, "set lora.rank = 2 (now 4)"),
         ({"alpha_pattern": {"q_proj": 64}}, "alpha_pattern = {'q_proj': 64} changes"),
         ({"rank_pattern": {"q_proj": 2}}, "rank_pattern = {'q_proj': 2} changes"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights = 'pissa' changes"),
@@ -129,7 +129,7 @@ def test_agents_of_another_scale_are_refused_when_a_policy_opens(base: Path, tmp
     start = [agent.model_copy(update={"start_from": folder})]
     opened = Policy.open(start, ModelConfig(device="cpu"), LORA, 0)
     assert torch.equal(logits(opened, "main"), logits(policy, "main"))
-    with pytest.raises(ConfigError, match=r"set lora.alpha = 32.0 \(it is 16.0\)"):
+    with pytest.raises(ConfigError, match=r"set lora.alpha = 32.0 \(now 16.0\)"):
         Policy.open(start, ModelConfig(device="cpu"), LoraConfig(rank=4, alpha=16), 0)
 
 
@@ -152,7 +152,7 @@ def test_tensors_that_differ_are_named_with_both_shapes_and_the_remedy(base: Pat
     assert f"not '{base}': adapter_config.json names it" in str(caught.value)
 
 
-@pytest.mark.parametrize(("value", "word"), [(torch.nan, "NaN"), (torch.inf, "infinite numbers")])
+@pytest.mark.parametrize(("value", "word"), [(torch.nan, "NaN"), (torch.inf, "infinities")])
 @pytest.mark.parametrize("weights", ["lora", "shared", "full"])
 def test_weights_that_are_not_finite_are_named(
     base: Path, tmp_path: Path, weights: str, value: float, word: str
@@ -164,7 +164,7 @@ def test_weights_that_are_not_finite_are_named(
     name = sorted(tensors)[-1]
     tensors[name].flatten()[3] = value
     save_file(tensors, file, metadata={"format": "pt"})
-    with pytest.raises(ConfigError, match=re.escape(f"{folder}: {name} holds {word}: the training that wrote it")):
+    with pytest.raises(ConfigError, match=re.escape(f"{folder}: {name} contains {word}: the training that wrote it")):
         policy.load(1, {"main": folder})
 
 
@@ -185,7 +185,9 @@ def test_a_full_copy_with_other_settings_is_refused_by_key(base: Path, tmp_path:
 def test_a_full_copy_of_another_width_is_refused(base: Path, tmp_path: Path) -> None:
     other = open_policy(tiny_base(tmp_path / "narrow", tiny_config(hidden_size=32)), main="full")
     [folder] = other.save(tmp_path / "saved").values()
-    with pytest.raises(ConfigError, match=r"hidden_size = 32, and 64 in .*: these weights would not compute in agent"):
+    with pytest.raises(
+        ConfigError, match=r"hidden_size = 32, but 64 in .*: these weights were trained from another model"
+    ):
         open_policy(base, main="full").load(1, {"main": folder})
 
 
@@ -207,12 +209,16 @@ def take_list(adapter: Path, whole: Path) -> Path:
 
 
 KINDS: dict[str, tuple[str, Callable[[Path, Path], Path], str]] = {
-    "whole model": ("lora", lambda _, whole: whole, 'it holds a whole model: .* weights = "full"'),
-    "folder of a team": ("lora", take_parent, r"no adapter_config.json; take .*/team/main"),
-    "nothing": ("lora", lambda a, _: a.parent / "none", "no adapter_config.json; start_from of agent 'main' takes a"),
+    "whole model": ("lora", lambda _, whole: whole, 'it contains a whole model: .* weights = "full"'),
+    "folder of a team": ("lora", take_parent, r"no adapter_config.json; use .*/team/main"),
+    "nothing": (
+        "lora",
+        lambda a, _: a.parent / "none",
+        "no adapter_config.json; start_from of agent 'main' must be a folder",
+    ),
     "cut": ("lora", take_cut, "adapter_config.json: cannot be read: JSONDecodeError"),
-    "list": ("lora", take_list, "adapter_config.json: is no configuration of an adapter"),
-    "adapter": ("full", lambda adapter, _: adapter, "holds an adapter, and agent 'main' has weights = \"full\""),
+    "list": ("lora", take_list, "adapter_config.json: is not an adapter configuration"),
+    "adapter": ("full", lambda adapter, _: adapter, "contains an adapter, but agent 'main' has weights = \"full\""),
 }
 
 

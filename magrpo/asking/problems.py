@@ -44,7 +44,9 @@ def find_problem(problems: Mapping[str, Problem], wanted: str) -> Problem:
     if len(containing) == 1:
         return problems[containing[0]]
     if containing:
-        raise ConfigError(f"problem {wanted!r}: {len(containing)} ids contain it, such as {', '.join(containing[:3])}")
+        raise ConfigError(
+            f"problem {wanted!r}: {len(containing)} ids contain this text, such as {', '.join(containing[:3])}"
+        )
     similar = difflib.get_close_matches(wanted, list(problems), n=3, cutoff=0.3) or list(problems)[:3]
     raise ConfigError(f"no problem {wanted!r}; similar ids: {', '.join(similar)}")
 
@@ -72,7 +74,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
         raise ConfigError("the problem is empty")
     if not writes_programs(reward):
         if tests:
-            raise ConfigError("--test: the answers are texts, which have no tests")
+            raise ConfigError("--test: these agents write texts, which have no tests")
         return Problem(TASK_ID, text.strip("\n"))
     lines = text.strip("\n").splitlines()
     asserts = [*(line for line in lines if line.startswith("assert ")), *tests]
@@ -94,7 +96,7 @@ def write_problem(text: str, tests: Sequence[str], reward: Reward, problems: Pro
     parsed += _parse_examples(prompt)
     called = {node.id for test in parsed for node in ast.walk(test) if isinstance(node, ast.Name)}
     if parsed and not called & {name, "candidate"}:
-        raise ConfigError(f"no test calls {name!r}, the function of the problem")
+        raise ConfigError(f"no test calls {name!r}, the problem's function")
     body = "\n".join(f"    {line}" for test in parsed for line in ast.unparse(test).splitlines())
     check = f"def check(candidate):\n    {name} = candidate\n{body}\n" if parsed else ""
     return Problem(TASK_ID, prompt, name, check, tags=dict(tags))

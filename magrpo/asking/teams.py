@@ -87,7 +87,7 @@ def find_asked_team(name: str, root: Path, checkpoint: int | None = None, overri
 
 def _refuse_checkpoint(checkpoint: int | None, what: str) -> None:
     if checkpoint is not None:
-        raise ConfigError(f"--checkpoint goes with a run, not with {what}")
+        raise ConfigError(f"--checkpoint needs a run, not {what}")
 
 
 def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[str]) -> AskedTeam:
@@ -99,7 +99,7 @@ def _team_of_run(store: RunStore, checkpoint: int | None, overrides: Sequence[st
         raise ConfigError(f"run {store.run_id} has no checkpoint yet; ask again after its first step")
     iteration = known[-1] if checkpoint is None else checkpoint
     if iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has {list_iterations(known)}")
+        raise ConfigError(f"--checkpoint {iteration}: run {store.run_id} has checkpoints {list_iterations(known)}")
     if iteration == 0 and all(agent.start_from is None for agent in config.agents):
         return AskedTeam(config, {}, f"run {store.run_id} before training", store)
     weights = checkpoint_weights(store, iteration)
@@ -122,7 +122,7 @@ def _team_in_folder(folder: Path, overrides: Sequence[str], title: str) -> Asked
     names = [agent.name for agent in config.agents]
     if missing := [name for name in names if not (folder / name).is_dir()]:
         inside = f"; ask {folder.parent}" if folder.name in names else ""
-        raise ConfigError(f"{folder}: has no folder of agent {missing[0]!r}; it needs {' and '.join(names)}{inside}")
+        raise ConfigError(f"{folder}: has no folder for agent {missing[0]!r}; it needs {' and '.join(names)}{inside}")
     stores = (RunStore(parent.parent, parent.name) for parent in above if (parent / "stages").is_dir())
     return AskedTeam(config, {name: folder / name for name in names}, title, next(stores, None))
 

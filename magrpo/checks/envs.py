@@ -49,7 +49,7 @@ def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[Pas
     if not isinstance(seen.messages, tuple) or not seen.messages:
         raise call.refuse(
             f"returned an Observation with messages = {quote_value(seen.messages)}",
-            "messages must be a tuple, not empty",
+            "messages must be a non-empty tuple",
         )
     for message in seen.messages:
         if not isinstance(message, Message) or not isinstance(message.content, str):
@@ -58,8 +58,8 @@ def observe_problem(env: Env, problem: Problem, role: str, history: Sequence[Pas
             )
         if message.role not in _MESSAGE_ROLES:
             raise call.refuse(
-                f"returned a message of role {quote_value(message.role)}",
-                f"roles of messages are {', '.join(_MESSAGE_ROLES)}",
+                f"returned a message with the role {quote_value(message.role)}",
+                f"message roles are {', '.join(_MESSAGE_ROLES)}",
             )
     return seen
 

@@ -47,11 +47,11 @@ def check_problem(call: PluginCall, problem: Problem) -> None:
         if not isinstance(value, str):
             raise call.refuse(
                 f"returned the problem {quote_value(problem.task_id)} with {field} = {quote_value(value)}",
-                "it must be a text",
+                "it must be a string",
             )
     tags: object = problem.tags
     if not isinstance(tags, dict) or not all(isinstance(text, str) for item in tags.items() for text in item):
         raise call.refuse(
             f"returned the problem {quote_value(problem.task_id)} with tags = {quote_value(tags)}",
-            "tags must be a dict of texts",
+            "tags must be a dict of strings",
         )

@@ -33,7 +33,7 @@ def check_maxima(reward: Reward) -> Reward:
         if not _is_number(maximum) or not 0 < float(maximum) <= LARGEST_REWARD:
             raise call.refuse(
                 f"gives the part {part!r} the maximum {quote_value(maximum)}",
-                "it must be a finite number above 0; turn a penalty into a bonus for what avoids it",
+                "it must be a finite number above 0; turn a penalty into a bonus for avoiding it",
             )
     return reward
 
@@ -46,17 +46,18 @@ def request_executions(
     with call:
         wanted: Any = reward.executions(problem, texts, reports)
     if not isinstance(wanted, Mapping):
-        raise call.refuse_value(wanted, "a mapping from names of reports to Executions, empty once there are all")
+        raise call.refuse_value(wanted, "a mapping from report names to Executions, empty once every report is there")
     for name, execution in wanted.items():
         if not isinstance(name, str) or not isinstance(execution, Execution):
-            raise call.refuse_value(dict(wanted), "a mapping from names of reports to Executions")
+            raise call.refuse_value(dict(wanted), "a mapping from report names to Executions")
         for field in ("source", "entry_point", "test", "watch", "variant_of"):
             value = getattr(execution, field)
             if not isinstance(value, str):
-                raise call.refuse(f"returned an Execution whose {field} is {quote_value(value)}", "it must be a text")
+                raise call.refuse(f"returned an Execution whose {field} is {quote_value(value)}", "it must be a string")
         if name in reports:
             raise call.refuse(
-                f"asked for {name!r} again", "return only what is not in reports yet, and nothing once all is there"
+                f"asked for {name!r} again",
+                "return only programs without a report, and an empty dict once all have one",
             )
     return dict(wanted)
 
@@ -107,7 +108,7 @@ def _refuse_parts(call: PluginCall, parts: Mapping[str, float], maxima: Mapping[
         if part not in maxima:
             raise call.refuse(f"gave the part {part!r}", f"maxima has no such part: {list_choices(part, maxima)}")
     missing = ", ".join(repr(part) for part in maxima if part not in parts)
-    raise call.refuse(f"left out {missing}", "it must give every part of maxima, 0 where nothing was earned")
+    raise call.refuse(f"left out {missing}", "it must give every part in maxima, 0 where nothing was earned")
 
 
 def _check_total(call: PluginCall, reward: Reward, problem: Problem, total: float) -> None:
@@ -117,7 +118,7 @@ def _check_total(call: PluginCall, reward: Reward, problem: Problem, total: floa
     if fraction > 1 + _TOLERANCE and _take_fraction(reward, problem, total - 4 * math.ulp(total)) > 1 + _TOLERANCE:
         raise call.refuse(
             f"gave the total {total:g}, {fraction:.0%} of the maximum",
-            "fraction(total) must be at most 1, its value where every part is full: mend price(), maxima or fraction()",
+            "fraction(total) must be at most 1, where every part is at its maximum: fix price(), maxima or fraction()",
         )
 
 
@@ -126,7 +127,7 @@ def _take_fraction(reward: Reward, problem: Problem, total: float) -> float:
     with call:
         fraction: Any = reward.fraction(total)
     if type(fraction) is not float and not _is_number(fraction):
-        raise call.refuse_value(fraction, "a number, 1 where every part is full")
+        raise call.refuse_value(fraction, "a number, 1 where every part is at its maximum")
     _check_finite("fraction(total)", float(fraction), problem)
     return float(fraction)
 
@@ -135,7 +136,7 @@ def _check_finite(name: str, value: float, problem: Problem) -> None:
     if not abs(value) <= LARGEST_REWARD:  # nor is NaN
         raise ConfigError(
             f"reward: {name} = {value} for problem {quote_value(problem.task_id)}; a reward must be a "
-            f"finite number of at most {LARGEST_REWARD:g}: mend its price(), or lower reward.scale"
+            f"finite number of at most {LARGEST_REWARD:g}: fix its price(), or lower reward.scale"
         )
 
 

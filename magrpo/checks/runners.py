@@ -49,7 +49,9 @@ def run_executions(
     if not isinstance(reports, Sequence) or not all(isinstance(report, ExecutionReport) for report in reports):
         raise call.refuse_value(reports, "a list of ExecutionReports")
     if len(reports) != len(executions):
-        raise call.refuse(f"returned {len(reports)} reports", f"{len(executions)} programs were to run: one for each")
+        raise call.refuse(
+            f"returned {len(reports)} reports", f"it must return one for each of the {len(executions)} programs"
+        )
     return list(reports)
 
 
@@ -60,12 +62,14 @@ def generate_completions(engine: Served, requests: Sequence[Request], progress: 
     if not isinstance(actions, Sequence) or not all(isinstance(action, Action) for action in actions):
         raise call.refuse_value(actions, "a list of Actions")
     if len(actions) != len(requests):
-        raise call.refuse(f"returned {len(actions)} completions", f"there were {len(requests)} requests: one for each")
+        raise call.refuse(
+            f"returned {len(actions)} completions", f"it must return one for each of the {len(requests)} requests"
+        )
     for request, action in zip(requests, actions, strict=True):
         if action.agent != request.agent or not isinstance(action.text, str):
             raise call.refuse(
                 f"answered a request of agent {request.agent!r} with {quote_value(action)}",
-                "the completion must be of that agent, with a text",
+                "the completion must name that agent and hold a string as its text",
             )
         if len(action.token_ids) != len(action.sampling_logps):
             raise call.refuse(

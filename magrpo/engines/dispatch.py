@@ -176,10 +176,10 @@ class Dispatcher:
         item.failures += 1
         item.failed_at.add(server)
         server.failures += 1
-        log.info("a completion is asked for again: %s", error)
+        log.info("retrying a completion: %s", error)
         self._put_back([item])
         if item.failures >= _FAILURES_OF_A_REQUEST:
-            self._fail(item.batch, EngineError(f"one completion failed {item.failures} times, at last: {error}"))
+            self._fail(item.batch, EngineError(f"a completion failed {item.failures} times; the last error: {error}"))
         if isinstance(error, WrongServer) or server.failures >= _FAILURES_IN_A_ROW:
             self.roster.remove(server, str(error))
 

@@ -124,7 +124,7 @@ class ServerClient:
             finish_reason, completion = _read_choice((await self._ask(body, version)).choices[0])
         token_ids, logps, support = completion
         if finish_reason not in ("stop", "length") or not token_ids:
-            raise ServerFailed(f"{self.url} broke a completion off ({finish_reason})")
+            raise ServerFailed(f"{self.url} aborted a completion ({finish_reason})")
         if len(logps) != len(token_ids):
             raise ServerFailed(f"{self.url} sent no log-probabilities for its tokens")
         if recorded and len(support) != len(token_ids):
@@ -140,11 +140,11 @@ class ServerClient:
         answer = await self._ask(body, version)
         scored = (answer.prompt_logprobs or [])[len(probe.prompt_ids) :]
         if len(scored) != len(probe.token_ids):
-            raise ServerFailed(f"{self.url} sent no log-probabilities of a prompt")
+            raise ServerFailed(f"{self.url} sent no log-probabilities for a prompt")
         logps = []
         for token, entries in zip(probe.token_ids, scored, strict=True):
             if entries is None or str(token) not in entries:
-                raise ServerFailed(f"{self.url} sent no log-probability of a token of the prompt")
+                raise ServerFailed(f"{self.url} sent no log-probability for a token of the prompt")
             logps.append(_read_logp(entries[str(token)].logprob))
         return logps
 
@@ -154,8 +154,8 @@ class ServerClient:
             await self._post("/v1/load_lora_adapter", {"lora_name": name, "lora_path": str(folder)}, self._deadline_s)
         except WeightsMissing:
             raise ServerFailed(
-                f"{self.url} cannot load adapters, or does not see {folder}: start it with --enable-lora and "
-                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, where the run directory is mounted"
+                f"{self.url} cannot load adapters, or cannot see {folder}: start it with --enable-lora and "
+                "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1, on a machine that mounts the run directory"
             ) from None
 
     async def unload_adapter(self, name: str) -> None:
@@ -217,9 +217,9 @@ class ServerClient:
 
     def _check_source(self, model: object, version: str | None, its_model: str, its_versions: list[str]) -> None:
         if its_model != model:
-            raise ServerFailed(f"{self.url} was asked for {model} and answered from {its_model}")
+            raise ServerFailed(f"{self.url} was asked for {model} but answered with {its_model}")
         if version is not None and its_versions != [version]:
-            raise WeightsMissing(f"{self.url} was asked for {version} and answered from {', '.join(its_versions)}")
+            raise WeightsMissing(f"{self.url} was asked for {version} but answered with {', '.join(its_versions)}")
 
     async def _post(self, path: str, body: Mapping[str, object], deadline_s: float) -> bytes:
         data = msgspec.json.encode(body)

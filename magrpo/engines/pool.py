@@ -68,7 +68,9 @@ class PoolEngine:
         unproved = [named.name for named in by_holder.values() if named.probe is None]
         if unproved and not self._warned:
             self._warned = True
-            log.warning("no probe lies beside %s, so servers cannot prove them", ", ".join(unproved))
+            log.warning(
+                "no probe file next to %s: cannot check that the servers load these weights", ", ".join(unproved)
+            )
         self._wait(self._dispatcher.roster.open_weights(list(by_holder.values())))
         return PooledWeights(self, version, {agent: by_holder.get(lineup.holder(agent)) for agent in lineup.agents})
 

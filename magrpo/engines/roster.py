@@ -114,7 +114,10 @@ class Roster:
     def describe_loss(self, group: ServerGroup) -> EngineError:
         """The error of a group without servers."""
         reasons = "; ".join(f"{server}: {server.reason}" for server in self._out if server.group in (None, group))
-        none = "none of those given can be its own" if group.agent else "none of those given serves it"
+        if group.agent:
+            none = f"no configured server is free to serve only agent {group.agent!r}"
+        else:
+            none = "no configured server serves it"
         return EngineError(f"no vLLM server of {group} is left ({reasons or none})")
 
     def remove(self, server: PooledServer, reason: str) -> None:
@@ -124,7 +127,7 @@ class Roster:
         del self._serving[server]
         server.reason = reason
         count = self._listener.drop_server(server)
-        log.warning("%s is out of the pool: %s; %d requests go to others", server, reason, count)
+        log.warning("%s was removed from the pool: %s; %d requests move to other servers", server, reason, count)
         self._call_back(server)
 
     # ----------------------------------------------------------------------------------------------- coming back
@@ -162,7 +165,7 @@ class Roster:
         assert fleet is not None
         while server.restarts < restarts:
             server.restarts += 1
-            log.warning("starting %s again, restart %d of %d", server, server.restarts, restarts)
+            log.warning("restarting %s, attempt %d of %d", server, server.restarts, restarts)
             try:
                 await server.restart(fleet)
             except ServerFailed as error:
@@ -171,7 +174,7 @@ class Roster:
             if await self._try_joining(server) is None:
                 log.warning("%s is in the pool", server)
                 return
-            log.warning("%s did not come back: %s", server, server.reason)
+            log.warning("%s did not rejoin the pool: %s", server, server.reason)
             self._out.discard(server)
             self._joining.add(server)
         await self._give_up(server)

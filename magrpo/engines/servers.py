@@ -125,7 +125,7 @@ class PooledServer:
         fitting = [group for group in self.terms.windows if group.base in names]
         if not fitting:
             wanted = ", ".join(sorted({group.base for group in self.terms.windows}))
-            raise WrongServer(f"serves {', '.join(model.id for model in bases) or 'no model'}, and none of {wanted}")
+            raise WrongServer(f"serves {', '.join(model.id for model in bases) or 'no model'}, but not {wanted}")
         await self._client.find_extension()
         if self.group not in fitting:
             self.group = self._choose_group(fitting)
@@ -246,6 +246,6 @@ class PooledServer:
         if gap <= self.terms.tolerance:
             return ""
         return (
-            f"does not compute what the weights of {weights.name} would: its log-probabilities differ by {gap:.2g} on "
-            f"average, {self.terms.tolerance:g} is allowed; it serves the base, older weights or another base"
+            f"does not serve the weights {weights.name}: its log-probabilities differ by {gap:.2g} on average, at most "
+            f"{self.terms.tolerance:g} is allowed; it may serve the base model alone, older weights or another base"
         )

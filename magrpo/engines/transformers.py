@@ -33,8 +33,8 @@ class TransformersEngine(Plugin):
     def open(self, host: EngineHost) -> LocalEngine:
         if host.place.is_remote:
             raise ConfigError(
-                "engine.kind = 'transformers' samples in the run's own process and has no use for engine.servers of "
-                "the place; set engine.kind = 'vllm' or 'auto', or leave engine.servers out"
+                "engine.kind = 'transformers' samples in the run's own process and cannot use the engine.servers of "
+                "the cluster file (place); set engine.kind = 'vllm' or 'auto', or remove engine.servers"
             )
         return LocalEngine(host.open_policy(), self.max_batch)
 

@@ -247,7 +247,7 @@ class VllmClient:
                 if not left or self._closed or self._servers[server].missed_deadline_s is not None:
                     raise
                 done = f"{len(share) - len(missing)} of {len(share)} completions"
-                log.warning("%s; %s are done, restarting it for the rest", error, done)
+                log.warning("%s; %s are done, restarting the server for the rest", error, done)
                 self._start([server])
                 for calls in (*self._adapters.values(), self._models):
                     self._call({i: call for i, call in calls.items() if i == server})

@@ -33,7 +33,7 @@ def find_obstacle(device_type: str) -> str:
     import torch  # half a second, which a configuration that is only read need not take
 
     return (
-        "vLLM's build here needs a GPU; make setup GPU=0 in a clone"
+        "this vLLM build needs a GPU; make setup GPU=0 in a clone"
         if device_type == "cpu" and torch.version.cuda
         else ""
     )

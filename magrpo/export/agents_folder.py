@@ -51,7 +51,7 @@ def write_agents(team: TrainedTeam, target: Path, repository: str = "") -> None:
     holds anything else, or a tokenizer or base cannot be loaded.
     """
     if target.is_file() or (target.is_dir() and any(target.iterdir()) and not (target / ORIGIN).is_file()):
-        raise ConfigError(f"{target} holds other files; choose a folder that does not exist")
+        raise ConfigError(f"{target} contains other files; choose a new folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     with make_draft(target.parent, f".{target.name}-") as draft:
         for agent in team.config.agents:

@@ -22,7 +22,7 @@ def check_repository(repository: str) -> None:
     except HFValidationError as error:
         raise ConfigError(f"--push {repository}: {error}") from None
     if "/" not in repository:
-        raise ConfigError(f"--push {repository}: name the owner, too: --push YOU/{repository}")
+        raise ConfigError(f"--push {repository}: include the owner: --push YOU/{repository}")
 
 
 def push_folder(folder: Path, repository: str, *, private: bool) -> str:

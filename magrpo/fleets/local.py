@@ -159,7 +159,7 @@ def find_free_ports(count: int) -> list[int]:
                 probe.bind(("", port))
                 ports.append(port)
     if len(ports) < count:
-        raise ProcessDied(f"fewer than {count} free ports among {_PORTS.start} to {_PORTS.stop - 1}")
+        raise ProcessDied(f"fewer than {count} free ports between {_PORTS.start} and {_PORTS.stop - 1}")
     return ports
 
 

@@ -108,7 +108,7 @@ class Child:
         try:
             why = f"ended with status {self._process.wait(timeout=_HANG_UP_S)}"
         except subprocess.TimeoutExpired:
-            why = "hung up"
+            why = "closed its connection"
         if self.missed_deadline_s is not None:
             why = f"was killed at its deadline of {self.missed_deadline_s:g} s"
         self.kill()

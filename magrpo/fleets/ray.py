@@ -99,7 +99,7 @@ def _knock_at(address: str) -> None:
         if os.environ.get("RAY_USE_TLS", "0") in ("0", "false"):
             connection.sendall(_GREETING)
             if not connection.recv(1):
-                raise ConnectionError("what listens there is no Ray cluster")
+                raise ConnectionError("the process that listens there is not a Ray cluster")
 
 
 def disconnect_cluster() -> None:
@@ -179,7 +179,7 @@ class RayFleet:
                 except _PlaceLost as error:
                     if not more_attempts:
                         raise
-                    log.warning("%s; it gets another place", error)
+                    log.warning("%s; starting it again elsewhere", error)
             self._running += copies
         return copies
 
@@ -225,7 +225,7 @@ class RayFleet:
             if time.monotonic() > deadline:
                 free = self._ray.available_resources()
                 raise ProcessDied(
-                    f"{job.name}: no place within {self._placement_s:g} s for {job.count} processes with {job.gpus} "
+                    f"{job.name}: no room after {self._placement_s:g} s for {job.count} processes with {job.gpus} "
                     f"GPUs each; the cluster has {free.get('GPU', 0):g} GPUs and {free.get('CPU', 0):g} CPUs free"
                 )
         try:
@@ -277,7 +277,7 @@ class RayProcess:
         if not self._reason:
             return read_last_words(self.log)
         words = read_last_words(self.log) if self._is_shared else ""
-        return f"{self._reason}; before it: {words}" if words else self._reason
+        return f"{self._reason}; last output: {words}" if words else self._reason
 
     def stop(self) -> None:
         with self._lock:

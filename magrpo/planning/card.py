@@ -113,16 +113,16 @@ def check_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin, card: 
         sizes[ACTIVATIONS_OF] -= use.update - use.least
         largest = max(sizes, key=lambda purpose: sizes[purpose])
         need = f"an update of one completion at a time takes {use.least / GIB:.1f} GiB, most of it for {largest}"
-        need += f", and has {room / GIB:.1f}" if room < card else ""
+        need += f", but has {room / GIB:.1f}" if room < card else ""
     elif not use.fits_server(card):
         share = use.memory_frac * card / use.servers / GIB
-        need = f"a vLLM server takes {use.server / GIB:.1f} GiB at least, and engine.memory_frac gives it {share:.1f}"
+        need = f"a vLLM server takes {use.server / GIB:.1f} GiB at least, but engine.memory_frac gives it {share:.1f}"
     else:
         beside = f"engine.memory_frac = {use.memory_frac:g}" if use.servers else f"a cache of {use.cache / GIB:.1f} GiB"
         need = f"the trainer's {use.resting / GIB:.1f} GiB do not fit beside {beside}"
     changes = _list_changes(config, use, card, engine)
     fitting = (name for name, changed, over in changes if estimate_card(changed, dtype_bytes, over).fits(card))
-    remedy = next((f"set {name}" for name in fitting), "take a smaller base model, or a larger GPU")
+    remedy = next((f"set {name}" for name in fitting), "use a smaller base model, or a larger GPU")
     raise ConfigError(f"the run does not fit this GPU of {card / GIB:.1f} GiB: {need} (estimates); {remedy}")
 
 

@@ -11,7 +11,7 @@ from magrpo.plugins import ConfigError
 def check_place(config: RunConfig, place: Place) -> None:
     """Raise ConfigError, one line for each misfit, if the run cannot run at ``place``."""
     if misfits := list(find_misfits(config, place)):
-        raise ConfigError("\n".join(f"the place does not fit: {misfit}" for misfit in misfits))
+        raise ConfigError("\n".join(f"the cluster file (place) does not fit the run: {misfit}" for misfit in misfits))
 
 
 def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
@@ -25,12 +25,12 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
         fitting = [str(number) for number in range(1, units + 1) if units % number == 0]
         yield (
             f"update.ranks = {ranks} must divide {units}, optim.lanes times the trained adapters and copies: set it to "
-            f"{', '.join(fitting)}, or choose other optim.lanes when a new run begins"
+            f"{', '.join(fitting)}, or start a new run with other optim.lanes"
         )
     if place.update.shard != "none" and (num_models := count_models(config)) > 1 and config.optim.lanes % ranks:
         yield (
             f'update.shard = "base" lets all ranks run one model at a time, but {num_models} are trained: '
-            f"update.ranks = {ranks} must divide optim.lanes = {config.optim.lanes}; leave out update.shard, or begin "
+            f"update.ranks = {ranks} must divide optim.lanes = {config.optim.lanes}; remove update.shard, or start "
             "a new run with more optim.lanes"
         )
     gpus, device = place.update.gpus, config.model.device
@@ -38,11 +38,11 @@ def find_misfits(config: RunConfig, place: Place) -> Iterator[str]:
         yield f'update.gpus = {gpus}, but model.device = "{device}": set update.gpus = {int(device == "cuda")}'
     if place.update.colocate and config.train.lag:
         yield (
-            f"update.colocate lets servers and ranks work by turns, train.lag = {config.train.lag} at the same time: "
-            "leave out update.colocate, or set train.lag = 0"
+            f"update.colocate makes servers and ranks take turns, but train.lag = {config.train.lag} runs them at the "
+            "same time: remove update.colocate, or set train.lag = 0"
         )
     if place.sandbox.nodes and config.sandbox.kind == "none":
-        yield 'sandbox.nodes has nothing to place: sandbox.kind = "none"; leave it out'
+        yield 'sandbox.nodes has no effect with sandbox.kind = "none": remove it'
 
 
 def count_units(config: RunConfig) -> int:
@@ -60,12 +60,12 @@ def _find_engine_misfits(config: RunConfig, place: Place) -> Iterator[str]:
     engine = place.engine
     if config.engine.kind not in ("vllm", "auto"):
         yield (
-            f'engine.servers are servers of vLLM, but engine.kind = "{config.engine.kind}" in the configuration: leave '
-            'out engine.servers, or begin a new run with engine.kind = "vllm"'
+            f'engine.servers are vLLM servers, but engine.kind = "{config.engine.kind}" in the configuration: remove '
+            'engine.servers, or start a new run with engine.kind = "vllm"'
         )
     if isinstance(engine.servers, tuple):
         return
     if engine.gpus and config.model.device == "cpu":
         yield f'engine.gpus = {engine.gpus}, but model.device = "cpu": set engine.gpus = 0'
     elif not engine.gpus and config.model.device == "cuda":
-        yield 'engine.gpus = 0 puts the servers on processors, but model.device = "cuda": set engine.gpus = 1 or more'
+        yield 'engine.gpus = 0 puts the servers on CPUs, but model.device = "cuda": set engine.gpus = 1 or more'

@@ -34,7 +34,7 @@ POLICY = ("frozen parameters", "adapters", "full copies")
 """Purposes of memory of every policy; the others are those of updates and sampling."""
 ACTIVATIONS_OF = "activations of a micro-batch"
 """Purpose of the memory of an update that ``optim.micro_batch_tokens`` decides about."""
-KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, which samples"
+KV_CACHE, SECOND_POLICY = "KV cache of completions", "second policy, for sampling"
 """Purposes of memory of an engine in the run's own process; the second policy is there with ``train.lag``."""
 
 
@@ -258,7 +258,7 @@ def _build_model(agent: AgentConfig, lora: LoraConfig, dtype: torch.dtype) -> Pr
         try:
             model: PreTrainedModel = AutoModelForCausalLM.from_config(described, dtype=dtype)  # type: ignore[no-untyped-call]
         except UNLOADABLE as error:
-            raise ConfigError(f"agent {agent.name!r}: {agent.model!r} cannot be made: {quote_error(error)}") from error
+            raise ConfigError(f"agent {agent.name!r}: {agent.model!r} cannot be built: {quote_error(error)}") from error
         if agent.weights != "full":
             model.requires_grad_(False)
             add_adapter(model, None, located, lora, 0)

@@ -31,21 +31,23 @@ def list_starts(place: Place, num_bases: int = 1, *, on_gpus: bool = True) -> It
     here = "this machine" if place.fleet.kind == "local" else f"nodes of the Ray cluster {place.fleet.address}"
     engine, update = place.engine, place.update
     alone = "generates and updates" if place.is_default else ", ".join(_list_duties(place))
-    yield Start("driver", 1, 0, "this machine", note=f"{alone}; GPUs as model.device says" if alone else "no weights")
+    yield Start(
+        "driver", 1, 0, "this machine", note=f"{alone}; model.device decides about GPUs" if alone else "no weights"
+    )
     if isinstance(engine.servers, tuple):
         note = f"at most {engine.max_batch} completions at once"
-        yield from (Start("server", 1, 0, "a machine of others", url, note) for url in engine.servers)
+        yield from (Start("server", 1, 0, "an external machine", url, note) for url in engine.servers)
     elif engine.servers:
-        note = f"vLLM, at most {engine.max_batch} completions at once, {engine.restarts} restarts a stage"
+        note = f"vLLM, at most {engine.max_batch} completions at once, {engine.restarts} restarts per stage"
         each = f"; {engine.servers} for each of {num_bases} models" if num_bases > 1 else ""
         yield Start("server", engine.servers * num_bases, engine.gpus, here, CHOSEN, note + each)
     if update.ranks:
-        turns = "; on the servers' GPUs, by turns" if update.colocate else ""
+        turns = "; takes turns on the servers' GPUs" if update.colocate else ""
         is_open = on_gpus and (isinstance(engine.servers, tuple) or not engine.servers or engine.gpus > 0)
         gpus = int(is_open) if update.gpus is None else update.gpus
         yield Start("rank", update.ranks, gpus, here, CHOSEN, f"torchrun{turns}")
     nodes = place.sandbox.nodes
-    yield Start("pool of jails", max(nodes, 1), 0, here if nodes else "this machine", note="programs of agents")
+    yield Start("sandbox", max(nodes, 1), 0, here if nodes else "this machine", note="runs the agents' programs")
 
 
 def count_bases(config: RunConfig) -> int:

@@ -84,7 +84,7 @@ class CoopCode(Plugin):
             return None, remark
         problem = make_problem(composition, "test")
         if problem is None:
-            return None, "no five tests tell it from its parts, so no training problem asks for it"
+            return None, "no five tests distinguish it from its parts, so no training problem asks for it"
         return replace(problem, prompt=_write_prompt(composition, split_phrases(text))), remark
 
     @functools.lru_cache(maxsize=4)  # noqa: B019  # two seconds; a process asks for few sets, again and again

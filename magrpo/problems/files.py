@@ -61,14 +61,14 @@ class FileProblems(Plugin):
                     row.check_size(field, getattr(problem, field))
                 problems.append(problem)
         if not problems:
-            raise ConfigError(f"{self.source}: all {len(rows)} rows are left out; widen the limits of [problems]")
+            raise ConfigError(f"{self.source}: all {len(rows)} rows were skipped; widen the limits in [problems]")
         if num_left_out := len(rows) - len(problems):
-            message = "%d of %d rows are left out: no problem under the limits of [problems]"
+            message = "skipped %d of %d rows that do not meet the limits in [problems]"
             log.warning(message, num_left_out, len(rows))
         first_ids: dict[tuple[str, ...], str] = {}  # a task_id that occurs twice stays: split_by_hash rejects it
         distinct = [p for p in problems if first_ids.setdefault(_list_content(p), p.task_id) == p.task_id]
         if num_left_out := len(problems) - len(distinct):
-            log.warning("%d problems are left out: others have the same prompt and tests", num_left_out)
+            log.warning("skipped %d duplicate problems, with the same prompt and tests as others", num_left_out)
         splits = split_by_hash(distinct, self.test_frac, self.source)
         if self.benchmark and all(problem.task_id.startswith(self.ids) for problem in distinct):
             log.warning(
@@ -87,7 +87,7 @@ class FileProblems(Plugin):
         if problem is None:
             return None
         if not isinstance(problem, Problem):
-            raise call.refuse_value(problem, "a Problem, or None to leave the row out")
+            raise call.refuse_value(problem, "a Problem, or None to skip the row")
         check_problem(call, problem)
         return problem
 

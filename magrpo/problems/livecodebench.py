@@ -41,7 +41,7 @@ class LiveCodeBench(Contest):
         if row.read_text("starter_code").strip():
             metadata = parse_json(row, "metadata", row.read_text("metadata"))
             if not isinstance(metadata, dict) or "func_name" not in metadata:
-                raise ConfigError(f"{row.where}: field 'metadata' has no func_name, but there is starter_code")
+                raise ConfigError(f"{row.where}: field 'metadata' has no func_name, although there is starter_code")
             function = parse_starter_code(row, metadata["func_name"])
         return self.make_problem(task_id, statement, function, shown, hidden)
 
@@ -74,9 +74,9 @@ def _unpack_json(row: Row, field: str) -> str:
         data = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MAX_BYTES)
         found = [(code.name, value) for code, value, _ in pickletools.genops(data)]
     except (ValueError, zlib.error) as error:
-        raise ConfigError(f"{row.where}: field {field!r} is neither JSON nor a packed text: {error}") from None
+        raise ConfigError(f"{row.where}: field {field!r} is neither JSON nor packed JSON: {error}") from None
     texts = [value for name, value in found if name in _TEXT]
     if len(texts) != 1 or {name for name, _ in found} - _TEXT - _AROUND:
-        message = "holds a pickle of something other than a text, which is never loaded"
+        message = "contains a pickle of something other than a string, which is never loaded"
         raise ConfigError(f"{row.where}: field {field!r} {message}")
     return str(texts[0])

@@ -171,12 +171,15 @@ def read_composition(text: str) -> tuple[Composition | None, str]:
     if unknown:
         return None, "; ".join(map(_explain_phrase, unknown))
     if not 2 <= len(phrases) <= _MOST_STEPS:
-        return None, f"a problem has two or three steps, and this is {len(phrases)}"
+        return None, f"a problem has two or three steps, but this one has {len(phrases)}"
     for steps in itertools.product(*readings):  # a phrase may be of a list or of a text: its neighbours decide
         kinds = itertools.pairwise(step.operation for step in steps)
         if all(one.gives == following.takes for one, following in kinds):
             return Composition(steps), ""
-    return None, "its steps do not fit together: one gives a number, a list or a text, and the next takes another"
+    return (
+        None,
+        "its steps do not fit together: one returns a number, a list or a text, and the next expects another type",
+    )
 
 
 def _read_phrase(phrase: str) -> list[BoundOperation]:

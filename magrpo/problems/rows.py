@@ -37,7 +37,7 @@ class Row:
             if name in self.values:
                 if isinstance(self.values[name], str):
                     return str(self.values[name])
-                raise ConfigError(f"{self.where}: field {name!r} must be a text, not {self.values[name]!r:.60}")
+                raise ConfigError(f"{self.where}: field {name!r} must be a string, not {self.values[name]!r:.60}")
         wanted = " or ".join(repr(name) for name in names)
         fields = f"{', '.join(self.values) or 'none':.{MAX_QUOTED}}"
         raise ConfigError(f"{self.where}: has no field {wanted}; its fields are {fields}")
@@ -49,7 +49,9 @@ class Row:
             (text.count("assert "), MAX_ASSERTS, "asserts"),
         ):
             if number > limit:
-                raise ConfigError(f"{self.where}: field {field!r} has {number:,} {noun}; at most {limit:,} can be used")
+                raise ConfigError(
+                    f"{self.where}: field {field!r} has {number:,} {noun}; at most {limit:,} are supported"
+                )
 
     def read_texts(self, name: str) -> list[str]:
         """The value of a field; empty if the field is absent, ConfigError if the value is not a list of texts."""
@@ -57,7 +59,7 @@ class Row:
         if values is None:
             return []
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise ConfigError(f"{self.where}: field {name!r} must be a list of texts, not {values!r:.60}")
+            raise ConfigError(f"{self.where}: field {name!r} must be a list of strings, not {values!r:.60}")
         return values
 
     def parse_python(self, field: str, code: str) -> ast.Module:
@@ -88,7 +90,7 @@ def read_rows(source: str, split: str) -> list[Row]:
         check_source(source)
         rows = list(_load_hub_split(source, split))
     if not rows:
-        raise ConfigError(f"{source}: holds no rows")
+        raise ConfigError(f"{source}: contains no rows")
     return rows
 
 

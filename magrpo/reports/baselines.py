@@ -264,7 +264,7 @@ class BaselineTable:
             f"{self._common_note} A dash: not defined for this row."
         )
         columns = ("", *heads, *map(figures.quantity_title, solved), "tokens", "seconds")
-        return ReportTable("Held-out problems, sampled, in short", columns, lines, note)
+        return ReportTable("Held-out problems, sampled: summary", columns, lines, note)
 
     @property
     def _common(self) -> list[str]:
@@ -293,7 +293,7 @@ class BaselineTable:
     def _cost_table(self) -> ReportTable:
         lines = [[one.row.title, *(self._format_value(one, HEADLINE, name) for name in COST)] for one in self.rows]
         note = (
-            f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, asked one at a time; "
+            f"Seconds and tokens per second: {len(self.rows[0].timed)} held-out problems, answered one at a time; "
             "sampling only, all turns and all samples of a vote, without the sandbox. Tokens: all held-out problems, "
             "sampled."
         )
@@ -309,7 +309,7 @@ class BaselineTable:
         runs = list(dict.fromkeys(first for first, _ in returns))
         lines = [[first, *(returns.get((first, rest), figures.UNDEFINED) for rest in runs)] for first in runs]
         role = results[0].row.env.roles()[0]
-        title = f"Cross-play of runs: return with {role} from the run of the line, others from that of the column"
+        title = f"Cross-play of runs: return with {role} from the row's run and the other agents from the column's run"
         return ReportTable(title, ("", *runs), lines, "Held-out problems, sampled.")
 
     def _paper_tables(self) -> Iterator[ReportTable]:
@@ -324,12 +324,12 @@ class BaselineTable:
         lines = []
         for row in (result.row for result in self.rows):
             env = ", ".join(f"{key} {value}" for key, value in row.env.model_dump().items() if value is not None)
-            agents = "; ".join(f"{agent.role}: {agent.start_from or 'untrained'}" for agent in row.agents)
+            agents = "; ".join(f"{agent.role}: {agent.start_from or 'before training'}" for agent in row.agents)
             votes = "" if row.votes == "none" else f"; one of several by {row.votes}"
             stop = "" if row.stop_above is None else f"; oracle: stops above a reward of {row.stop_above:g}"
             tries = "" if row.max_tries == 1 else f", at most {row.max_tries} tries"
             lines.append((row.name, row.title, env, agents + votes + stop + tries, str(row.max_new_tokens)))
-        columns = ("name", "row", "environment", "agents", "most tokens of a completion")
+        columns = ("name", "row", "environment", "agents", "max. tokens of a completion")
         return ReportTable("How the rows are made", columns, lines, text=True)
 
     def _interval(self, result: BaselineResult, key: str, quantity: str) -> Interval | None:

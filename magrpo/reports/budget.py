@@ -9,7 +9,7 @@ from magrpo.layout import TRAINING_STAGES
 
 UNITS = {
     "tokens": "tokens generated",
-    "joint_actions": "joint actions scored",
+    "joint_actions": "answer sets scored (joint actions)",
     "executions": "programs run",
     "updates": "updates",
 }
@@ -20,7 +20,7 @@ _SINGULAR = re.compile(r"s\b")
 
 
 def format_count(number: int, things: str) -> str:
-    """``1,234 joint actions scored``, ``1 joint action scored``: the plural in ``things`` is its first word on -s."""
+    """``1,234 programs run``, ``1 program run``: the plural in ``things`` is its first word that ends in -s."""
     return f"{number:,} {_SINGULAR.sub('', things, count=1) if number == 1 else things}"
 
 

@@ -47,8 +47,8 @@ STYLE: dict[Any, Any] = {
 }
 MODE = "sampled"
 OVER_PROBLEMS = "Sampled completions; the bands are bootstrap 95 % intervals over problems."
-ONE_TURN = "Trajectories have one turn here, so each problem is drawn before training against after it."
-CLOUD = "Every point is a sampled trajectory, moved a little where many coincide; the line is their mean."
+ONE_TURN = "Trajectories have one turn here, so each problem is plotted after training against before it."
+CLOUD = "Each point is a sampled trajectory, shifted a little where many coincide; the line is their mean."
 _BIN = 2.0
 """Height in percent of the bins within which points of the cloud stand side by side."""
 MAX_LABEL = 20

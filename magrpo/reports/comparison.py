@@ -208,7 +208,7 @@ def _judge_setting(label: str, first: str, settings: Settings) -> RunComparison:
         reason, advice = "their rewards differ", ""
         if value is None:
             reason, advice = "they have no seed with equal problems in common", "Train them with the same seeds."
-        sentence = f"{label} and {first} do not compare: {reason}."
+        sentence = f"{label} and {first} cannot be compared: {reason}."
         return RunComparison(label, first, "not comparable", sentence, advice, "", None)
     (run, index), (base, base_index) = evaluations[0]
     iterations = run.reports[index].policy_version, base.reports[base_index].policy_version

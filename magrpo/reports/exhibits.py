@@ -139,9 +139,9 @@ def watch_table(run: EvaluatedRun, watched: Sequence[Watched]) -> ReportTable:
     more = f" The first {NUM_LISTED} are shown." if len(watched) > NUM_LISTED else ""
     num_problems = len(_sampled_means(run.last, run.config.reward))
     note = (
-        f"{len(watched)} of {num_problems} problems, means over their sampled trajectories, before and after training; "
-        f"problems that passed every test are left out.{more} A rise without tests is what an exploited reward looks "
-        "like; it is no proof of one."
+        f"{len(watched)} of {num_problems} problems; means over their sampled trajectories, before and after training; "
+        f"problems that passed every test are left out.{more} A return that rises without the tests may mean that the "
+        "reward is exploited; it does not prove it."
     )
     return ReportTable("Watch list", columns, rows, note, text=True)
 
@@ -153,8 +153,8 @@ def watch_exhibits(run: EvaluatedRun, watched: Sequence[Watched]) -> Exhibits:
         for one in watched[:NUM_SHOWN]
     ]
     note = (
-        "The failing trajectory with the highest return after training, and the trajectory of the same number before; "
-        f"{_describe_texts(run)}"
+        "The failing trajectory with the highest return after training, and the trajectory with the same number before "
+        f"training; {_describe_texts(run)}"
     )
     return Exhibits("Completions of the watch list", exhibits, note)
 

@@ -38,7 +38,7 @@ def evaluation_rows(reports: Sequence[EvalReport]) -> Iterator[tuple[object, ...
 
 
 def format_budget(budget: Budget) -> str:
-    """``1,234 tokens generated, 40 joint actions scored, 12 programs run, 2 updates``."""
+    """``1,234 tokens generated, 40 answer sets scored (joint actions), 12 programs run, 2 updates``."""
     counts = {unit: count for unit, count in budget.counts.items() if count or unit != "executions"}  # texts run none
     return ", ".join(format_count(count, UNITS[unit]) for unit, count in counts.items())
 

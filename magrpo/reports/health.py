@@ -144,14 +144,14 @@ def answer_rows(
 
 
 _ANSWER_ROWS = {
-    "response_tokens": ("tokens of an answer", 1.0, 1, "rollout.max_new_tokens"),
+    "response_tokens": ("tokens per answer", 1.0, 1, "rollout.max_new_tokens"),
     "cut_off_frac": ("cut at the limit, %", 100.0, 1, "rollout.max_new_tokens, algo.loss_norm"),
     "copied_frac": ("copied from the prompt, %", 100.0, 1, "model.chat_template, the reward"),
     "repeated_frac": ("repeats itself, %", 100.0, 1, "rollout.temperature, the reward"),
 }
 """By quantity: title, factor, digits and settings."""
 _UPDATE_ROWS = {
-    "entropy": ("entropy, nats a token", "optim.lr, rollout.temperature, algo.beta"),
+    "entropy": ("entropy, nats per token", "optim.lr, rollout.temperature, algo.beta"),
     "grad_norm": ("gradient norm", "optim.max_grad_norm, optim.lr"),
 }
 
@@ -201,7 +201,7 @@ def _describe_answer_faults(
         shares = [f"{in_training:.0%} in training"] if rollouts else []
         shares += [f"{in_evaluation:.0%} at the last evaluation"] if in_evaluation else []
         yield Finding(
-            f"answers of {name} were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
+            f"{name}'s answers were cut at rollout.max_new_tokens = {limit}: {' and '.join(shares)}",
             f"raise rollout.max_new_tokens (now {limit})",
         )
     for fault in faults:
@@ -213,7 +213,7 @@ def _describe_answer_faults(
 
 
 def _advise_against_copies(config: RunConfig) -> str:
-    read = "read the answers with the highest reward in the report: the reward may pay for copies"
+    read = "read the answers with the highest reward in the report: the reward may favour copying"
     if config.model.chat_template == "none":
         return f'{read}; an instruct model needs its chat template (model.chat_template = "auto")'
     return read
@@ -251,7 +251,7 @@ def _find_equal_groups(metrics: StageMetrics, config: RunConfig) -> Iterator[Fin
         return
     newest = format_count(min(WINDOW, len(credits)), "iterations")
     yield Finding(
-        f"{equal:.0%} of the groups of the last {newest} had equal returns: nothing is learned from them",
+        f"{equal:.0%} of the groups of the last {newest} had equal returns, which teach nothing",
         f"choose problems that are neither too easy nor too hard, or raise {_more_variety(config)}",
     )
 

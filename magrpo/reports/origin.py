@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from magrpo.config import RunConfig
 from magrpo.config_file import CONFIG
 from magrpo.plugins import ConfigError
+from magrpo.sandboxes import LEVEL_TITLES
 from magrpo.store import RunStore
 from magrpo.tracking.connection import mlflow_page, tracking_uri
 from magrpo.tracking.wall_time import read_run_records
@@ -24,7 +25,8 @@ def describe_origin(store: RunStore, config: RunConfig) -> list[tuple[str, str]]
     facts["commit"] = commit + (" with changes" if commit and tags.get("git.dirty") == "true" else "")
     versions = [f"{name} {tags[f'version.{name}']}" for name in LIBRARIES if f"version.{name}" in tags]
     facts["libraries"] = ", ".join(versions)
-    facts["programs ran"] = f"isolation level {tags['sandbox.level']}" if "sandbox.level" in tags else ""
+    level = tags.get("sandbox.level", "")
+    facts["sandbox"] = LEVEL_TITLES.get(level, level)
     facts["run folder"] = str(store.path)
     command, page = mlflow_page(tracking_uri(config.tracking, store.path.parent), "", "")
     facts["MLflow"] = command or page

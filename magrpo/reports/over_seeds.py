@@ -210,19 +210,19 @@ def equal_bar_tables(settings: Settings) -> Iterator[ReportTable]:
         return
     units = (title for unit, title in UNITS.items() if unit != "updates")
     note = (
-        "Where held-out problems, sampled, first reach the bar, interpolated linearly between the evaluations on both "
-        "sides of it; means over the seeds, if all of them reach it."
+        "Cost at which the sampled held-out problems first reach the target, interpolated linearly between the "
+        "evaluations before and after; means over the seeds, if all of them reach it."
     )
     if common:
         note += f" Common: {', '.join(common)} together, in percent of their maxima."
-    yield ReportTable("Reaching an equal bar", ("bar", "", "reached by", "iterations", *units), rows, note)
+    yield ReportTable("Target reached", ("target", "", "reached by", "iterations", *units), rows, note)
     if differences:
         note = (
             "Tokens generated in training, subtracted seed by seed; 95 % intervals for new seeds on these problems "
             f"(Student's t). {figures.NO_DIFFERENCE} {TOO_FEW_SEEDS}"
         )
-        title = f"Tokens to an equal bar, difference to {next(iter(settings))}"
-        yield ReportTable(title, ("bar", "", "difference", "seeds"), differences, note)
+        title = f"Tokens to reach the target, difference to {next(iter(settings))}"
+        yield ReportTable(title, ("target", "", "difference", "seeds"), differences, note)
 
 
 def find_crossing(run: EvaluatedRun, quantity: str, bar: float, common: Mapping[str, float]) -> Crossing | None:

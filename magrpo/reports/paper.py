@@ -47,7 +47,8 @@ def paper_tables(config: RunConfig, rows: Sequence[tuple[str, str, Mapping[str, 
             lines.append((line_title, *(figures.get(quantity, UNDEFINED) for quantity in shown)))
     models = ", ".join(dict.fromkeys(agent.model for agent in config.agents))
     note = (
-        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, quoted second-hand; Qwen2.5-Coder, 7B for "
-        "the single agent, two of 3B otherwise. Models and machines differ unless yours are the same."
+        f"Percent of the maximum. Ours: {models}. Paper: arXiv 2508.04652, quoted from secondary sources; "
+        "Qwen2.5-Coder, one of 7B as the single agent, two of 3B otherwise. Models and machines differ unless yours "
+        "are the same."
     )
-    yield ReportTable("Beside the paper", ("", *map(quantity_title, shown)), lines, note)
+    yield ReportTable("Comparison with the paper", ("", *map(quantity_title, shown)), lines, note)

@@ -42,8 +42,8 @@ from magrpo.types import HEADLINE, EvalReport, Interval
 
 _ONE_PROBLEM = "one problem: no interval"
 _DESCRIBE_BEST = (
-    "The answers with the highest reward, one a problem, and of equals the most copied. If they are no good, the "
-    "reward pays for something else. In texts, parts copied from the prompt are marked."
+    "The answers with the highest reward, one per problem; among equal rewards, the one copied most. If they are poor, "
+    "the reward favours something else. In texts, passages copied from the prompt are marked."
 )
 
 
@@ -165,7 +165,7 @@ class RunReport(EvaluatedRun):
         rows = [(title, *cells, settings) for title, cells, settings in answer_rows(*self._health)]
         note = (
             "Sampled answers to held-out problems at the first and the last evaluation; entropy and gradient norm of "
-            "the first and the last iteration. A word counts as copied or repeated if it lies in a run of at least "
+            "the first and the last iteration. A word counts as copied or repeated if the passage has at least "
             f"{RUN} words."
         )
         columns = ("", *names, "settings")
@@ -192,7 +192,7 @@ class RunReport(EvaluatedRun):
             ("Words copied from the prompt", "percent", collect("rollout", copied, 100)),
             ("Groups that differ in a part of the reward", "percent", collect("credit", signals, 100)),
             ("Groups with equal returns", "percent", collect("credit", {"": "reward/frac_groups_equal"}, 100)),
-            ("Entropy", "nats a token", collect("update", {name: f"update/{name}/entropy" for name in names})),
+            ("Entropy", "nats per token", collect("update", {name: f"update/{name}/entropy" for name in names})),
             ("Gradient norm before clipping", "", collect("update", {n: f"update/{n}/grad_norm" for n in names})),
         )
         for title, unit, series in drawn:
@@ -209,7 +209,7 @@ class RunReport(EvaluatedRun):
             yield Section(self._budget_table(), f"Budget: {figures.format_budget(self.budgets[-1])}", folded=True)
         left_out = ("tracking", "notify", "registry", "baselines")
         lines = [line for line in list_changed_values(self.config) if line.partition(".")[0] not in left_out]
-        finding = f"Configuration: {format_count(len(lines), 'values')} other than the defaults"
+        finding = f"Configuration: {format_count(len(lines), 'values')} that differ from the defaults"
         yield Section(Listing("Configuration", "\n".join(lines)), finding, folded=True)
         yield Section(Terms("About this run", describe_origin(self.store, self.config)))
 
@@ -249,7 +249,7 @@ class RunReport(EvaluatedRun):
             cloud = Pictures("Return of every trajectory", panels, charts.CLOUD)
             yield "cloud", Section(cloud, charts.describe_cloud(reports, maxima), folded=True), figure
         panels, turns = charts.turn_panels(reports, maxima), charts.longest_episode(reports)
-        note = "The area of a point is the number of trajectories or problems that coincide in it."
+        note = "The area of a point shows how many trajectories or problems coincide there."
         if turns > 1:
             block = Pictures(f"Turn 1 against turn {turns}", panels, note)
             yield "turns", Section(block, folded=len(reports) > 1), charts.compose_figure(panels, "", 5.0)
@@ -274,7 +274,7 @@ class RunReport(EvaluatedRun):
             tokens = format_count(self.budgets[-1].tokens, "tokens")
             rest = figures.format_budget(self.budgets[-1]).partition(" generated, ")[2]
             seconds = figures.format_duration(self.budgets[-1].seconds)
-            yield "training generated", tokens, f"in {seconds} of stages; {rest}"
+            yield "training generated", tokens, f"in {seconds} of stage time; {rest}"
 
     def _make_fact(self, title: str, key: str, name: str) -> tuple[str, str, str]:
         first, last = (report.summary[key][name] for report in (self.reports[0], self.last))
@@ -298,7 +298,7 @@ class RunReport(EvaluatedRun):
                 counts = (f"{count:,}" for count in budget.counts.values())
                 value = figures.format_interval("return", report.summary[HEADLINE]["return"])
                 rows.append((str(budget.iteration), *counts, figures.format_duration(budget.seconds), value))
-        note = "Cost of training by each evaluation, evaluations not included. Every iteration: budget.csv."
+        note = "Training cost up to each evaluation, without evaluations. For every iteration see budget.csv."
         return ReportTable("Budget", ("iteration", *UNITS.values(), "time in stages", "held-out return, %"), rows, note)
 
     def _collect_figures(self) -> dict[str, object]:

@@ -2,6 +2,13 @@
 
 STRENGTH = {"namespaces": 3, "namespaces-flat": 2, "landlock": 1, "none": 0}
 """The isolation levels, strongest first, with the number that represents each in metrics."""
+LEVEL_TITLES = {
+    "namespaces": "Linux namespaces (strongest available level)",
+    "namespaces-flat": "shared Linux namespaces (level namespaces-flat, second strongest)",
+    "landlock": "Landlock without namespaces (level landlock, weaker)",
+    "none": "none, programs run unprotected (level none)",
+}
+"""The isolation levels in words, for the console."""
 
 
 class SandboxError(RuntimeError):
@@ -9,4 +16,4 @@ class SandboxError(RuntimeError):
 
 
 class SandboxDied(SandboxError):
-    """Several executions in a row found no working jail. A retry may succeed: it starts new jails."""
+    """Several executions in a row found no working sandbox process. A retry may succeed: it starts new ones."""

@@ -21,7 +21,9 @@ class _Nothing:
 
     def run(self, executions: Sequence[Execution], progress: Progress | None = None) -> list[ExecutionReport]:
         if executions:
-            raise ConfigError("sandbox.kind = 'none' runs no programs, but the reward does; set sandbox.kind = 'pool'")
+            raise ConfigError(
+                "sandbox.kind = 'none' runs no programs, but the reward needs them run; set sandbox.kind = 'pool'"
+            )
         return []
 
     def close(self) -> None:

@@ -60,15 +60,15 @@ def _find_distributions(name: str) -> tuple[list[Distribution], list[str]]:
         owners = packages_distributions().get(name.partition(".")[0], [])
         if not owners:
             raise ConfigError(
-                f"sandbox.packages: {name!r} is not installed, neither a distribution nor a module of that name; "
-                f"pip install it or leave it out"
+                f"sandbox.packages: {name!r} is not installed, neither as a distribution nor as a module; "
+                f"pip install it or remove it from the list"
             ) from None
         return [distribution(owner) for owner in dict.fromkeys(owners)], [name]
     modules = _list_modules(found)
     if not modules:
         raise ConfigError(
-            f"sandbox.packages: {name!r} lists no modules of its own, as editable installations and collections of "
-            f"dependencies do; install it without -e, or name the modules or distributions that are meant"
+            f"sandbox.packages: {name!r} lists no modules of its own; editable installations and packages that only "
+            f"collect dependencies do not. Install it without -e, or name the modules or distributions you need"
         )
     return [found], modules
 
@@ -102,8 +102,8 @@ def _list_requirements(owner: Distribution, extra: str) -> Iterator[Requirement]
             requirement = Requirement(line)
         except InvalidRequirement as error:
             raise ConfigError(
-                f"sandbox.packages: {owner.name} has a dependency that is not understood, {line!r}: "
-                f"{str(error).splitlines()[0]}; repair its metadata"
+                f"sandbox.packages: {owner.name} has a dependency that cannot be parsed, {line!r}: "
+                f"{str(error).splitlines()[0]}; fix its metadata"
             ) from None
         if not requirement.marker or requirement.marker.evaluate({"extra": extra}):
             yield requirement
@@ -141,8 +141,8 @@ def explain_failure(packages: Packages, module: str, reason: str) -> str:
     if missing:
         remedy = f"pip install {' '.join(missing)}, which it needs"
     elif unknown:
-        remedy = f"pip install {unknown[1]} and add it to sandbox.packages: it needs it without saying so"
+        remedy = f"pip install {unknown[1]} and add it to sandbox.packages: an undeclared dependency"
     else:
-        remedy = "repair its installation"
+        remedy = "reinstall it"
     subject = repr(name) if module == name else f"{module!r} of {name!r}"
-    return f"sandbox.packages: {subject} cannot be imported in the sandbox ({reason}); {remedy}, or leave {name!r} out"
+    return f"sandbox.packages: {subject} cannot be imported in the sandbox ({reason}); {remedy}, or remove {name!r}"

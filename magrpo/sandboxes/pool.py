@@ -131,13 +131,13 @@ def check_packages(spec: JailSpec) -> None:
     except ImportFailed as error:
         raise ConfigError(explain_failure(spec.packages, error.module, error.reason)) from None
     except WorkerDied as error:
-        raise SandboxError(f"a jail with sandbox.packages fails: {error}") from None
+        raise SandboxError(f"a sandbox with sandbox.packages fails: {error}") from None
     report = reports[0] if reports else {}
     passes = report.get("cases") == [["pass", ""]]
     if not passes or report["memory_bytes"] > spec.limits.memory_bytes:
         raise ConfigError(
-            f"sandbox.packages: with them imported, a plain program uses up its limits; raise sandbox.memory_mib, now "
-            f"{spec.limits.memory_bytes // MIB}, or leave some packages out"
+            f"sandbox.packages: importing them exhausts the limits of even a trivial program; raise sandbox.memory_mib "
+            f"(now {spec.limits.memory_bytes // MIB}), or remove some packages"
         )
 
 
@@ -237,7 +237,7 @@ class Pool:
         try:
             worker, results = self._run_jobs(worker, jobs)
         except WorkerDied as error:
-            log.debug("programs run apart: %s", error)
+            log.debug("running the programs one by one: %s", error)
             worker = None
         finally:
             self.idle.put(worker)
@@ -283,7 +283,7 @@ class Pool:
         self._check_open()
         self.failures += 1
         if self.failures >= MAX_FAILURES:
-            raise SandboxDied(f"{self.failures} executions in a row found no working jail: {message}")
+            raise SandboxDied(f"{self.failures} executions in a row found no working sandbox: {message}")
         return self._report_failure(message)
 
     def _run_job(self, worker: Worker | None, job: dict[str, Any]) -> tuple[Worker, dict[str, Any]]:

@@ -135,10 +135,10 @@ class RaySandbox:
         found = [node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]]
         cluster = f"the cluster has {sum(cpus >= 1 for cpus in found)} nodes with {sum(found):g} CPUs"
         free = f"{self._ray.available_resources().get('CPU', 0):g} of them free"
-        text = "sandbox.nodes = %d: waiting at most %g s for so many nodes with a free CPU; %s, %s"
+        text = "sandbox.nodes = %d: waiting at most %g s for that many nodes with a free CPU; %s, %s"
         log.warning(text, nodes, _PLACEMENT_S, cluster, free)
         if not self._group.wait(_PLACEMENT_S):
-            raise SandboxError(f"sandbox.nodes = {nodes}: fewer nodes have a CPU to give after {_PLACEMENT_S:g} s")
+            raise SandboxError(f"sandbox.nodes = {nodes}: too few nodes had a free CPU within {_PLACEMENT_S:g} s")
 
     def _run_chunks(self, executions: list[Execution]) -> Iterator[list[tuple[Execution, ExecutionReport]]]:
         """The reports of each chunk, in the order in which they come."""
@@ -180,7 +180,7 @@ class RaySandbox:
         if flying or openings:
             ready, _ = self._ray.wait([*flying, *openings], timeout=None if flying else _JOIN_S)
         if not ready:
-            raise SandboxDied("no node with jails is left")
+            raise SandboxDied("no sandbox node is left")
         if ready[0] not in openings:
             return ready[0]
         try:
@@ -199,9 +199,9 @@ class RaySandbox:
                 raise ConfigError(f"on a node of the cluster: {error.cause}") from None
             if not isinstance(error.cause, SandboxError):
                 raise
-            raise SandboxError(f"a node of the cluster has no usable jails: {error.cause}") from None
+            raise SandboxError(f"a node of the cluster cannot open a sandbox: {error.cause}") from None
         except self._ray.exceptions.RayError as error:
-            raise SandboxDied(f"a node with jails was lost while it opened: {describe_error(error)}") from None
+            raise SandboxDied(f"a sandbox node was lost while it opened: {describe_error(error)}") from None
         node.is_open = True
         return level
 
@@ -212,9 +212,9 @@ class RaySandbox:
         cause = error.cause if isinstance(error, self._ray.exceptions.RayTaskError) else None
         if cause is not None and not isinstance(cause, SandboxDied):
             raise error
-        message = f"a node with jails was lost: {cause or describe_error(error)}"
+        message = f"a sandbox node was lost: {cause or describe_error(error)}"
         if self._remove_node(node):
-            log.warning("%s; its programs run elsewhere", message)
+            log.warning("%s; its programs move to other nodes", message)
             new = self._start_node(node.place)
             with self._lock:
                 self._nodes.append(new)

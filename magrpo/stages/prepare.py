@@ -59,8 +59,8 @@ class Room:
                 else:
                     continue
                 return (
-                    f"the prompt of agent {agent.name!r} has {length}, which with a completion of {max_new_tokens:,} "
-                    f"do not fit the context window of {window:,}"
+                    f"the prompt of agent {agent.name!r} has {length}, which do not fit the context window of "
+                    f"{window:,} together with a completion of {max_new_tokens:,}"
                 )
         return ""
 
@@ -79,17 +79,17 @@ def prepare(
         if faults:
             message = _describe_faults(faults)
             if not leave_out_long:
-                remedy = "set rollout.leave_out_long = true to leave such problems out, or lower rollout.max_new_tokens"
+                remedy = "set rollout.leave_out_long = true to skip such problems, or lower rollout.max_new_tokens"
                 raise ConfigError(f"problems: {message}; {remedy}")
-            log.warning("%d problems are left out: %s", len(faults), message)
+            log.warning("skipped %d problems: %s", len(faults), message)
             splits = {split: [p for p in members if p.task_id not in faults] for split, members in splits.items()}
     for split in ("train", "test"):
         if not splits.get(split):
-            raise ConfigError(f"problems: the split {split!r} is empty; ask for a larger one")
+            raise ConfigError(f"problems: the split {split!r} is empty; make it larger")
     if len(splits["train"]) < problems_per_iteration:
         raise ConfigError(
-            f"rollout.problems_per_iteration: {problems_per_iteration} problems are asked for, "
-            f"but the train split has {len(splits['train'])}"
+            f"rollout.problems_per_iteration = {problems_per_iteration}, "
+            f"but the train split has only {len(splits['train'])} problems"
         )
     seen: dict[str, str] = {}
     for split, members in splits.items():
@@ -103,7 +103,7 @@ def prepare(
 
 def _describe_faults(faults: Mapping[str, str]) -> str:
     (name, fault), *others = faults.items()
-    more = f" (and {len(others)} problems more do not fit)" if others else ""
+    more = f" (and {len(others)} more problems do not fit)" if others else ""
     return f"{quote_value(name)}: {fault}{more}"
 
 

@@ -50,8 +50,8 @@ def root_nodes(problems: Sequence[Problem], config: RolloutConfig) -> list[Node]
     sampling = sampling_params(config)
     if sampling.truncates and not sampling.keep_support:
         warnings.warn(
-            "rollout.top_p or rollout.top_k is on: tokens are drawn from a part of the policy's distribution, and the "
-            "gradient is biased; set rollout.keep_support = true",
+            "rollout.top_p or rollout.top_k is on: tokens are drawn from a truncated distribution, which biases the "
+            "gradient; set rollout.keep_support = true",
             stacklevel=2,
         )
     return [Node(problem, (), (), sampling, config.group_size) for problem in problems]

@@ -130,4 +130,4 @@ def _warn_of_tests(items: Sequence[JointTexts], reports: Sequence[Mapping[str, E
     if faults:
         task_id, message = next(iter(faults.items()))
         others = f" (and {len(faults) - 1} more problems)" if len(faults) > 1 else ""
-        log.warning("samples of problem %s%s are left out: %s", quote_value(task_id), others, message)
+        log.warning("skipped the samples of problem %s%s: %s", quote_value(task_id), others, message)

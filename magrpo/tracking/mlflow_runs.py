@@ -162,7 +162,9 @@ class MlflowSink:
         known = self._client.get_run(self.mlflow_run_id).data.params
         changed = sorted(key for key, value in values.items() if known.get(key, value) != value)
         if changed:
-            log.warning("tracking: the run was first recorded with other values of %s; those stay", ", ".join(changed))
+            log.warning(
+                "tracking: MLflow has other values of %s from an earlier attempt, and keeps them", ", ".join(changed)
+            )
         self._log_batches("params", [Param(key, value) for key, value in values.items() if key not in known])
 
     def _deliver_tags(self, records: Sequence[Record]) -> None:
@@ -192,7 +194,7 @@ class MlflowSink:
         for record in records:
             path = Path(record["path"])
             if not path.exists():
-                log.warning("tracking: artifact %s is gone and left out", path)
+                log.warning("tracking: artifact %s no longer exists and is skipped", path)
             elif path.is_dir():
                 self._client.log_artifacts(self.mlflow_run_id, str(path), record["folder"] or None)
             else:

@@ -148,7 +148,7 @@ class Spool:
                 shutil.copyfile(self._path, self.folder / DAMAGED)
                 draft.replace(self._path)
                 lost = num_lines - num_kept
-                log.warning("tracking: %d damaged lines of %s are left out; they stay in %s", lost, RECORDS, DAMAGED)
+                log.warning("tracking: skipped %d damaged lines of %s; they are kept in %s", lost, RECORDS, DAMAGED)
             else:
                 draft.unlink()
         return num_kept, size
@@ -297,7 +297,9 @@ class SpooledTracker:
             self._changed.notify()
         self._worker.join()
         if self.num_undelivered:
-            log.warning("tracking: %d records could not be delivered; they are kept", self.num_undelivered)
+            log.warning(
+                "tracking: %d records could not be delivered; they stay in the retry queue", self.num_undelivered
+            )
         self._spool.close()
 
     def next_step(self, prefix: str) -> int:
@@ -330,7 +332,7 @@ class SpooledTracker:
             self._spool.append(record)
         except OSError as error:
             if not self._failed_to_write:
-                log.warning("tracking: %s; the run goes on, and the next resume records what is missing", error)
+                log.warning("tracking: %s; the run continues, and the next resume records the missing values", error)
             self._failed_to_write = True
             return
         self._learn(record, self._spool.num_records)
@@ -383,7 +385,7 @@ class SpooledTracker:
                 self.is_connected = False
                 failures += 1
                 if failures == 1:
-                    log.warning("tracking: %s; the run goes on and its records are kept until it answers", error)
+                    log.warning("tracking: %s; the run continues, and its records wait in the retry queue", error)
             if closing and (failures or not self.num_undelivered):
                 return
 
@@ -419,7 +421,7 @@ class SpooledTracker:
                 for record in records:
                     self._deliver([record])
                 return
-            log.warning("tracking: a %s record was refused and left out: %s", records[0]["kind"], error)
+            log.warning("tracking: MLflow refused a %s record, which is skipped: %s", records[0]["kind"], error)
         self._spool.mark_sent(len(records))
 
 

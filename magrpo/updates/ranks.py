@@ -73,7 +73,7 @@ class RanksUpdates:
             except MicroBatchTooLarge as error:
                 smaller = {"micro_batch_tokens": int(str(error))}
             log.warning(
-                "a rank is out of memory; all begin anew with micro-batches of %(micro_batch_tokens)d tokens. Set "
+                "a rank is out of memory; all ranks restart with micro-batches of %(micro_batch_tokens)d tokens. Set "
                 "optim.micro_batch_tokens = %(micro_batch_tokens)d to start with them",
                 smaller,
             )

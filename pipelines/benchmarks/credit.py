@@ -53,11 +53,15 @@ def bench_credit(
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, "rollout.joint_mode=crossed", f"root={folder}"])
         if resolved.env.num_turns > 1 or resolved.rollout.crossed_pairs is not None:
-            raise ConfigError("bench credit measures one turn with all joint actions: no crossed_pairs, num_turns = 1")
+            raise ConfigError(
+                "bench credit measures one turn with all joint actions: remove crossed_pairs, set env.num_turns = 1"
+            )
         groups = score_batches(resolved, batches)
         complete = [group for group in groups if not any(turn.masked for turn in group.turns)]
         if len(complete) < 2:
-            raise ConfigError("bench credit: the sandbox failed on all problems, or all but one: nothing to compare")
+            raise ConfigError(
+                "bench credit: fewer than two problems are left to compare: the sandbox failed on the others"
+            )
         gradients = _compute_gradients(resolved, complete)
     console = Console(highlight=False, soft_wrap=True)
     console.print(_make_table(groups, batches, gradients, resolved.rollout.problems_per_iteration))
@@ -150,10 +154,10 @@ def multiply_gradients(
 
 
 def score_batches(config: RunConfig, number: int) -> list[Group]:
-    """Sample and score the first batches of a run, with untrained weights."""
+    """Sample and score the first batches of a run, with the weights before training."""
     store, groups = RunStore.create(config, "bench"), list[Group]()
     with (
-        RunConsole(RunState(number, config.reward.fraction)) as console,
+        RunConsole(RunState(number, config.reward)) as console,
         StageRunner(config, store, console, lambda _: None) as stages,
     ):
         untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]

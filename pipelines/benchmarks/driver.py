@@ -48,11 +48,11 @@ _WAVES = 4
 """Completions for each one in flight, as in a batch of 16,384 on these servers."""
 _ITERATIONS = 3
 _PREPARATION = "preparation of the answers"
-_ANSWERS = "rollout: answers asked for over HTTP, decoded, made actions"
-_READ = "samples read by the update, if it runs in this process"
+_ANSWERS = "rollout: requesting answers over HTTP, decoding them, building actions"
+_READ = "reading samples for the update, if it runs in this process"
 _STAGES: Mapping[Literal["rollout", "score", "credit"], str] = {
     "rollout": "rollout: prompts, files",
-    "score": "score: programs, prices, files",
+    "score": "score: programs, rewards, files",
     "credit": "credit: advantages, files",
 }
 
@@ -74,31 +74,33 @@ class DriverCosts:
 
 
 def bench_driver(*, completions: Positive = 2048, tokens: Positive = 512) -> int:
-    """Print what a completion costs the process of a run, with helper processes and without; the exit code is 0.
+    """Print the CPU time per completion of a run's process, with and without helper processes; the exit code is 0.
 
     Args:
-        completions: Completions of an iteration.
-        tokens: Tokens of each completion.
+        completions: Completions per iteration.
+        tokens: Tokens per completion.
     """
     costs = measure_driver(completions, tokens)
     with _no_helpers():
         alone = measure_driver(completions, tokens)
-    table = Table("ms of CPU a completion", "with helpers", "without", box=None)
+    table = Table("CPU ms per completion", "with helpers", "without", box=None)
     for column in table.columns[1:]:
         column.justify = "right"
     for part in costs.parts:
         table.add_row(part, f"{costs.parts[part]:.3f}", f"{alone.parts[part]:.3f}")
     table.add_row("all", f"{costs.total:.3f}", f"{alone.total:.3f}")
-    table.add_row("besides: " + _READ, f"{costs.besides:.3f}", f"{alone.besides:.3f}")
-    table.add_row("besides: in the helpers, with their start", f"{costs.helpers:.3f}", f"{alone.helpers:.3f}")
+    table.add_row("in addition: " + _READ, f"{costs.besides:.3f}", f"{alone.besides:.3f}")
+    table.add_row(
+        "in addition: helper processes, including their start", f"{costs.helpers:.3f}", f"{alone.helpers:.3f}"
+    )
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{completions:,} completions of {tokens:,} tokens from {NUM_SERVERS} servers")
     console.print(table)
     aim = AIM_MS * tokens / 512
     console.print(
-        f"{costs.total / aim:.2f} of the aim of {aim:.2f} ms, {costs.total / alone.total:.2f} of the time without "
-        f"helpers; one core lasts for {1e3 * tokens / costs.total:,.0f} tokens/s ({costs.total / 1e3 / tokens:.1e} s a "
-        "token)"
+        f"{costs.total / aim:.2f} of the target of {aim:.2f} ms, {costs.total / alone.total:.2f} of the time without "
+        f"helpers; one core keeps up with {1e3 * tokens / costs.total:,.0f} tokens/s "
+        f"({costs.total / 1e3 / tokens:.1e} s per token)"
     )
     return 0
 
@@ -118,7 +120,7 @@ def measure_driver(completions: int, tokens: int) -> DriverCosts:
         layout.keep_place(run, Place.model_validate({"engine": {"servers": servers.urls, "max_batch": max_batch}}))
         measured: list[dict[str, float]] = []
         with (
-            RunConsole(RunState(_ITERATIONS, config.reward.fraction)) as console,
+            RunConsole(RunState(_ITERATIONS, config.reward)) as console,
             StageRunner(config, run, console, lambda _: None) as stages,
         ):
             untrained = [stages.run_step(Step("prepare", 0), []), stages.run_step(Step("start", 0), [])]

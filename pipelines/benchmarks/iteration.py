@@ -56,7 +56,7 @@ def bench_iteration(
 
     Args:
         config: TOML file of a run that samples in its own process.
-        rounds: Number of times that each is timed, by turns.
+        rounds: Number of times that each of the two is timed, alternately.
     """
     with tempfile.TemporaryDirectory(prefix="magrpo-bench-") as folder:
         resolved = load_config(config, [*overrides, f"root={folder}"])
@@ -134,8 +134,8 @@ def _print_ratio(name: str, pairs: Sequence[tuple[float, float]]) -> None:
     interval = seed_interval([plain / ours for ours, plain in pairs])
     ours, plain = (median(pair[way] for pair in pairs) for way in (0, 1))
     Console(highlight=False, soft_wrap=True).print(
-        f"{name}: median {ours:.3f} s, plainly {plain:.3f} s; {interval.mean:.2f} times as fast "
-        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the aim is {AIM:g})"
+        f"{name}: median {ours:.3f} s, plain implementation {plain:.3f} s; {interval.mean:.2f} times as fast "
+        f"(95 %: {interval.low:.2f} to {interval.high:.2f}, {len(pairs)} pairs; the target is {AIM:g})"
     )
 
 

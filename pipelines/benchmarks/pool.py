@@ -40,12 +40,12 @@ _PROMPT_TOKENS = 48
 
 
 def bench_pool(*, completions: Positive = 256, tokens: Positive = 96, repetitions: Positive = 9) -> int:
-    """Start a vLLM server with the embedded model, sample one batch by turns on both ways, and print the ratio.
+    """Start a vLLM server with the embedded model, sample one batch alternately in both ways, and print the ratio.
 
     Args:
-        completions: Completions of the batch, all in flight at once.
-        tokens: Tokens of each completion.
-        repetitions: Pairs of measurements, 3 at least.
+        completions: Completions in the batch, all in flight at once.
+        tokens: Tokens per completion.
+        repetitions: Pairs of measurements, at least 3.
     """
     config = load_config(locate_config("embedded"), [])
     lineup = Lineup.open(config.agents, config.model, config.lora)
@@ -134,10 +134,10 @@ def print_ratio(pairs: Sequence[tuple[float, float]], batch: str) -> None:
     interval = seed_interval(ratios)
     pool, plain = (median(pair[way] for pair in pairs) for way in (0, 1))
     console = Console(highlight=False, soft_wrap=True)
-    console.print(f"{batch}, {len(pairs)} pairs, medians: {pool:.3f} s through the pool, {plain:.3f} s posted plainly")
+    console.print(f"{batch}, {len(pairs)} pairs, medians: {pool:.3f} s through the pool, {plain:.3f} s posted directly")
     console.print(
         f"ratio: median {median(ratios):.3f}, mean {interval.mean:.3f} "
-        f"(95 %: {interval.low:.3f} to {interval.high:.3f}); the aim is at most {1 + AIM:g}"
+        f"(95 %: {interval.low:.3f} to {interval.high:.3f}); the target is at most {1 + AIM:g}"
     )
 
 

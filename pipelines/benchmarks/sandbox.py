@@ -54,7 +54,7 @@ def bench_sandbox(*, workers: Positive = 2) -> int:
     """Print the figures of :func:`measure_sandbox` as a table; the exit code is 0.
 
     Args:
-        workers: Parallel jails.
+        workers: Parallel sandboxes.
     """
     measured = Column("measured", no_wrap=True, justify="right")
     table = Table(Column(no_wrap=True), measured, Column("target", no_wrap=True), Column(no_wrap=True), box=None)

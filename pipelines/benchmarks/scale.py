@@ -78,9 +78,9 @@ def bench_scale(
 
     Args:
         config: TOML file, or the name of one that ships.
-        place: TOML file that says where to run; by default one process.
-        rounds: Number of runs at each, by turns. Each loads everything anew.
-        output: File for the measured constants; by default rates.toml in the configuration's folder of runs.
+        place: Cluster file (TOML) that says where to run; by default one process.
+        rounds: Number of runs of each kind, alternately. Each loads everything again.
+        output: File for the measured constants; by default rates.toml in the configuration's run folder.
     """
     chosen = place or Place()
     settings = [*SETTINGS, *overrides, *(["engine.kind=vllm"] if chosen.engine.is_remote else [])]
@@ -183,7 +183,7 @@ def _is_free(place: Place) -> bool:
 
 
 def _build_table(title: str, measured: Measured) -> Table:
-    table = Table("", "s an iteration", "tokens/s", box=None, title=title, title_justify="left")
+    table = Table("", "s per iteration", "tokens/s", box=None, title=title, title_justify="left")
     for column in table.columns[1:]:
         column.justify = "right"
     for stage, seconds in {**measured.seconds, "all": measured.period_s}.items():
@@ -199,6 +199,6 @@ def _describe_use(measured: Measured, place: Place) -> str:
     beside = "" if _is_free(place) else ", generation and updates in its process included"
     return (
         f"idle: servers {idle['servers']:.0%}, ranks {idle['ranks']:.0%}\n"
-        f"driver's CPU: {measured.cpu_s * 1000:.2f} ms a completion of {measured.tokens / measured.completions:.0f} "
+        f"driver's CPU: {measured.cpu_s * 1000:.2f} ms per completion of {measured.tokens / measured.completions:.0f} "
         f"tokens{beside}\n"
     )

@@ -21,7 +21,7 @@ from magrpo.types import PENDING, ExecutionReport, Problem
 _COLUMN = 36
 """Columns that an agent's text needs beside another."""
 _NUM_FAILURES = 3
-_HOW_TO_RAISE = "an answer was cut off: allow more tokens with --set rollout.max_new_tokens=N, and train with as many"
+_HOW_TO_RAISE = "an answer was cut off: allow more tokens with --set rollout.max_new_tokens=N, here and in training"
 _CANDIDATE = re.compile(r"\bcandidate\b")
 _THEME = "ansi_dark"
 

@@ -35,10 +35,10 @@ Lines that begin with "assert" are its tests."""
 _TEXTS = "A problem is a text, ended by an empty line."
 _HELP = """
   /problem          the next held-out problem of the run
-  /problem ID       a problem of the run, by its id or a part of it
-  /problems [WORD]  ids of problems, of those that contain a word
+  /problem ID       a problem of the run: its id or a part of it
+  /problems [WORD]  list problem ids, or only those that contain a word
   /again            the last problem again, sampled at the training temperature
-  /prompts          show the prompt that each agent reads, or hide it again
+  /prompts          show or hide each agent's prompt
   /help             this text
   /quit             leave (also Ctrl-D)"""
 _COMMANDS = ("/problem", "/problems", "/again", "/prompts", "/help", "/quit")
@@ -86,16 +86,16 @@ def _choose_problem(asked: AskedTeam, question: Question) -> Problem | None:
     reward, text = asked.config.reward, question.text
     if question.problem is not None:
         if text is not None or question.tests:
-            raise ConfigError("--problem takes a problem of the run: leave out PROBLEM and --test")
+            raise ConfigError("--problem names a problem of the run: leave out PROBLEM and --test")
         return find_problem(load_asked_problems(asked), question.problem)
     if text is None and sys.stdin.isatty() and not question.as_json:
         if question.tests:
-            raise ConfigError("--test goes with a problem; in a session, type tests below the problem")
+            raise ConfigError("--test needs a problem; in a session, type tests below the problem")
         return None
     if text is None:
         text = "" if sys.stdin.isatty() else sys.stdin.read()
         if not text.strip():
-            raise ConfigError("ask needs a problem: PROBLEM, --problem ID, or a text on standard input")
+            raise ConfigError("ask needs a problem: PROBLEM, --problem ID, or text on standard input")
     return write_problem(text, question.tests, reward, asked.config.problems)
 
 
@@ -117,7 +117,9 @@ def _open_agents(asked: AskedTeam, with_untrained: bool) -> Iterator[AskedAgents
 def describe_shipped_bases(config: RunConfig) -> str:
     """What to expect of models that ship with the project, which are tiny; empty if none of the agents has one."""
     shipped = sorted({agent.model for agent in config.agents if locate_model(agent.model) != agent.model})
-    return f"{', '.join(shipped)} is a tiny model that knows only problems like those of its run" if shipped else ""
+    return (
+        f"{', '.join(shipped)} is a tiny model that can solve only problems like those of this run" if shipped else ""
+    )
 
 
 class Questioner:
@@ -142,7 +144,7 @@ class Questioner:
         prompts_shown: list[dict[str, str]] = []
         how = "" if seed is None else f", sampled with seed {seed}"
         for title, team in self._teams.items():
-            self.view.show_heading((self.asked.title if title == "trained" else "untrained agents") + how)
+            self.view.show_heading((self.asked.title if title == "trained" else "before training") + how)
             for answer in self._answer_turns(team, problem, seed):
                 prompts = self._agents.read_prompts(answer.steps[-1])
                 if self.shows_prompts and prompts not in prompts_shown:
@@ -169,7 +171,7 @@ class Questioner:
         if problem.task_id != TASK_ID:
             return ""
         if problem.tags:
-            return "in the words of the training problems: its name and its tests are made as theirs are"
+            return "worded like the training problems: function name and tests are generated as for them"
         unknown = explain_words(problem, self.asked.config.problems)
         known_by_all = isinstance(self.asked.config.problems, ReadsSentences) and not unknown
         tiny = "" if known_by_all else describe_shipped_bases(self.asked.config)
@@ -208,10 +210,10 @@ class Session:
         readline.parse_and_bind("tab: complete")
         agents = " and ".join(agent.name for agent in self._asked.config.agents)
         self._console.print(Text(f"{self._asked.title}: {agents}"))
-        self._console.print(Text("Type a problem, or /problem for one of the run, /help, /quit. One of the run:"))
+        self._console.print(Text("Type a problem, /problem for one of the run, /help or /quit. A problem of the run:"))
         self._questioner.view.show_problem(next(iter(self._held_out.values())))
         if tiny := describe_shipped_bases(self._asked.config):
-            self._questioner.view.show_remark(f"{tiny}: write yours in the same words")
+            self._questioner.view.show_remark(f"{tiny}: word your problem like these")
         while (typed := self._read_problem()) is not None:
             try:
                 if not self._handle(typed):

@@ -56,8 +56,8 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
     """Compare runs, or sweeps, by name; the exit code, 0. Raises ConfigError for names that cannot be compared.
 
     Args:
-        run: Ids of runs, or names of sweeps; differences are to the first.
-        output: Folder of the files written; by default ROOT/comparisons/RUN-vs-RUN.
+        run: Ids of runs, or names of sweeps; each is compared with the first.
+        output: Folder to write to; by default ROOT/comparisons/RUN-vs-RUN.
     """
     names = run
     if not 2 <= len(names) <= len(COLOURS):
@@ -70,14 +70,16 @@ def compare_runs(*run: RunId, output: Path | None = None, as_json: Json = False,
         console.width = 160
     sweeps = [name for name in names if (root / "sweeps" / name).is_dir()]
     if sweeps and len(sweeps) < len(names):
-        raise ConfigError(f"compare: {sweeps[0]} is a sweep, others are not; compare it with sweeps")
+        raise ConfigError(f"compare: {sweeps[0]} is a sweep, but the others are not; compare sweeps only with sweeps")
     if sweeps:
         tree = _compare_sweeps(names, root, folder, console)
     else:
         stores = [RunStore.open(root, name) for name in names]
         tables = [store.run_id for store in stores if makes_tables(store.config())]
         if tables and len(tables) < len(stores):
-            raise ConfigError(f"compare: run {tables[0]} holds baselines, others do not; compare it with runs like it")
+            raise ConfigError(
+                f"compare: run {tables[0]} compares baselines, but the others do not; compare only like with like"
+            )
         compare = _compare_baselines if tables else _compare_trainings
         tree = compare(stores, root, folder, console)
     if as_json:
@@ -191,7 +193,7 @@ def _write_comparison(
 
 
 def _print_written(page: Path, console: Console) -> None:
-    console.print(f"page: {shorten_path(page)}; pictures beside it", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; pictures in the same folder", soft_wrap=True, markup=False)
 
 
 def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, console: Console) -> dict[str, Any]:
@@ -206,7 +208,9 @@ def _compare_baselines(stores: Sequence[RunStore], root: Path, folder: Path, con
     for store, task_ids in zip(stores, problems, strict=True):
         if task_ids != problems[0]:
             first = stores[0].run_id
-            raise ConfigError(f"run {store.run_id} was not evaluated on the problems of {first}: they do not compare")
+            raise ConfigError(
+                f"run {store.run_id} was evaluated on other problems than {first}, so they cannot be compared"
+            )
     pooled = pool_baselines(runs, {name: entry.title for name, entry in BASELINES.items()})
     names = {result.row.name for result in pooled}
     rows = [result.row.name for results in runs for result in results]

@@ -35,7 +35,7 @@ def show_config(topic: Topic | None = None, /, *overrides: Overrides) -> int:
     """Print what ``topic`` is about; the exit code is 0. Raises ConfigError for an unknown topic.
 
     Args:
-        topic: A section (rollout) or a key (train.seed) to explain, all, or a configuration, whose values are printed.
+        topic: A section (rollout), a key (train.seed) or all to explain; or a configuration, to print its values.
     """
     if topic is None:
         print_wrapped(_format_overview())

@@ -41,9 +41,9 @@ def write_own_config(
 
     Args:
         file: File to write.
-        start: Shipped configuration to begin with.
+        start: Shipped configuration to start from.
         model: Base model of the agents: a folder, a hub id, or a shipped model.
-        weights: What every agent trains: an adapter of its own, one shared adapter, or all weights.
+        weights: What each agent trains: its own adapter, one shared adapter, or all weights.
         device: Device of the run.
         iterations: Number of training iterations.
     """
@@ -51,14 +51,14 @@ def write_own_config(
         raise ConfigError(f"{file} exists: choose another name, or remove it")
     if not sys.stdin.isatty() and None in (start, model, weights, device, iterations):
         raise ConfigError(
-            "config init asks questions, which needs a terminal; "
-            "or answer all of them: --start, --model, --weights, --device, --iterations"
+            "config init asks questions, so it needs a terminal; "
+            "or give all answers as flags: --start, --model, --weights, --device, --iterations"
         )
     console = Console(highlight=False)
     if start is None:
         for name in list_shipped():
             console.print(f"  {name:<20} {read_title(name)}", markup=False)
-        start = Prompt.ask("Which of these is nearest to yours", choices=list_shipped(), default="embedded")
+        start = Prompt.ask("Which of these is closest to what you want", choices=list_shipped(), default="embedded")
     if start not in list_shipped():
         raise ConfigError(f"--start {start!r}: {list_choices(start, list_shipped())}")
     tree = tomllib.loads((CONFIGS / f"{start}.toml").read_text(encoding="utf-8"))
@@ -74,7 +74,7 @@ def write_own_config(
     tree.setdefault("model", {})["device"] = device
     tree.setdefault("train", {})["num_iterations"] = iterations
     RunConfig.model_validate(tree)
-    title = f"{read_title(start)}\n# Begun from the shipped configuration {start}."
+    title = f"{read_title(start)}\n# Based on the shipped configuration {start}."
     file.write_text("\n".join(format_commented(tree, title)) + "\n", encoding="utf-8")
     magrpo = find_command("magrpo")
     console.print(f"written to {file}; next:", markup=False)
@@ -95,7 +95,7 @@ def format_commented(tree: Mapping[str, Any], title: str) -> Iterator[str]:
     schema = read_schema()
     yield f"#:schema {SCHEMA_FILE.as_uri()}"
     yield f"# {title}"
-    yield "# Every key that is not here has its default: magrpo config show"
+    yield "# Keys that are not listed here keep their defaults: magrpo config show"
     for section, value in tree.items():
         for index, table in enumerate(value if isinstance(value, list) else [value]):
             yield ""

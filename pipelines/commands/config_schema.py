@@ -54,7 +54,7 @@ def _list_variants(section: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         inner |= variant.pop("$defs", {})
         variant["properties"]["kind"] = {"const": kind, "description": variant["description"]}
         variants.append(variant)
-    own = "Name of a class of your own: package.module:Class. Its other keys are the fields of the class."
+    own = "Your own class: package.module:Class. The other keys are its fields."
     kind_of_own = {"type": "string", "pattern": "^[^:]+:[^:]+$", "description": own}
     return [*variants, {"type": "object", "properties": {"kind": kind_of_own}, "required": ["kind"]}], inner
 

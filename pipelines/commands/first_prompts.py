@@ -69,7 +69,7 @@ def _show_prompt(team: Team, lineup: Lineup, agent: str, problem: Problem) -> It
     """The prompt of an agent for a problem, special tokens included; a long one without its middle."""
     role = team.roles[agent]
     if role not in team.env.acting(0):
-        yield f"prompt   {agent} acts in a later turn, and reads what others answered before"
+        yield f"prompt   {agent} acts in a later turn and reads the earlier answers"
         return
     token_ids = lineup.render(agent, team.env.observe(problem, role, (), agent))
     text = str(lineup.tokenizer(agent).decode(list(token_ids), skip_special_tokens=False))
@@ -83,4 +83,4 @@ def shorten_middle(text: str) -> str:
     if left_out <= 0:
         return text
     half = _MAX_CHARS // 2
-    return f"{text[:half]} ... ({left_out:,} characters left out) ... {text[-half:]}"
+    return f"{text[:half]} ... ({left_out:,} characters omitted) ... {text[-half:]}"

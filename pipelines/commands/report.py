@@ -27,8 +27,8 @@ def open_report(
     """Print where the report of a run is and open it in the browser, if there is a display; the exit code is 0.
 
     Args:
-        run: Id of a run, or its folder. Of a run that is not finished, the report shows the evaluations so far.
-        rebuild: Write the page again from the evaluations, for instance with a newer version of magrpo.
+        run: Id of a run, or its folder. For an unfinished run, the report shows the evaluations so far.
+        rebuild: Write the page again from the evaluations, for example with a newer version of magrpo.
         no_browser: Only print the path.
     """
     store = locate_run(run, root)

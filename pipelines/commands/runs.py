@@ -53,13 +53,13 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
         try:
             in_folder.append(summarize_folder(path.parent))
         except (ConfigError, OSError) as error:
-            print(f"magrpo: left out: {error}", file=sys.stderr)
+            print(f"magrpo: skipped: {error}", file=sys.stderr)
     uri = ""
     try:
         uri = tracking_uri(TrackingConfig(), root)
         elsewhere += map(_summarize_record, recorded_runs(uri, leave_out={path.name for path in root.glob("*")}))
     except (Unavailable, ConfigError) as error:
-        print(f"magrpo: {error}; only the runs of {root} are listed", file=sys.stderr)
+        print(f"magrpo: {error}; only the runs in {root} are listed", file=sys.stderr)
     runs = sorted([*in_folder, *elsewhere], key=lambda run: run.started_s, reverse=True)
     if as_json:
         print(json.dumps([_describe_summary(run) for run in runs], indent=2))
@@ -72,7 +72,9 @@ def list_runs(*, as_json: Json = False, root: Root = Path("runs")) -> int:
         console.width = 200  # files and pipes have no width
     console.print(format_runs(runs, console.width))
     if elsewhere:
-        console.print(f"elsewhere: recorded in {hide_password(uri)}, no folder in {root}", soft_wrap=True, markup=False)
+        console.print(
+            f"elsewhere: recorded in {hide_password(uri)}, without a folder in {root}", soft_wrap=True, markup=False
+        )
     return 0
 
 
@@ -80,7 +82,7 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
     """Deliver the tracking records of a run that its store lacks; the exit code is 1 if some still wait.
 
     Args:
-        run: Id of a run that no process works on.
+        run: Id of a run that no process is working on.
     """
     store = RunStore.open(root, run)
     with hold_run(store):
@@ -88,9 +90,9 @@ def sync_run(run: RunId, /, *, root: Root = Path("runs")) -> int:
         tracker.flush()
     if not tracker.is_connected or tracker.num_undelivered:
         waiting = format_count(tracker.num_undelivered, "records") if tracker.num_undelivered else "the records"
-        print(f"{waiting} of {run} still waiting for {hide_password(tracker.uri)}")
+        print(f"{waiting} of {run} still wait in the retry queue for {hide_password(tracker.uri)}")
         return 1
-    print(f"every record of {run} is delivered")
+    print(f"all records of {run} are delivered")
     return 0
 
 

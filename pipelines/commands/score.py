@@ -73,7 +73,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
     Args:
         overrides: Options of the reward and the sandbox: reward.key=value, sandbox.key=value.
         problems: JSON lines (.gz too) with task_id, prompt, entry_point, test, and optionally canonical_solution.
-        completions: JSON lines (.gz too) with task_id and completions, an object with the texts of helper and main.
+        completions: JSON lines (.gz too) with task_id and completions, an object with the answers of helper and main.
             A task may have several lines.
         output: One JSON line for each line of completions, in order: task_id, index, status, tests_passed,
             tests_total, reward, parts, level, duration_s, forgeable.
@@ -92,7 +92,7 @@ def score_files(*overrides: Overrides, problems: Path, completions: Path, output
         _open(output, "wb") as file,
         Progress(*columns, console=console, transient=True) as bar,
     ):
-        label = f"scoring at level {sandbox.level}"
+        label = f"scoring at isolation level {sandbox.level}"
         task = bar.add_task(label, total=len(lines))
 
         def count_programs(number: int) -> None:  # completions finish by the chunk, programs one by one

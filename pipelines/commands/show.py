@@ -129,7 +129,7 @@ def _print_screen(
         print_commands("next:", suggest_commands(store), console)
     else:
         command = f"{find_command('magrpo')} train --resume {store.run_id} --root {shorten_path(store.path.parent)}"
-        print_commands("next:", {command: "go on where it stopped"}, console)
+        print_commands("next:", {command: "resume it where it stopped"}, console)
 
 
 def _evaluations_table(reports: Sequence[EvalReport], *, narrow: bool) -> Table:

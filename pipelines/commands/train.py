@@ -79,7 +79,7 @@ def train_run(
         if is_new and was_refused(store, error):
             _remove_run(store)
         elif not isinstance(error, ConfigError):
-            stopped = f"the run stopped; every committed stage is kept. To resume once the cause is gone:\n  {resume}"
+            stopped = f"the run stopped; finished work is kept. Fix the cause, then resume with:\n  {resume}"
             Console(stderr=True, highlight=False, soft_wrap=True).print(stopped, markup=False)
         raise
     console.quiet = False
@@ -124,7 +124,9 @@ def launch_sweep(sweep: Sweep, place: Place | None = None, *, local: bool) -> in
     for run_id, reason in failures.items():
         console.print(f"failed: {run_id}: {reason}", markup=False)
     if failures:
-        console.print(f"tracebacks: {folder}/RUN.error.txt. To retry these:\n  {resume}", markup=False, soft_wrap=True)
+        console.print(
+            f"tracebacks: {folder}/RUN.error.txt. To retry these runs:\n  {resume}", markup=False, soft_wrap=True
+        )
     return 1 if failures else 0
 
 
@@ -144,13 +146,13 @@ def serve_schedule(
             server.wait_until_ready()
         with suppress(KeyboardInterrupt, CancelledError):
             serve_flow(config, overrides, timetable, name, limit, place)
-    print("stopped; when this schedule is served again, one run makes up for all runs missed until then")
+    print("stopped; when you start this schedule again, one run replaces all runs missed in between")
     return 0
 
 
 def _tell_interrupt(error: KeyboardInterrupt, resume: str, console: Console) -> int:
     """Print how the command ended and how to resume it; returns its exit code."""
-    text = f"\n{describe_interrupt(error)}; every committed stage is kept. To resume:\n  {resume}"
+    text = f"\n{describe_interrupt(error)}; finished work is kept. Resume with:\n  {resume}"
     console.print(text, markup=False, soft_wrap=True)
     return find_exit_code(error)
 

@@ -31,7 +31,7 @@ def make_base_model(
             raise ConfigError(f"{override!r}: an override is written key=value")
     config = validate_config(WarmStartConfig, {}, overrides, "recipe")
     if output.exists():
-        raise ConfigError(f"{output}: already exists; remove it, or give another --output")
+        raise ConfigError(f"{output}: already exists; remove it, or choose another --output")
     console = Console(highlight=False, soft_wrap=True)
     work = output.with_name(f".{output.name}.partial")
     work.mkdir(parents=True, exist_ok=True)

@@ -59,7 +59,7 @@ class Teams:
     def trained(self) -> Team:
         """The run after training. Raises LeftOut if there is none."""
         if self.run is None:
-            raise LeftOut(f"{self.source} is a configuration: its agents are untrained")
+            raise LeftOut(f"{self.source} is a configuration, not a run: its agents are not trained")
         return self.run
 
 
@@ -77,7 +77,7 @@ def seat_agents(
             yield "", "", teams.trained.agents_for(roles)
         case "single":
             if teams.single is None:
-                raise LeftOut("no run of a single trained agent is given; --single-run RUN")
+                raise LeftOut("needs a run that trained a single agent: --single-run RUN")
             yield "", f" ({teams.single.name})", teams.single.agents_for(roles)
         case "swap":
             first, *others = teams.trained.partners_for(roles)
@@ -92,7 +92,7 @@ def seat_agents(
                 yield f"_{agent.name}", f": {agent.name} trained, partner untrained", seats
         case "partners":  # the first role of one run with the other roles of another
             if not teams.partners:
-                raise LeftOut("no other run is given; --partner RUN")
+                raise LeftOut("needs another run: --partner RUN")
             teams.trained.partners_for(roles)
             pairs = itertools.product([teams.trained, *teams.partners], repeat=2)
             for one, other in itertools.islice(pairs, 1, None):  # the first pair is the run itself
@@ -174,14 +174,14 @@ def with_baselines(config: RunConfig, names: Sequence[str], teams: Teams) -> Run
 def _make_rows(name: str, config: RunConfig, teams: Teams) -> Iterator[BaselineRow]:
     entry = BASELINES[name]
     if entry.tasks and config.reward.kind not in entry.tasks:
-        raise LeftOut(f"it goes with a reward of {', '.join(entry.tasks)}, not {config.reward.kind}")
+        raise LeftOut(f"it needs the reward {' or '.join(entry.tasks)}, not {config.reward.kind}")
     at_once = {"kind": "coding"} if entry.blind and config.env.kind == "sequential" else {}
     env = _change_plugin("env", config.env, {**entry.env, **at_once})
     roles, num_turns = env.roles(), config.env.num_turns
     stop_above = None
     if entry.oracle != "none":
         if num_turns == 1:
-            raise LeftOut("the run takes one turn: there is none to stop before, or to replace by another try")
+            raise LeftOut("the run has a single turn, so there is no later turn to skip or to retry instead")
         stop_above = config.eval.stop_above
         if stop_above is None:  # just below the largest reward; a fraction is linear in the reward
             least = float(config.reward.fraction(0.0))

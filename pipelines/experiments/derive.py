@@ -42,7 +42,7 @@ class Source:
         if Path(self.run).suffix != ".toml" and not is_shipped:
             return None
         if self.checkpoint is not None:
-            raise ConfigError("--checkpoint goes with the id of a run; agents of a configuration file are untrained")
+            raise ConfigError("--checkpoint needs the id of a run; a configuration has no checkpoints")
         return load_config(locate_config(self.run), [*self.overrides, "train.num_iterations=0", f"root={self.root}"])
 
 
@@ -138,7 +138,7 @@ def _find_checkpoint(run: RunStore, iteration: int | None) -> int:
     if not known:
         raise ConfigError(f"run {run.run_id} has no checkpoint yet")
     if iteration is not None and iteration not in known:
-        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has {list_iterations(known)}")
+        raise ConfigError(f"--checkpoint {iteration}: run {run.run_id} has checkpoints {list_iterations(known)}")
     return known[-1] if iteration is None else iteration
 
 

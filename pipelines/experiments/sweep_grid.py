@@ -73,7 +73,7 @@ def plan_sweep(
     """
     grid = dict(map(_parse_setting, settings))
     if len(grid) < len(settings):
-        raise ConfigError("--set: a key is given twice; write its values behind one: section.key=value,value")
+        raise ConfigError("--set: a key is given twice; list all its values once: section.key=value,value")
     fixed = [*overrides, *([f"root={root}"] if root else [])]
     name = name or f"sweep-{datetime.now(UTC):%Y%m%d-%H%M%S}"
     combinations = [dict(zip(grid, values, strict=True)) for values in itertools.product(*grid.values())]
@@ -103,7 +103,7 @@ def _parse_setting(setting: str) -> tuple[str, list[str]]:
     key, equals, text = setting.partition("=")
     values = re.findall(r"""(?:[^,\["']|\[[^\]]*\]|"[^"]*"|'[^']*')+""", text)
     if not key or not equals or not values:
-        raise ConfigError(f"--set {setting!r}: is written section.key=value,value")
+        raise ConfigError(f"--set {setting!r}: must be written section.key=value,value")
     if key in ("train.seed", "root"):
         raise ConfigError(f"--set {key}: use {'--seeds' if key == 'train.seed' else '--root'}")
     return key, list(dict.fromkeys(value.strip() for value in values))

@@ -23,8 +23,8 @@ from pipelines.environment import shorten_path
 from pipelines.experiments.sweep_grid import Sweep
 
 _NOTE = (
-    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has the interval "
-    "over problems in its place, which says nothing about other seeds."
+    "Means over seeds, 95 % intervals for new seeds on new problems. A setting with one finished seed has an interval "
+    "over problems instead, which says nothing about other seeds."
 )
 Averages = Mapping[str, Sequence[EvalReport]]
 """The evaluations of each setting, averaged over its seeds."""
@@ -107,7 +107,7 @@ def write_sweep_report(sweep: Sweep, console: Console) -> list[Path]:
     _write_csv(rows, done, means)
     print_tables([setting_table(named)], console)
     print_banners(verdicts, console)
-    console.print(f"page: {shorten_path(page)}; sweep.csv and curves beside it", soft_wrap=True, markup=False)
+    console.print(f"page: {shorten_path(page)}; sweep.csv and curves in the same folder", soft_wrap=True, markup=False)
     return [page, rows, *pictures]
 
 

@@ -35,7 +35,7 @@ _PR_SET_PDEATHSIG = 1
 _START_S = 120.0
 _TIMEOUT_S = 5.0
 _JSON = "application/json"
-_NO_ADDRESS = "it is no address such as http://127.0.0.1:4200/api"
+_NO_ADDRESS = "it is not an address such as http://127.0.0.1:4200/api"
 _REMEDY = "; start that server, unset the variable, or run with --local"
 _CHOSEN_S = 30.0
 """Seconds within which a server that the user has chosen must answer."""
@@ -139,7 +139,7 @@ def find_fault(url: str) -> str:
     except (OSError, HTTPException) as error:
         reason = error.reason if isinstance(error, URLError) else error
         return f"it does not answer ({reason})"
-    return "" if kind == _JSON else f"it answers {kind}, so it is not Prefect's API, whose address ends in /api"
+    return "" if kind == _JSON else f"it answers {kind}, so it is not Prefect's API; the address must end in /api"
 
 
 def _wait_for_chosen(url: str) -> None:

@@ -50,7 +50,7 @@ class ProgressPage(Observer):
         self._thread = threading.Thread(target=self._update_page, args=(client,), name="magrpo-artifacts", daemon=True)
         self._thread.start()
         if not (place := read_place(attempt.store)).is_default:
-            self._say(f"at {place.describe()}")
+            self._say(f"place: {place.describe()}")
 
     def step_finished(self, step: Step) -> None:
         if line := self._attempt.state.finished_lines.get(step):
@@ -69,7 +69,7 @@ class ProgressPage(Observer):
         self._over.set()
         self._thread.join(PATIENCE_S)
         if self._thread.is_alive():
-            log.warning("Prefect's page of the run is not complete: its server took longer than %.0f s", PATIENCE_S)
+            log.warning("Prefect's page of the run is incomplete: its server took longer than %.0f s", PATIENCE_S)
 
     def _update_page(self, client: SyncPrefectClient) -> None:
         warned = over = False
@@ -114,7 +114,7 @@ class ProgressPage(Observer):
 
     def _mlflow_link(self) -> str:
         command, page = self._attempt.mlflow_page()
-        return f"MLflow: [{page}]({page})" + (f", served by `{command}`" if command else "") if page else ""
+        return f"MLflow: [{page}]({page})" + (f", after starting `{command}`" if command else "") if page else ""
 
     def _closing_tables(self) -> str:
         """The verdict of the finished run and the first table of its report, in Markdown."""

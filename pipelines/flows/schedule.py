@@ -44,10 +44,10 @@ ServerSchedule = CronSchedule | IntervalSchedule | RRuleSchedule
 FLOW = "magrpo-scheduled"
 TITLES = {
     "config": "Configuration",
-    "overrides": "Overrides of the configuration",
-    "root": "Folder of runs",
-    "name": "Name of the runs",
-    "place": "Place: where it runs",
+    "overrides": "Configuration overrides",
+    "root": "Run folder",
+    "name": "Run name prefix",
+    "place": "Cluster file (place)",
 }
 """Titles of the parameters on Prefect's form."""
 _CATCH_UP = timedelta(days=366)
@@ -80,16 +80,16 @@ def scheduled(config: str, overrides: list[str], root: str, name: str, place: st
     """One scheduled training run, instead of all that are due. A retry resumes it at its first uncommitted stage.
 
     Args:
-        config: TOML file on the machine that trains, or the name of a configuration that ships. Read for every run.
-        overrides: Changes of the configuration, each written section.key=value, such as train.seed=1.
-        root: Folder of run directories on the machine that trains.
-        name: Prefix of the run's name; the date and time at which it was due follow.
-        place: TOML file on the machine that trains that says where to run; empty: in one process there.
+        config: TOML file on the training machine, or the name of a shipped configuration. Read for every run.
+        overrides: Changes to the configuration, each written section.key=value, such as train.seed=1.
+        root: Folder of run directories on the training machine.
+        name: Prefix of the run's name; its due date and time are appended.
+        place: Cluster file on the training machine that says where to run; empty: one process there.
     """
     due = flow_run.scheduled_start_time.astimezone(UTC)
     with get_client(sync_client=True) as client:
         for waiting in _read_due_runs(client, deployment.id, after=due - _CATCH_UP, waiting=True):
-            message = f"left out: the run of {name} due at {due} makes up for it"
+            message = f"skipped: the run of {name} due at {due} replaces it"
             client.set_flow_run_state(waiting.id, Cancelled(message=message), force=True)
     run_id = f"{name}-{due:%Y%m%d-%H%M%S}"
     store = RunStore(Path(root), run_id)
@@ -131,10 +131,10 @@ def serve_flow(
     console = Console(highlight=False, soft_wrap=True, markup=False)
     console.print(f"serving {name}: next runs at {times or 'no time'} ({zone})")
     if missed is not None:
-        console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run for it starts now")
+        console.print(f"missed: {missed.astimezone(zone):%a %Y-%m-%d %H:%M:%S}; a run starts now to make up for it")
     console.print(f"runs:    {root}/{name}-*")
     console.print(f"page:    {api.removesuffix('/api')}")
-    console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nCtrl-C ends it")
+    console.print(f"at once: PREFECT_API_URL={api} prefect deployment run '{FLOW}/{name}'\nPress Ctrl-C to stop")
     asyncio.run(_run_until_interrupted(runner))
 
 

@@ -43,5 +43,5 @@ def parse_interval(text: str) -> timedelta:
     """The time in ``text``; ConfigError if it is none."""
     parts = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text.strip())
     if parts is None or float(parts[1]) == 0:
-        raise ConfigError(f"--interval {text!r}: an interval is a number above 0 and a unit: 90s, 30m, 6h or 1d")
+        raise ConfigError(f"--interval {text!r}: an interval is a positive number and a unit: 90s, 30m, 6h or 1d")
     return timedelta(**{_UNITS[parts[2]]: float(parts[1])})

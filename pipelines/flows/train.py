@@ -93,14 +93,14 @@ def name_server() -> Iterator[None]:
     except HTTPError as error:
         reason = str(error).partition("\n")[0] or type(error).__name__
         where = hide_password(PREFECT_API_URL.value() or "")
-        raise ServerError(f"the Prefect server at {where} failed (PREFECT_API_URL): {reason}") from error
+        raise ServerError(f"the Prefect server at {where} (PREFECT_API_URL) failed: {reason}") from error
 
 
 def is_transient(_task: Any, task_run: TaskRun, state: State[Any]) -> bool:
     """Whether to retry a failed step; logs that it will. Prefect asks only while retries are left."""
     error = state.result(raise_on_failure=False)
     if isinstance(error, TRANSIENT):
-        log.warning("%s failed and is tried again: %s", task_run.name, error)
+        log.warning("%s failed, retrying: %s", task_run.name, error)
     return isinstance(error, TRANSIENT)
 
 

@@ -31,7 +31,9 @@ def check_gpu(config: Path, overrides: Sequence[str], only: Sequence[str], root:
         if name not in names:
             raise ConfigError(f"--only {name}: no such step; {list_choices(name, names)}")
     if load_config(config, overrides).model.device == "cuda" and not has_gpu():
-        raise ConfigError(f"{config} needs a GPU, and PyTorch sees none; magrpo doctor --gpu without it says why")
+        raise ConfigError(
+            f"{config} needs a GPU, but PyTorch sees none; magrpo doctor --gpu without CONFIG reports the reason"
+        )
     console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
     root.mkdir(parents=True, exist_ok=True)
     folder = (
@@ -55,10 +57,10 @@ def check_gpu(config: Path, overrides: Sequence[str], only: Sequence[str], root:
         if step.name == "machine" and reports[-1].failure and has_gpu():
             break
     failure = find_failure(reports)
-    console.print(f"\n{JSON_FILE} and {MARKDOWN_FILE} hold the results")
+    console.print(f"\nresults: {JSON_FILE} and {MARKDOWN_FILE}")
     if failure is None:
         shutil.rmtree(folder)
-        console.print("the GPU is fit for training")
+        console.print("the GPU is ready for training")
         return 0
     console.print(escape(f"failed: {failure.name}: {failure.found}\n-> {failure.remedy}\nfiles of the steps: {folder}"))
     return 1

@@ -20,7 +20,7 @@ LOGP_BOUND = 2e-6, 1e-6
 """Absolute and relative error of log-probabilities (docs/kernels.md)."""
 GRADIENT_BOUND = {torch.float32: 1e-4, torch.bfloat16: 1e-2, torch.float16: 1e-3}
 """Of the largest element of a row, beside 1e-5 over the temperature."""
-REMEDY = "train with algo.kernel=torch, and report it with gpu-report.json: docs/kernels.md says what it must compute"
+REMEDY = "train with algo.kernel=torch, and report it with gpu-report.json: docs/kernels.md defines the correct result"
 FORMS = ("reinforce", "ratio", "kl", "ratio and kl", "support")
 MODE = LossOptions(clip_low=0.2, clip_high=0.3, checked=True, impl="triton")
 

@@ -42,7 +42,7 @@ def _list_results(report: dict[str, Any], ceilings: Ceilings) -> Iterator[Result
     for title, (ratio, aim) in report["ratios"].items():
         measured = report["logits in" if title == bench.LOOP else title]
         seconds = measured["medians_s"][measured["ours"]]
-        against = {bench.HALF: "the time of none", bench.LOOP: "the loop"}.get(title, "the floor")
+        against = {bench.HALF: "the time with no such groups", bench.LOOP: "the loop"}.get(title, "the floor")
         found = f"{1e3 * seconds:.4g} ms, {ratio:.3g} of {against}"
         expected = f"at most {aim:.3g}; {1e3 * expect_seconds(title, args, ceilings):.4g} ms by the ceilings"
         verdict: Verdict = "ok" if ratio <= aim else "missed"

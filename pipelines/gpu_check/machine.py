@@ -37,7 +37,7 @@ def check_machine(setting: Setting) -> Iterator[Result]:
     weights = sum(sizes.get(purpose, 0.0) for purpose in POLICY)
     memory = psutil.virtual_memory().available
     found, expected = f"{memory / GIB:.1f} GiB free", f"{2 * weights / GIB:.1f} GiB: twice the weights"
-    yield judge("memory of the host", found, expected, memory >= 2 * weights, "free some, or take a smaller base model")
+    yield judge("memory of the host", found, expected, memory >= 2 * weights, "free some, or use a smaller base model")
     obstacle = find_obstacle("cpu" if setting.is_small else "cuda")
     found = f"{obstacle}; samples with engine.kind=transformers" if obstacle else "installed"
     yield Result("vLLM", found, verdict="note")
@@ -65,10 +65,10 @@ def _check_gpu(setting: Setting) -> Iterator[Result]:
     yield judge("driver", driver or "unknown: no nvidia-smi", f"{MIN_DRIVER} or newer", is_new, remedy)
     yield Result("CUDA of torch", str(torch.version.cuda), verdict="note")
     name = f"{properties.name}, sm_{capability[0]}{capability[1]}, {properties.multi_processor_count} multiprocessors"
-    yield judge("GPU", name, "sm_80 or newer", capability >= MIN_CAPABILITY, "take an Ampere card or a newer one")
+    yield judge("GPU", name, "sm_80 or newer", capability >= MIN_CAPABILITY, "use an Ampere card or a newer one")
     free, total = (size / GIB for size in torch.cuda.mem_get_info(setting.device))
     found, expected = f"{free:.1f} of {total:.1f} GiB free", f"{MIN_GIB} GiB or more, nearly all of it free"
-    remedy = "end the other processes on the card (nvidia-smi lists them), or take a larger card"
+    remedy = "end the other processes on the card (nvidia-smi lists them), or use a larger card"
     yield judge("memory of the card", found, expected, free >= max(MIN_GIB, 0.9 * total), remedy)
     yield _check_estimate(setting, total * GIB)
 
@@ -90,5 +90,5 @@ def _explain_missing_gpu() -> Iterator[Result]:
         remedy = f"make setup GPU=1 in a clone; if that does not help, install driver {MIN_DRIVER} or newer"
         found = f"there, but torch {torch.__version__} cannot use it (driver {find_driver() or 'unknown'})"
     else:
-        found, remedy = "none", "run it on a machine with an NVIDIA GPU; on this one the steps run small, on the CPU"
+        found, remedy = "none", "run it on a machine with an NVIDIA GPU; here the steps run at a small size on the CPU"
     yield Result("GPU", found, "one that PyTorch can use", "failed", remedy)

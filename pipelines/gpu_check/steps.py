@@ -34,8 +34,8 @@ STEPS = (
     CheckStep("machine", "Machine", "machine:check_machine"),
     CheckStep("ceilings", "Ceilings", "ceilings:measure_ceilings"),
     CheckStep("kernels", "Kernels against float64", "kernels:check_kernels"),
-    CheckStep("loss", "The loss beside its floor", "loss:measure_loss", 1800.0),
-    CheckStep("engine", "Engine beside the trainer", "engine:check_engine", 1800.0),
+    CheckStep("loss", "Loss compared with its floor", "loss:measure_loss", 1800.0),
+    CheckStep("engine", "Engine compared with the trainer", "engine:check_engine", 1800.0),
     CheckStep("memory", "Memory of an update", "memory:probe_memory", 1800.0),
     CheckStep("training", "Two iterations, killed and resumed", "training:train_twice", 1800.0),
 )

@@ -180,7 +180,7 @@ class RunConsole:
         with self._lock:
             self._state.start_step(step)
             if self._num_reused:
-                self.say(f"{self._num_reused} committed stages are reused")
+                self.say(self._state.describe_resumption(step))
                 self._num_reused = 0
             if not self._times and step.title == "rollout.0":
                 self._times.append(monotonic())
@@ -284,9 +284,11 @@ class RunConsole:
         seconds = {key[5:-2]: value for key, value in metrics.items() if key.startswith("time/")}
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:
-            parts.append(f"joint return {self._state.fraction(metrics['reward/joint']):.1%}")
-        shown = [part for part in _PARTS if f"reward/{part}" in metrics]
-        parts += [f"{quantity_title(part)} {metrics[f'reward/{part}']:.2f}" for part in shown]
+            parts.append(f"joint return {self._state.reward.fraction(metrics['reward/joint']):.1%}")
+        for part in _PARTS:
+            if f"reward/{part}" in metrics:
+                share = metrics[f"reward/{part}"] / self._state.reward.maxima[part]
+                parts.append(f"{quantity_title(part)} {share:.1%}")
         took = f"{sum(seconds.values()):.1f} s"
         by_stage = ", ".join(f"{stage} {value:.1f}" for stage, value in seconds.items() if value >= 0.05)
         whole = "  ".join([*parts, took, f"({by_stage})"])

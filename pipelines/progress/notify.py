@@ -29,9 +29,9 @@ Send = Callable[[Mapping[str, str]], None]
 PATIENCE_S = 10.0
 """A notice that takes longer is given up."""
 _TIMEOUT_S = 5.0
-_KILLED = "its process was killed, or lost its machine"
-_NOT_SENT = "the notice of a %s was not sent by %s: %s"
-_HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "made a champion"}
+_KILLED = "its process was killed, or its machine went down"
+_NOT_SENT = "the notice of a %s could not be sent through %s: %s"
+_HEADLINES = {"failure": "failed", "recovery": "continues after a failure", "promotion": "is now the champion"}
 
 
 class Unsent(Exception):
@@ -42,7 +42,7 @@ class Notices:
     """Implements :class:`pipelines.progress.state.Observer`; ``page`` is the address of the flow run.
 
     The file ``attempt.json`` in the run directory says that a process works on the run, or why the last one failed; it
-    is removed at a good end. A file that says neither was left by a killed process.
+    is removed at a good end. A file without a failure was left by a killed process.
     """
 
     def __init__(self, page: str | None = None) -> None:
@@ -133,7 +133,7 @@ def send_notice(config: NotifyConfig, fields: Mapping[str, str]) -> None:
     for name, thread in threads.items():
         thread.join(PATIENCE_S)
         if thread.is_alive():
-            log.warning(_NOT_SENT, fields["event"], name, f"no end after {PATIENCE_S:g} s")
+            log.warning(_NOT_SENT, fields["event"], name, f"not finished after {PATIENCE_S:g} s")
 
 
 def _list_channels(config: NotifyConfig) -> dict[str, Send]:
@@ -188,7 +188,7 @@ def _notify_services(config: NotifyConfig, fields: Mapping[str, str]) -> None:
 def _notify_block(name: str, fields: Mapping[str, str]) -> None:
     """Send through a notification block on the Prefect server. Words of its service may hold its address."""
     if prefect_target() is None:
-        raise Unsent("it lies on a Prefect server, and none is named (PREFECT_API_URL)")
+        raise Unsent("the notification block is stored on a Prefect server; set PREFECT_API_URL")
     import prefect.blocks.notifications  # noqa: F401  prefect; registers the types of blocks
     from httpx import HTTPError  # takes a tenth of a second
     from prefect.blocks.abstract import NotificationBlock, NotificationError  # prefect
@@ -201,7 +201,7 @@ def _notify_block(name: str, fields: Mapping[str, str]) -> None:
     except HTTPError as error:
         raise Unsent(f"the Prefect server does not answer ({type(error).__name__})") from None
     if not isinstance(block, NotificationBlock):
-        raise Unsent("it is no notification block")
+        raise Unsent("it is not a notification block")
 
     async def notify(block: NotificationBlock) -> None:
         subject, body = _format_notice(fields)

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from magrpo.interfaces import Reward
 from magrpo.layout import Step, first_missing, has_samples, steps
 from magrpo.plugins import ConfigError
 from magrpo.reports.budget import format_count
@@ -22,8 +23,8 @@ class RunState:
     """The progress of a run. Returns are fractions of the maximum."""
 
     num_iterations: int
-    fraction: Callable[[float], float]
-    """A joint reward as a fraction of the maximum."""
+    reward: Reward
+    """Gives the maxima of the joint reward and of its parts."""
     step: Step | None = None
     """The last step that began or ended; None before the first."""
     under_way: dict[Step, None] = field(default_factory=dict)
@@ -46,7 +47,7 @@ class RunState:
     def read(cls, store: RunStore) -> RunState:
         """The state recorded in a run directory; the step is the first one that is left to compute."""
         config = store.config()
-        state = cls(config.train.num_iterations, config.reward.fraction, num_rows=len(config.baselines.rows))
+        state = cls(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows))
         every, missing = steps(config), first_missing(config, store)
         for step in every:
             if store.is_committed(step.folder):
@@ -67,7 +68,7 @@ class RunState:
         self.num_computed += not reused
         figures = [f"{metrics.get(f'time/{step.stage}_s', 0.0):.1f} s"]
         if step.stage == "credit" and "reward/joint" in metrics:
-            fraction = self.fraction(metrics["reward/joint"])
+            fraction = self.reward.fraction(metrics["reward/joint"])
             if step.iteration > self.credited_iterations:
                 self.training_return, self.credited_iterations = fraction, step.iteration
             figures.append(f"joint return {fraction:.1%}")
@@ -87,6 +88,14 @@ class RunState:
         if self.num_rows:
             return f"row {min(self.finished_rows + 1, self.num_rows)} of {self.num_rows}"
         return f"{self.trained_iterations}/{self.num_iterations}"
+
+    def describe_resumption(self, step: Step) -> str:
+        """Where a resumed run continues: ``resuming after iteration 3``; ``step`` is the first one to compute."""
+        if self.num_rows and self.finished_rows:
+            return f"resuming after row {self.finished_rows} of {self.num_rows}"
+        if self.trained_iterations:
+            return f"resuming after iteration {self.trained_iterations}"
+        return f"resuming with {self._describe(step)}"
 
     def describe_step(self) -> str:
         """The steps under way, in words: ``rollout.0, iteration 7 of 160``, joined by semicolons."""

@@ -47,7 +47,7 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
         return
     if given:
         raise ConfigError(
-            f"agent {next(iter(given))!r}: start_from and registry.continue_from_champion exclude each other"
+            f"agent {next(iter(given))!r}: start_from cannot be combined with registry.continue_from_champion"
         )
     registry = ModelRegistry(tracking_uri(config.tracking, store.path.parent), config.registry.model)
     try:
@@ -62,8 +62,8 @@ def _load_champion(store: RunStore, config: RunConfig) -> None:
     wanted = sorted(agent.name for agent in config.agents)
     if there != wanted:
         raise ConfigError(
-            f"registry.continue_from_champion: version {champion.number} of {registry.model} has agents "
-            f"{', '.join(there)}, this run {', '.join(wanted)}; use another registry.model"
+            f"registry.continue_from_champion: version {champion.number} of {registry.model} has the agents "
+            f"{', '.join(there)}, but this run has {', '.join(wanted)}; use another registry.model"
         )
     agents = tuple(agent.model_copy(update={"start_from": folder / agent.name}) for agent in config.agents)
     store.config_file.replace(config.model_copy(update={"agents": agents}))

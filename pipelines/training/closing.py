@@ -62,7 +62,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
         print_tables([table.console_table()], console)
         print_banners([table.judge_rows()], console)
         for name, reason in config.baselines.left_out.items():
-            print_entry(console, "left out:", f"{name}: {reason}")
+            print_entry(console, "skipped:", f"{name}: {reason}")
     else:
         _print_results(store, config, console)
     print_place(store, console)
@@ -213,7 +213,7 @@ def _describe_time(store: RunStore, timing: Timing) -> str:
     rest = timing.wall - sum(timing.loading.values()) - sum(seconds_by_stage.values())
     shown = [f"{stage} {seconds:.0f} s" for stage, seconds in seconds_by_stage.items() if seconds >= 0.5]
     lag = store.config().train.lag  # with one, stages run side by side: their seconds exceed the wall time
-    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them side by side")
+    shown.append(f"everything else {rest:.0f} s" if not lag else "some of them at the same time")
     attempt = f"; this attempt {format_duration(timing.wall)}" if wall_time.num_attempts > 1 else ""
     return f"{format_wall_time(wall_time)}{attempt}; {', '.join(shown)}"
 
@@ -226,7 +226,11 @@ def _print_services(result: Result, console: Console) -> None:
         print_entry(console, "team:", "not registered; to register it:")
         print_command("", f"{magrpo} train --resume {store.run_id}{_root_flag(store)}", console)
     if result.undelivered:
-        print_entry(console, "waiting:", f"{format_count(result.undelivered, 'records')} for MLflow; to deliver them:")
+        print_entry(
+            console,
+            "waiting:",
+            f"{format_count(result.undelivered, 'records')} for MLflow in the retry queue; to deliver them:",
+        )
         print_command("", f"{magrpo} sync {store.run_id}{_root_flag(store)}", console)
     command, page = result.mlflow_page
     if command:

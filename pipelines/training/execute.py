@@ -102,7 +102,7 @@ def execute(
     attempt = Attempt(
         store,
         config.notify,
-        RunState(config.train.num_iterations, config.reward.fraction, num_rows=len(config.baselines.rows)),
+        RunState(config.train.num_iterations, config.reward, num_rows=len(config.baselines.rows)),
     )
     with hold_run(store), observe_attempt(attempt, observers):
         if mended := store.mend_config():

@@ -53,7 +53,7 @@ class Promotion:
     """Whether this process decided, not an earlier process of the same run."""
 
     def __str__(self) -> str:
-        verdict = "is the champion now" if self.promoted else "is registered, the champion stays"
+        verdict = "is now the champion" if self.promoted else "is registered; the champion stays"
         return f"version {self.version} of {self.model} {verdict}: {self.reason}"
 
 
@@ -86,7 +86,7 @@ def register_team(
             registered = candidate.register(mlflow_run_id)
         return candidate.decide_promotion(registered, undo)
     except Unavailable as error:
-        log.warning("registry: %s; to continue: magrpo train --resume %s", error, store.run_id)
+        log.warning("registry: %s; to register later: magrpo train --resume %s", error, store.run_id)
         return None
 
 
@@ -165,7 +165,9 @@ class _Candidate:
             now = registry.find_champion()
             if promotion.promoted and now is not None and now.number == version.number:
                 registry.set_champion(promotion.champion)
-            registry.tag_version(version, {"verdict": "undone", "reason": "the promotion failed on its way"})
+            registry.tag_version(
+                version, {"verdict": "undone", "reason": "the promotion failed before it was complete"}
+            )
 
         verdict = "promoted" if promotion.promoted else "not promoted"
         before = "none" if promotion.champion is None else str(promotion.champion)
@@ -182,7 +184,7 @@ class _Candidate:
         if not self.config.registry.promote:
             promoted, reason = False, "registry.promote is off"
         elif champion is None:
-            promoted, reason = True, "there was none before"
+            promoted, reason = True, "there was no champion before"
         elif champion.number == version.number:  # a process of this run was killed just after the alias moved
             promoted, reason, noted = True, champion.tags["reason"], champion.tags["champion_before"]
             before = None if noted == "none" else int(noted)
@@ -200,12 +202,12 @@ class _Candidate:
         own_evaluation = self.outcome.evaluations[self.config.train.num_iterations]
         lead = lead_over(self._read_returns(self.store, own_evaluation), theirs, FIRST)
         if lead is None:
-            return False, f"version {champion.number} has no evaluated problem in common with it{how}"
+            return False, f"version {champion.number} shares no evaluated problem with it{how}"
         reason = f"the return differs from that of version {champion.number} {lead}{how}"
         if not lead.passes:
             return False, reason
         fresh, how = self._lead_on_fresh_samples(version, champion)
-        return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'of no problem'}{how}"
+        return fresh is not None and fresh.passes, f"{reason}; on fresh samples {fresh or 'no problem was shared'}{how}"
 
     def _returns_of(self, champion: TeamVersion) -> tuple[dict[str, float], str]:
         """The champion's return on each problem, and how it was measured."""
@@ -215,7 +217,7 @@ class _Candidate:
         with show_activity(f"fetching the champion, version {champion.number}"):
             folder = fetch_version(self.store, self.registry, champion)
         evaluation = create_challenge(self.store, self.config, folder, champion.number, f"champion-{champion.number}")
-        how = f"; the champion was evaluated again for this, in run {evaluation.run_id}"
+        how = f"; the champion was evaluated again for the promotion test, in run {evaluation.run_id}"
         return self._evaluate_again(evaluation), how
 
     def _lead_on_fresh_samples(self, version: TeamVersion, champion: TeamVersion) -> tuple[Lead | None, str]:

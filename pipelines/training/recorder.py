@@ -46,12 +46,12 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
         lines += [f"- warning: {warning}" for warning in list_warnings(findings, verdict.sentence)]
         lines += [f"- advice: {advice}" for advice in list_advice(findings, verdict.advice)]
     place = layout.read_place(store)
-    at = "" if place.is_default else f", at {place.describe()}"
+    at = "" if place.is_default else f", place: {place.describe()}"
     lines += [f"- on `{socket.gethostname()}` in `{store.path}`{at}"]
     if status == "FINISHED" and (wall_time := read_wall_time(store.path)) is not None:
         lines.append(f"- took {format_wall_time(wall_time)}")
     if status != "FINISHED":
-        lines.append(f"- to resume it: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
+        lines.append(f"- resume with: `magrpo train --resume {store.run_id} --root {store.path.parent}`")
     if flow_run_url:
         lines.append(f"- [flow run in Prefect]({flow_run_url})")
         tags[FLOW_RUN_URL] = flow_run_url
@@ -61,7 +61,7 @@ def describe_run(store: RunStore, status: str, flow_run_url: str | None = None) 
     if first_repeated is not None:
         tags["magrpo.rewound"] = f"from iteration {first_repeated} on"
         lines.append(
-            f"- computed again from iteration {first_repeated} on: of two values for a step the later one counts"
+            f"- computed again from iteration {first_repeated} on: where a step has two values, the later one counts"
         )
     return tags | {NOTE: "\n".join(lines)}
 

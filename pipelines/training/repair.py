@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 
 class CheckpointPruned(Exception):
-    """A step is to be computed from a checkpoint, in ``folder``, of which it needs what was pruned."""
+    """A step needs files of the checkpoint in ``folder`` that were already pruned."""
 
     def __init__(self, folder: str) -> None:
         super().__init__(f"{folder} was pruned")
@@ -77,4 +77,8 @@ def _set_aside_tail(store: RunStore, checkpoints: Sequence[Step]) -> None:
     if tail:
         folder = store.set_aside([step.folder for step in tail])
         names = " to ".join(dict.fromkeys((tail[0].folder, tail[-1].folder)))
-        log.warning("%s: computed again for what was pruned; set aside in %s", names, shorten_path(folder))
+        log.warning(
+            "%s: files that the next update needs were pruned; set aside in %s and computed again",
+            names,
+            shorten_path(folder),
+        )

@@ -16,7 +16,7 @@ from magrpo.config import EvalConfig, RunConfig
 from magrpo.engines import EngineError
 from magrpo.interfaces import Progress, Served
 from magrpo.layout import StageName, Step
-from magrpo.sandboxes import SandboxDied
+from magrpo.sandboxes import LEVEL_TITLES, SandboxDied
 from magrpo.sandboxes.notable_executions import write_notable_executions
 from magrpo.seeds import derive_seed
 from magrpo.stages.answers import answer_metrics
@@ -193,7 +193,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         )
 
     def _score(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
-        """Run the programs in the sandbox and price every joint action."""
+        """Run the programs in the sandbox and score every joint action."""
         groups = self._read_groups(inputs[0], layout.read_groups, last=True)
         team, sandbox = Team.of(self._config), self._resources.sandbox
         advance, workers = self._advances[step], self._resources.workers
@@ -204,7 +204,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         metrics = stats.metrics()
         if metrics["sandbox/forgeable_frac"]:
             share = f"{metrics['sandbox/forgeable_frac']:.1%}"
-            self._progress.say(f"{share} of the programs run could forge their verdicts (docs/sandbox.md)")
+            self._progress.say(f"{share} of the programs that ran could forge their verdicts (docs/sandbox.md)")
         return metrics
 
     def _credit(self, step: Step, inputs: Sequence[Pointer], folder: Path) -> Metrics:
@@ -296,7 +296,7 @@ class StageRunner(AbstractContextManager["StageRunner"]):
         return read(self._store.folder(pointer)) if fresh is None else fresh
 
     def _announce_isolation(self, level: str) -> None:
-        self._progress.say(f"programs run at isolation level {level}")
+        self._progress.say(f"sandbox: {LEVEL_TITLES.get(level, level)}")
         self._set_tags({"sandbox.level": level})
 
     def _backend(self, step: Step, engine: Served) -> Backend:
@@ -346,7 +346,7 @@ _NOT_IN_KEYS: Mapping[str, Mapping[str, object]] = {
     "rollout": {"leave_out_long": False},
     "train": {"lag": 0, "keep_weights": "all"},
 }
-"""Values that change nothing, of options newer than runs that must still be found, by section."""
+"""Defaults left out of stage keys, so that adding an option does not invalidate existing runs; by section."""
 
 
 def _write_evaluation(folder: Path, report: EvalReport, backend: Backend) -> dict[str, float]:

@@ -24,7 +24,7 @@ PROBLEMS = {name: Problem(name, "") for name in ("coopcode/plus:9/minus:3", "coo
 def test_a_problem_is_found_by_a_part_of_its_id() -> None:
     assert find_problem(PROBLEMS, "coopcode/total").task_id == "coopcode/total"
     assert find_problem(PROBLEMS, "Over").task_id == "coopcode/plus:9/over:3"
-    with pytest.raises(ConfigError, match="problem 'plus': 2 ids contain it, such as coopcode/plus:9/minus:3, "):
+    with pytest.raises(ConfigError, match="problem 'plus': 2 ids contain this text, such as coopcode/plus:9/minus:3, "):
         find_problem(PROBLEMS, "plus")
     with pytest.raises(ConfigError, match="no problem 'coopcode/totel'; similar ids: coopcode/total"):
         find_problem(PROBLEMS, "coopcode/totel")
@@ -85,7 +85,7 @@ def test_a_signature_is_enough() -> None:
     [
         (["assert ("], r"test 'assert \(': is not Python"),
         (["f(1)"], r"test 'f\(1\)': write an assert"),
-        (["assert 1 == 1"], "no test calls 'f', the function of the problem"),
+        (["assert 1 == 1"], "no test calls 'f', the problem's function"),
     ],
 )
 def test_an_unusable_test_is_refused(tests: list[str], message: str) -> None:
@@ -95,7 +95,7 @@ def test_an_unusable_test_is_refused(tests: list[str], message: str) -> None:
 
 def test_a_text_for_authors_is_taken_as_it_is() -> None:
     assert write_problem("\nA post.\n\nIts end.\n", [], WRITING, OTHERS) == Problem("yours", "A post.\n\nIts end.")
-    with pytest.raises(ConfigError, match="--test: the answers are texts, which have no tests"):
+    with pytest.raises(ConfigError, match="--test: these agents write texts, which have no tests"):
         write_problem("A post.", ["assert f(1)"], WRITING, OTHERS)
     with pytest.raises(ConfigError, match="the problem is empty"):
         write_problem(" \n", [], WRITING, OTHERS)
@@ -153,12 +153,12 @@ def test_tests_of_ones_own_replace_those_of_the_problem_set() -> None:
             "no training problem says 'keep the numbers over 3'; closest: 'keep the numbers above K', K one of 2, 3, ",
         ),
         ("Keep the numbers above 12, then sort the list.", "no training problem says 'keep the numbers above 12'"),
-        ("Sort the list.", "a problem has two or three steps, and this is 1"),
+        ("Sort the list.", "a problem has two or three steps, but this one has 1"),
         (
             "Sort the list, then reverse the text.",
-            "its steps do not fit together: one gives a number, a list or a text",
+            "its steps do not fit together: one returns a number, a list or a text",
         ),
-        ("Square, then drop the sign.", "no five tests tell it from its parts"),
+        ("Square, then drop the sign.", "no five tests distinguish it from its parts"),
     ],
 )
 def test_a_sentence_in_other_words_says_so(sentence: str, remark: str) -> None:

@@ -39,7 +39,7 @@ def test_a_run_is_named_by_its_id_or_its_folder(run: RunStore) -> None:
 def test_a_checkpoint_is_one_of_the_run(run: RunStore) -> None:
     asked = find_asked_team("run", run.path.parent, checkpoint=0)
     assert (asked.weights, asked.title) == ({}, "run run before training")
-    with pytest.raises(ConfigError, match="--checkpoint 7: run run has 0 to 1"):
+    with pytest.raises(ConfigError, match="--checkpoint 7: run run has checkpoints 0 to 1"):
         find_asked_team("run", run.path.parent, checkpoint=7)
 
 
@@ -76,9 +76,9 @@ def test_a_folder_of_agents_needs_no_run(run: RunStore, tmp_path: Path) -> None:
     assert asked.weights == {"helper": given / "helper", "main": given / "main"}
     assert asked.title == f"the agents in {given}"
     assert asked.store is None
-    with pytest.raises(ConfigError, match="--checkpoint goes with a run, not with a folder of agents"):
+    with pytest.raises(ConfigError, match="--checkpoint needs a run, not a folder of agents"):
         find_asked_team(str(given), Path("runs"), checkpoint=1)
-    with pytest.raises(ConfigError, match=f"has no folder of agent 'helper'; it needs helper and main; ask {given}"):
+    with pytest.raises(ConfigError, match=f"has no folder for agent 'helper'; it needs helper and main; ask {given}"):
         find_asked_team(str(given / "main"), Path("runs"))
 
 
@@ -119,7 +119,7 @@ def test_the_champion_is_downloaded_once(run: RunStore, tmp_path: Path) -> None:
         config.model_copy(update={"registry": config.registry.model_copy(update={"model": "team"})})
     )
     assert find_asked_team("champion", root).weights == asked.weights
-    with pytest.raises(ConfigError, match="--checkpoint goes with a run, not with the champion"):
+    with pytest.raises(ConfigError, match="--checkpoint needs a run, not the champion"):
         find_asked_team("champion", root, checkpoint=1)
 
 

@@ -60,7 +60,7 @@ def test_turns_are_counted(value: object) -> None:
         (Observation([Message("user", "x")]), "returned an Observation with messages = [Message("),  # type: ignore[arg-type]
         (Observation(("x",)), "returned the message 'x' for problem"),  # type: ignore[arg-type]
         (Observation((Message("user", None),)), "returned the message Message(role='user', content=None) for"),  # type: ignore[arg-type]
-        (Observation((Message("partner", "x"),)), "returned a message of role 'partner' for problem"),  # type: ignore[arg-type]
+        (Observation((Message("partner", "x"),)), "returned a message with the role 'partner' for problem"),  # type: ignore[arg-type]
     ],
 )
 def test_unusable_observations_are_refused(value: object, fault: str) -> None:

@@ -72,8 +72,8 @@ class Parsed(FileProblems):
 @pytest.mark.parametrize(
     ("give", "fault"),
     [
-        ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to leave the row out"),
-        ("untyped", "returned the problem 'add/2' with prompt = 3 for row '{}:1'; it must be a text"),
+        ("text", "returned 'p' for row '{}:1'; it must return a Problem, or None to skip the row"),
+        ("untyped", "returned the problem 'add/2' with prompt = 3 for row '{}:1'; it must be a string"),
     ],
 )
 def test_a_row_that_becomes_no_problem_is_named(tmp_path: Path, give: str, fault: str) -> None:

@@ -80,7 +80,7 @@ def full(**parts: Any) -> dict[str, Any]:
             JointReward(1.0, full(test=1.0)),
             "gave the part 'test' for problem 'add/2'; maxima has no such part: did you mean 'tests'?",
         ),
-        (JointReward(1.0, {"tests": 1.0}), "left out 'brevity' for problem 'add/2'; it must give every part of maxima"),
+        (JointReward(1.0, {"tests": 1.0}), "left out 'brevity' for problem 'add/2'; it must give every part in maxima"),
         (JointReward(1.0, {}), "left out 'tests', 'brevity' for problem 'add/2'"),
         (JointReward(1.5, full(tests=1.5)), "gave the part 'tests' = 1.5 for problem 'add/2'; its maximum in maxima"),
         (JointReward(9.0, full(tests=1.0)), "gave the total 9, 600% of the maximum for problem 'add/2'; fraction("),
@@ -145,7 +145,10 @@ def test_a_fraction_must_be_a_number(value: object, said: str) -> None:
         ([Execution("s", "f", "t")], "returned [Execution("),
         ({"program": "def f(): ..."}, "returned {'program': 'def f(): ...'} for problem 'add/2'; it must return a map"),
         ({"program": Execution(None, "f", "t")}, "returned an Execution whose source is None for problem"),  # type: ignore[arg-type]
-        ({"first": Execution("s", "f", "t")}, "asked for 'first' again for problem 'add/2'; return only what is not"),
+        (
+            {"first": Execution("s", "f", "t")},
+            "asked for 'first' again for problem 'add/2'; return only programs without a report",
+        ),
     ],
 )
 def test_unusable_executions_are_refused(returned: object, fault: str) -> None:

@@ -59,7 +59,7 @@ def test_what_plugins_open_has_the_methods() -> None:
     [
         (None, "returned None; it must return a list of ExecutionReports"),
         (["pass"], "returned ['pass']; it must return a list of ExecutionReports"),
-        ([REPORT, REPORT], "returned 2 reports; 1 programs were to run: one for each"),
+        ([REPORT, REPORT], "returned 2 reports; it must return one for each of the 1 programs"),
     ],
 )
 def test_unusable_reports_are_refused(value: object, fault: str) -> None:
@@ -73,7 +73,7 @@ def test_unusable_reports_are_refused(value: object, fault: str) -> None:
     [
         (None, "returned None; it must return a list of Actions"),
         (["text"], "returned ['text']; it must return a list of Actions"),
-        ([], "returned 0 completions; there were 1 requests: one for each"),
+        ([], "returned 0 completions; it must return one for each of the 1 requests"),
         ([Action("bob", "", (), (), "stop", 0)], "answered a request of agent 'ada' with Action(agent='bob'"),
         ([Action("ada", None, (), (), "stop", 0)], "answered a request of agent 'ada' with Action("),  # type: ignore[arg-type]
         ([Action("ada", "", (1, 2), (-1.0,), "stop", 0)], "returned a completion of 2 tokens with 1 sampling_logps; "),

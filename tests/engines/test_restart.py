@@ -83,7 +83,7 @@ def test_only_what_is_missing_is_asked_for_again(
     assert asked(tmp_path) == [list(range(8)), list(range(3, 8)), list(range(3, 8))]
     assert kinds(tmp_path) == ["Start", "LoadAdapters", "Generate"] * 3, "a new server has the weights of the old"
     assert "out of breath" in caplog.text
-    assert "3 of 8 completions are done, restarting it for the rest" in caplog.text
+    assert "3 of 8 completions are done, restarting the server for the rest" in caplog.text
 
 
 def test_the_third_death_is_an_error(tmp_path: Path, policy: Policy) -> None:

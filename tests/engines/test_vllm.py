@@ -124,7 +124,7 @@ def test_a_server_that_dies_in_the_middle_is_asked_again_for_what_is_missing_onl
         engine.close()
     assert [action.token_ids for action in again] == [action.token_ids for action in whole]
     assert sum(finished) == len(ASKED)
-    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting it", caplog.text)
+    assert re.search(r"ended with status 137.*; (\d\d) of 64 completions are done, restarting the server", caplog.text)
 
 
 @pytest.mark.slow
@@ -151,7 +151,7 @@ def test_a_build_for_gpus_is_refused_on_a_cpu_before_a_server_starts(
     monkeypatch.setattr("torch.version.cuda", "13.0")
     with pytest.raises(
         ConfigError,
-        match=f"^{field}: vLLM's build here needs a GPU; make setup GPU=0 in a clone, or {other}$",
+        match=f"^{field}: this vLLM build needs a GPU; make setup GPU=0 in a clone, or {other}$",
     ):
         VllmEngine().open(replace(EngineHost.of(open_policy(tmp_path)), place=place))
 

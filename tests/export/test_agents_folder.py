@@ -231,7 +231,7 @@ def test_an_old_run_gets_its_folder_where_it_is_wanted(
     assert export(coders, "--output", str(target)) == 0, "a folder of agents is replaced"
     (target / ORIGIN).unlink()
     assert export(coders, "--output", str(target)) == 2
-    assert "for-a-friend holds other files; choose a folder that does not exist" in capsys.readouterr().err
+    assert "for-a-friend contains other files; choose a new folder" in capsys.readouterr().err
 
 
 def test_a_run_without_agents_says_so(tmp_path: Path, coders: RunStore, capsys: pytest.CaptureFixture[str]) -> None:
@@ -263,10 +263,10 @@ def test_agents_are_pushed_as_they_are(coders: RunStore, hub: FakeHub, capsys: p
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--push", "team"], 200, "--push team: name the owner, too: --push YOU/team"),
+        (["--push", "team"], 200, "--push team: include the owner: --push YOU/team"),
         (["--push", "me/te am"], 200, "--push me/te am: "),
         (["--push", "me/team"], 401, "log in with: hf auth login"),
-        (["--public"], 200, "--public goes with --push REPO"),
+        (["--public"], 200, "--public needs --push REPO"),
     ],
 )
 def test_a_push_that_cannot_be_says_what_to_do(

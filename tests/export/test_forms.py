@@ -46,7 +46,7 @@ def test_a_full_copy_and_an_adapter_answer_side_by_side(tmp_path: Path, chat_tem
     agents = write_run_agents(store)
     card = check_snippet(agents)
     assert "isinstance(model, PeftModel)" in card
-    assert f"The base `{tmp_path}/base` is a folder of the machine that trained" in card
+    assert f"The base `{tmp_path}/base` is a folder on the training machine" in card
     assert "--port 8000" in card
     assert "--port 8001" in card
     assert "--served-model-name helper" in card
@@ -71,7 +71,7 @@ def test_a_template_that_training_did_not_use_is_replaced(tmp_path: Path) -> Non
 def test_agents_that_take_turns_show_their_first_answers(tmp_path: Path) -> None:
     kinds = ["env.kind=tests.plugins:TakingTurns", "rollout.max_new_tokens=4"]
     agents = write_run_agents(run_micro(tmp_path, *kinds))
-    assert "Episodes have 2 turns; shown is the first answer of each agent." in check_snippet(agents)
+    assert "Episodes have 2 turns; this is the first answer of each agent." in check_snippet(agents)
 
 
 def test_merged_copies_need_no_base(tmp_path: Path) -> None:

@@ -65,8 +65,8 @@ def test_nodes_lost_in_score_and_in_update(cluster: Any, folder: Path, place: Pa
             wait_until((folder / "runs/nodes/stages/00001/score.0/_SUCCESS").exists)
         with lose_node(cluster, driver.catch("00002/update")):
             said = driver.finish()
-    assert "a node with jails was lost" in said
-    assert "00002/update failed and is tried again: " in said
+    assert "a sandbox node was lost" in said
+    assert "00002/update failed, retrying: " in said
     assert_equal(folder, "nodes", alone)
 
 

@@ -215,7 +215,7 @@ def test_a_killed_actor_ends_the_family_and_is_the_reason(fleet: RayFleet, tmp_p
 
 def test_what_has_no_place_says_so(cluster: Any, tmp_path: Path) -> None:
     fleet = RayFleet(cluster.address, placement_s=1.0)
-    words = r"no place within 1 s for 1 processes with 4 GPUs each; the cluster has 0 GPUs"
+    words = r"no room after 1 s for 1 processes with 4 GPUs each; the cluster has 0 GPUs"
     with closing(fleet), pytest.raises(ProcessDied, match=words):
         fleet.start(make_job(tmp_path, "", gpus=4))
 
@@ -225,7 +225,7 @@ globals().update({name: value for name, value in vars(contract).items() if name.
 
 
 def test_a_node_that_offers_too_little_isolation_is_refused(cluster: Any) -> None:
-    with pytest.raises(SandboxError, match="a node of the cluster has no usable jails"):
+    with pytest.raises(SandboxError, match="a node of the cluster cannot open a sandbox"):
         open_ray_sandbox(PoolSandbox(level="landlock", min_level="namespaces"), 1, cluster.address)
 
 
@@ -251,14 +251,14 @@ def test_a_chunk_that_is_lost_with_three_actors_is_an_infra_error(fragile: RaySa
     executions = [Execution(source, "f", "assert f() == 1") for source in ("# deadly", "def f(): return 1")]
     [deadly, harmless] = fragile.run(executions)
     assert deadly.status == "infra_error"
-    assert "a node with jails was lost" in deadly.cases[0].message
+    assert "a sandbox node was lost" in deadly.cases[0].message
     assert harmless.status in ("pass", "infra_error")  # it may have waited at each of the actors
     assert fragile.run(executions[1:])[0].status == "pass"
 
 
 def test_a_sandbox_without_nodes_has_died(fragile: RaySandbox, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("magrpo.sandboxes.ray._JOIN_S", 0.0)
-    with pytest.raises(SandboxDied, match="no node with jails is left"):
+    with pytest.raises(SandboxDied, match="no sandbox node is left"):
         fragile.run([Execution("# deadly", "f", "assert f() == 1")])
 
 
@@ -309,9 +309,9 @@ def test_jails_leave_nodes_with_gpus_to_others_and_say_for_what_they_wait(
         open_ray_sandbox(PoolSandbox(workers=1), 3, cluster.address).close()
         monkeypatch.setattr("magrpo.sandboxes.ray._WARNING_S", 0.1)
         monkeypatch.setattr("magrpo.sandboxes.ray._PLACEMENT_S", 0.1)
-        with pytest.raises(SandboxError, match=r"sandbox.nodes = 4: fewer nodes have a CPU to give after 0.1 s"):
+        with pytest.raises(SandboxError, match=r"sandbox.nodes = 4: too few nodes had a free CPU within 0.1 s"):
             open_ray_sandbox(PoolSandbox(workers=1), 4, cluster.address)
-        assert "so many nodes with a free CPU; the cluster has 3 nodes with 72 CPUs" in caplog.text
+        assert "that many nodes with a free CPU; the cluster has 3 nodes with 72 CPUs" in caplog.text
     finally:
         cluster.remove_node(with_gpus)
         cluster.wait_for_nodes(120)

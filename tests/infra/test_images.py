@@ -247,7 +247,7 @@ def test_compose(podman: Podman, tmp_path: Path) -> None:
     wait_for(lambda: podman.succeeds("exec", "magrpo_worker_1", "true"), "the worker does not run again")
     assert "killed" in in_worker("magrpo", "runs", "--root", RUNS)
     resumed = in_worker("magrpo", "train", "--resume", run, "--root", RUNS)
-    assert "programs run at isolation level landlock" in resumed
+    assert "sandbox: Landlock without namespaces" in resumed
     assert "in 2 attempts" in resumed
 
     podman.run("infra/backup.sh", "--compose", tmp_path)
@@ -300,7 +300,7 @@ def test_kubernetes(podman: Podman, tmp_path: Path) -> None:
     wait_for(lambda: podman.inspect("run-prefect-job", "State.Status") == "exited", "the run did not end")
     printed = podman("logs", "run-prefect-job")
     assert podman.inspect("run-prefect-job", "State.ExitCode") == "0", printed[-3000:]
-    assert "programs run at isolation level landlock" in printed
+    assert "sandbox: Landlock without namespaces" in printed
     assert "Completed" in prefect("flow-run", "inspect", flow_run)
     for container in ("postgres-pod-0-postgres", "prefect-pod-0-prefect", "mlflow-pod-0-mlflow"):
         assert not podman.succeeds("exec", container, "touch", "/etc/written")
@@ -389,5 +389,5 @@ def test_the_gpu_image_has_all_that_a_gpu_needs(podman: Podman) -> None:
     run = ("run", "--rm", "--env", "HOME=/tmp", "--workdir", RUNS, WORKER_GPU)
     assert podman(*run, "python", "-c", ask).split() == ["1000", "13", "0.32.0"]
     found = podman(*run, "magrpo", "doctor", "--gpu", "--only", "kernels")
-    assert "the GPU is fit for training" in found
+    assert "the GPU is ready for training" in found
     podman("rmi", "--force", WORKER_GPU)

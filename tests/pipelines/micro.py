@@ -154,7 +154,7 @@ def run_locally(config: RunConfig) -> tuple[RunStore, MemoryTracker, Outcome]:
 def open_stages(config: RunConfig, store: RunStore, tracker: MemoryTracker) -> Iterator[StageRunner]:
     """The stages of a run, shown on the console."""
     with (
-        RunConsole(RunState(config.train.num_iterations, config.reward.fraction)) as console,
+        RunConsole(RunState(config.train.num_iterations, config.reward)) as console,
         StageRunner(config, store, console, tracker.tags) as stages,
     ):
         yield stages

@@ -50,7 +50,7 @@ def _levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         (["train", "embedded", "num_iterations=3"], "unknown key; did you mean 'train.num_iterations'?"),
         (["schedule", "embedded"], "schedule needs one of --cron, --interval and --rrule"),
         (["schedule", "embedded", "--cron", "every night"], "--cron 'every night': needs five fields"),
-        (["serve", "embedded"], "serve is called schedule now"),
+        (["serve", "embedded"], "serve is now called schedule"),
     ],
 )
 def test_a_mistake_names_its_remedy(

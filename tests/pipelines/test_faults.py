@@ -27,17 +27,17 @@ def make_error(number: int, path: str | None = "runs/a") -> OSError:
         (make_error(errno.ENOSPC), "runs/a: No space left on device; free some space, or choose another disk with "),
         (make_error(errno.EROFS), "runs/a: Read-only file system; choose a folder that you may write to, with root="),
         (make_error(errno.EACCES), "runs/a: Permission denied; choose a folder that you may write to, with root="),
-        (make_error(errno.ENOTDIR), "runs/a: Not a directory; a file is in the place of a folder"),
+        (make_error(errno.ENOTDIR), "runs/a: Not a directory; there is a file where a folder is needed"),
         (make_error(errno.ENAMETOOLONG), "runs/a: File name too long; choose a shorter name"),
         (make_error(errno.EMFILE, None), "Too many open files; raise ulimit -n"),
         (make_error(errno.ECONNREFUSED, None), "Connection refused"),
         (OSError("x.gz could not be compressed (no space)"), "x.gz could not be compressed (no space)"),
         (RuntimeError("can't start new thread"), "can't start new thread; raise ulimit -u and -v, or the container's "),
-        (MemoryError(), "out of memory; raise ulimit -v, or the container's limit of memory"),
+        (MemoryError(), "out of memory; raise ulimit -v, or the container's memory limit"),
         (RuntimeError("[enforce fail] DefaultCPUAllocator: not enough memory"), "out of memory; raise ulimit -v"),
         (
             torch.cuda.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of"),
-            "CUDA out of memory. Tried to allocate 2.00 GiB; magrpo train --dry-run says what takes ",
+            "CUDA out of memory. Tried to allocate 2.00 GiB; magrpo train --dry-run shows what uses ",
         ),
         (
             RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
@@ -100,5 +100,5 @@ def test_a_run_on_a_full_disk_is_resumed_once_there_is_room(tmp_path: Path) -> N
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert [line for line in done.stdout.splitlines() if line.startswith("exit")] == ["exit 1", "exit 0"], done
     assert "No space left on device; free some space" in done.stderr
-    assert "every committed stage is kept" in done.stderr
+    assert "finished work is kept" in done.stderr
     assert "Traceback" not in done.stderr

@@ -130,7 +130,7 @@ def test_an_update_of_a_3b_model_is_sized_as_measured(bases: dict[str, Path]) ->
             ["engine={kind='transformers', max_batch=10000}", "rollout.group_size=64"],
             "beside a cache of .*; set engine.max_",
         ),
-        (16, ["train.lag=1", "algo.importance_cap=2"], r"takes .* and has 8.0 .*; (set|take)"),
+        (16, ["train.lag=1", "algo.importance_cap=2"], r"takes .* but has 8.0 .*; (set|use)"),
     ],
 )
 def test_runs_that_cannot_fit_are_refused_with_the_setting_that_would(
@@ -166,7 +166,7 @@ def test_the_plan_tells_which_gpu_a_run_needs(
     assert "         this one has 80.0 GiB\n" in plan()
     said = plan("optim.micro_batch_tokens=16384")
     assert "this one has 80.0 GiB: micro-batches will be halved until they fit\n" in said
-    assert "to start with ones that do: optim.micro_batch_tokens = 8192, or" in said
+    assert "to start with ones that fit: optim.micro_batch_tokens = 8192, or" in said
     monkeypatch.setattr("torch.cuda.mem_get_info", lambda: (0, 8 * GIB))
     with pytest.raises(ConfigError, match=r"does not fit this GPU of 8.0 GiB"):
         plan()

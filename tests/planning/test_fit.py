@@ -79,7 +79,9 @@ def test_all_misfits_are_told_at_once() -> None:
     place = Place.model_validate({**SERVERS, "update": {"ranks": 3}})
     with pytest.raises(ConfigError) as refused:
         fit.check_place(embedded("engine.kind=transformers"), place)
-    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == ["the place does not fit"] * 2
+    assert [line.partition(":")[0] for line in str(refused.value).splitlines()] == [
+        "the cluster file (place) does not fit the run"
+    ] * 2
 
 
 def test_servers_on_processors_fit_a_run_on_processors() -> None:

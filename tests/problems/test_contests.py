@@ -201,7 +201,7 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
     pickle.loads(pickle.dumps(Harm()))
     mark.rmdir()
     for harm in (Harm(), [json.dumps([]), Harm()], b"[]", ["[]", "[]"], {"a": "[]"}):
-        with pytest.raises(ValueError, match=r"rows\.jsonl:1: .* holds a pickle of something other than a text"):
+        with pytest.raises(ValueError, match=r"rows\.jsonl:1: .* contains a pickle of something other than a string"):
             load(LiveCodeBench, [lcb(0, private_test_cases=packed(harm)), lcb(1)], tmp_path)
     assert not mark.exists()
 
@@ -210,14 +210,14 @@ def test_a_pickle_is_never_loaded(tmp_path: Path) -> None:
 def test_limits(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     easy = load(LiveCodeBench, [lcb(i) for i in range(6)], tmp_path, difficulty=["easy"])
     assert set(easy) == {"LiveCodeBench/abc1", "LiveCodeBench/abc3", "LiveCodeBench/abc5"}
-    assert "3 of 6 rows are left out" in caplog.text
+    assert "skipped 3 of 6 rows" in caplog.text
     assert "of the public test split of LiveCodeBench" in caplog.text
     few = load(LiveCodeBench, [lcb(i) for i in range(4)], tmp_path, max_tests=2)
     assert few["LiveCodeBench/abc0"].hidden_test.count("assert") == 2
     short = load(Apps, [apps(i) for i in range(4)], tmp_path, shown_tests=2, max_test_chars=59)
     assert short["APPS/0"].test.count("assert") == 2
     assert short["APPS/0"].hidden_test.count("assert") == 1
-    with pytest.raises(ValueError, match=r"rows\.jsonl: all 2 rows are left out; widen the limits of \[problems\]"):
+    with pytest.raises(ValueError, match=r"rows\.jsonl: all 2 rows were skipped; widen the limits in \[problems\]"):
         load(Apps, [apps(i) for i in range(2)], tmp_path, max_test_chars=10)
 
 
@@ -227,7 +227,7 @@ def test_rows_of_apps_that_are_no_problems_are_left_out(tmp_path: Path, caplog: 
     with caplog.at_level(logging.WARNING):
         problems = load(Apps, [apps(0), apps(1), apps(2, **untested), apps(3, **unsigned)], tmp_path)
     assert set(problems) == {"APPS/0", "APPS/1"}
-    assert "2 of 4 rows are left out" in caplog.text
+    assert "skipped 2 of 4 rows" in caplog.text
 
 
 def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -256,7 +256,7 @@ def test_parquet_and_files_of_the_hub(tmp_path: Path, monkeypatch: pytest.Monkey
         (LiveCodeBench, lcb(question_content=...), "has no field 'question_content'"),
         (LiveCodeBench, lcb(public_test_cases="["), "field 'public_test_cases' is not JSON"),
         (LiveCodeBench, lcb(public_test_cases="[1]"), "field 'public_test_cases' is not a list of tests"),
-        (LiveCodeBench, lcb(private_test_cases="AAAA"), "field 'private_test_cases' is neither JSON nor a packed text"),
+        (LiveCodeBench, lcb(private_test_cases="AAAA"), "field 'private_test_cases' is neither JSON nor packed JSON"),
         (LiveCodeBench, lcb(starter_code=METHOD), "field 'metadata' has no func_name"),
         (LiveCodeBench, lcb_method() | {"starter_code": "def"}, "field 'starter_code' is not Python"),
         (

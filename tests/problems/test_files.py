@@ -68,7 +68,7 @@ def test_every_form_of_file_gives_the_same_rows(tmp_path: Path) -> None:
     [
         ("a.jsonl", b'{"task_id": 1}\n{"task_id": \n', r"a\.jsonl:2: is not JSON: Expecting value \(column 12\)"),
         ("a.jsonl", b"[1]\n", r"a\.jsonl:1: is not a JSON object"),
-        ("a.jsonl", b"\n\n", r"a\.jsonl: holds no rows"),
+        ("a.jsonl", b"\n\n", r"a\.jsonl: contains no rows"),
         ("a.jsonl", b"\xff\xfe{", r"a\.jsonl: cannot be read"),
         ("a.json", b'{"task_id": 1}', r"a\.json: is not a JSON array of objects; .* \.jsonl"),
         ("a.json", b"[\n{]", r"a\.json:2: is not JSON"),
@@ -150,7 +150,7 @@ def test_a_problem_that_is_there_twice_is_taken_once(tmp_path: Path, caplog: pyt
     ids = {split: {p.task_id for p in members} for split, members in splits.items()}
     assert set.union(*ids.values()) == {f"mine/{i}" for i in range(4)} | {"mine/other"}
     assert {"mine/1", "mine/other"} in [members & {"mine/1", "mine/other"} for members in ids.values()]
-    assert "1 problems are left out: others have the same prompt and tests" in caplog.text
+    assert "skipped 1 duplicate problems" in caplog.text
 
 
 def test_a_split_that_cannot_be_made_is_refused() -> None:
@@ -184,7 +184,7 @@ def test_problems_of_your_own_give_no_warning(tmp_path: Path, caplog: pytest.Log
     ("changes", "message"),
     [
         ({"prompt": ...}, r"mine\.jsonl:2: has no field 'prompt'; its fields are task_id, entry_point"),
-        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a text, not 3"),
+        ({"prompt": 3}, r"mine\.jsonl:2: field 'prompt' must be a string, not 3"),
         ({"task_id": ...}, r"mine\.jsonl:2: has no field 'task_id'"),
         ({"entry_point": "f(x)"}, r"mine\.jsonl:2: entry_point 'f\(x\)' is not the name of a function"),
         ({"test": "def check(:"}, r"mine\.jsonl:2: field 'test' is not Python: .*\(line 1\)"),
@@ -273,7 +273,7 @@ def test_what_the_tests_need_of_the_solution_is_shown(tmp_path: Path) -> None:
     [
         ({"code": "def f(:"}, r"m\.jsonl:1: field 'code' is not Python: .*\(line 1\)"),
         ({"test_list": ["assert"]}, r"m\.jsonl:1: field 'test_list' is not Python"),
-        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' must be a list of texts"),
+        ({"test_list": "assert check(4)"}, r"m\.jsonl:1: field 'test_list' must be a list of strings"),
         ({"test_list": ["assert g(4)"]}, r"m\.jsonl:1: no test calls a function .* it defines scale, check"),
         ({"prompt": ...}, r"m\.jsonl:1: has no field 'prompt' or 'text'"),
     ],

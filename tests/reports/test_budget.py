@@ -30,9 +30,9 @@ def test_a_ledger_by_hand() -> None:
 
 def test_one_of_a_thing_is_singular() -> None:
     budget = Budget(1, tokens=1, joint_actions=1, executions=1, updates=1)
-    assert format_budget(budget) == "1 token generated, 1 joint action scored, 1 program run, 1 update"
+    assert format_budget(budget) == "1 token generated, 1 answer set scored (joint actions), 1 program run, 1 update"
     budget = Budget(1, tokens=1234, joint_actions=2, executions=0, updates=2)
-    assert format_budget(budget) == "1,234 tokens generated, 2 joint actions scored, 2 updates"
+    assert format_budget(budget) == "1,234 tokens generated, 2 answer sets scored (joint actions), 2 updates"
     assert [format_count(number, "held-out problems") for number in (1, 2)] == [
         "1 held-out problem",
         "2 held-out problems",

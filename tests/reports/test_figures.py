@@ -159,7 +159,10 @@ def test_a_panel_for_a_page_takes_the_colours_of_the_page() -> None:
 
 def test_a_budget_in_words() -> None:
     budget = Budget(1, tokens=1200, joint_actions=8, executions=3, updates=1, seconds=1.5)
-    assert format_budget(budget) == "1,200 tokens generated, 8 joint actions scored, 3 programs run, 1 update"
+    assert (
+        format_budget(budget)
+        == "1,200 tokens generated, 8 answer sets scored (joint actions), 3 programs run, 1 update"
+    )
 
 
 @given(st.dictionaries(st.text(max_size=3), st.floats(0, 100), max_size=6))

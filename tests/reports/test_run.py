@@ -42,12 +42,12 @@ def test_a_report_of_training(tmp_path: Path, config: RunConfig, reports: list[E
         "More examples",
         "Watch list: the return rose, the tests did not (2 problems)",
         "Completions of the watch list",
-        "Budget: 500 tokens generated, 50 joint actions scored, 5 programs run, 5 updates",
-        "Configuration: 25 values other than the defaults",
+        "Budget: 500 tokens generated, 50 answer sets scored (joint actions), 5 programs run, 5 updates",
+        "Configuration: 25 values that differ from the defaults",
         "About this run",
         "Glossary",
     ]
-    assert "Beside the paper" not in shown.headings
+    assert "Comparison with the paper" not in shown.headings
     assert ATTACK in shown.text
     assert shown.tags.isdisjoint({"script", "img", "link", "iframe", "object"})
     assert shown.handlers == []

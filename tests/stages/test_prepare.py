@@ -65,9 +65,9 @@ class Sized:
         (
             [1, 13, 14],
             [2],
-            r"'of 14': the prompt of agent 'h' has 21 tokens, which with a completion of 10 do not",
+            r"'of 14': the prompt of agent 'h' has 21 tokens, which do not fit the context window of 30",
         ),
-        ([1], [14, 200], r"'of 14': .* the context window of 30 \(and 1 problems more do not fit\); set rollout.leave"),
+        ([1], [14, 200], r"'of 14': .* a completion of 10 \(and 1 more problems do not fit\); set rollout.leave"),
         ([1, 10**6], [2], r"'of 1000000': the prompt of agent 'h' has 1,000,007 bytes"),
     ],
 )
@@ -83,8 +83,8 @@ def test_problems_that_do_not_fit_can_be_left_out(caplog: pytest.LogCaptureFixtu
         "train": ["of 1", "of 13"],
         "test": ["of 2"],
     }
-    assert "3 problems are left out: 'of 14': the prompt of agent 'h' has 21 tokens" in caplog.text
-    with pytest.raises(ConfigError, match="3 problems are asked for, but the train split has 2"):
+    assert "skipped 3 problems: 'of 14': the prompt of agent 'h' has 21 tokens" in caplog.text
+    with pytest.raises(ConfigError, match=r"rollout\.problems_per_iteration = 3, but the train split has only 2"):
         prepare(Sized([1, 13, 14, 10**6], [2, 50]), 3, ROOM, leave_out_long=True)  # type: ignore[arg-type]
 
 

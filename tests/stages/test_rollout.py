@@ -67,9 +67,9 @@ def test_a_prompt_too_long_is_named_by_its_problem_and_turn() -> None:
 
 
 def test_training_says_how_it_samples_and_warns_of_truncation_whose_support_is_not_kept() -> None:
-    with pytest.warns(UserWarning, match="gradient is biased; set rollout.keep_support = true"):
+    with pytest.warns(UserWarning, match="biases the gradient; set rollout.keep_support = true"):
         root_nodes(PROBLEMS, RolloutConfig(top_p=0.9))
-    with pytest.warns(UserWarning, match="biased"):
+    with pytest.warns(UserWarning, match="biases the gradient"):
         root_nodes(PROBLEMS, RolloutConfig(top_k=5))
     root_nodes(PROBLEMS, RolloutConfig(keep_support=True))  # harmless: nothing is cut off
     (node, _) = root_nodes(PROBLEMS, RolloutConfig(temperature=0.8, top_p=0.9, top_k=7, keep_support=True))
@@ -133,7 +133,7 @@ def test_what_follows_a_joint_action() -> None:
 
 
 def test_subsets_are_of_full_trees() -> None:
-    with pytest.raises(ValueError, match='branching is for tree = "full"'):
+    with pytest.raises(ValueError, match='branching needs tree = "full"'):
         RolloutConfig(branching=2)
 
 

@@ -184,7 +184,7 @@ def test_a_refused_record_does_not_hold_up_the_others(tmp_path: Path, caplog: py
     sink.away = False
     tracker.close("FINISHED")
     assert [key for _, key, _ in sink.points()] == ["a", "c"]
-    assert "left out: not this one" in caplog.text
+    assert "skipped: not this one" in caplog.text
 
 
 def test_a_line_torn_by_a_crash_is_cut_off(tmp_path: Path) -> None:
@@ -305,7 +305,7 @@ def test_damaged_lines_are_left_out_and_recorded_again(
     tracker = open_tracker(tmp_path, sink)
     record_steps(tracker, 0, 1, 2, 3)
     tracker.close("FINISHED")
-    assert "1 damaged lines of tracking.jsonl are left out; they stay in tracking.damaged.jsonl" in caplog.text
+    assert "skipped 1 damaged lines of tracking.jsonl; they are kept in tracking.damaged.jsonl" in caplog.text
     assert (tmp_path / "tracking.damaged.jsonl").read_bytes() == damaged
     assert [step for step, *_ in sink.points()] == [0, 2, 1, 3]
     assert sum_attempts(read_run_records(tmp_path), None) == 0

@@ -12,11 +12,11 @@ def test_every_part_is_measured(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert driver.bench_driver(completions=32, tokens=96) == 0
     shown = capsys.readouterr().out
     parts = (
-        "answers asked for over HTTP",
+        "requesting answers over HTTP",
         "score: ",
         "credit: ",
         "all",
-        "samples read by the update",
-        "in the helpers",
+        "reading samples for the update",
+        "helper processes",
     )
     assert [part for part in parts if part not in shown] == []

@@ -17,7 +17,8 @@ def test_ratios_and_the_shares_of_operations_are_printed(tmp_path: Path, capsys:
     said = capsys.readouterr().out
     for name in ("sampling", "update"):
         assert re.search(
-            rf"^{name}: median .* s, plainly .* s; [\d.]+ times as fast \(95 %: .*, 2 pairs; the aim is 1.6\)$",
+            rf"^{name}: median .* s, plain implementation .* s; [\d.]+ times as fast "
+            r"\(95 %: .*, 2 pairs; the target is 1.6\)$",
             said,
             re.M,
         )

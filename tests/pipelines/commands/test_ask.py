@@ -62,7 +62,7 @@ def test_an_answer_is_shown_beside_that_of_the_untrained_agents(
     said = capsys.readouterr()
     assert said.out.startswith('coopcode/plus:9/minus:3\ndef plus_minus(n):\n    """')
     trained, untrained, joined, table = (
-        said.out.index(text) for text in ("run run after 1 it", "untrained agents", "joined program", "\nreward ")
+        said.out.index(text) for text in ("run run after 1 it", "before training", "joined program", "\nreward ")
     )
     assert trained < untrained < joined < table
     assert said.out.count("[helper]\ndef aux(n):") == said.out.count("[main]\ndef plus_minus(n):") == 2
@@ -100,7 +100,7 @@ def test_json_has_cut_answers_prompts_and_the_remark(run: RunStore, capsys: pyte
     assert ask(run, "Add 9 to it, then subtract 3.", "--json", *limit) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["remark"].startswith(
-        "coopcode-base is a tiny model that knows only problems like those of its run; no "
+        "coopcode-base is a tiny model that can solve only problems like those of this run; no "
     )
     for team in ("trained", "untrained"):
         assert told[team]["cut_at"] == {"helper": 4, "main": 4}
@@ -129,7 +129,7 @@ def test_a_session_takes_problems_and_commands(
     typed += ["/quit", "never read"]
     assert ask(run) == 0
     said = capsys.readouterr().out
-    assert said.startswith("run run after 1 iteration: helper and main\nType a problem, or /problem")
+    assert said.startswith("run run after 1 iteration: helper and main\nType a problem, /problem")
     assert "/again            the last problem again" in said
     assert "magrpo: /again repeats a problem; type one first" in said
     assert "run run after 1 iteration, sampled with seed 1\n" in said
@@ -138,18 +138,18 @@ def test_a_session_takes_problems_and_commands(
     assert "of 1 test passed" in said
     assert 'def solve(n):\n    """Add 9 to the number."""' in said
     knows = said.index(
-        "coopcode-base is a tiny model that knows only problems like those of its run: write yours in the"
+        "coopcode-base is a tiny model that can solve only problems like those of this run: word your problem like"
     )
     assert knows < said.index("/again            the last")
-    remark = said.index("like those of its run; no training problem says 'add 9 to the number'; closest: '")
+    remark = said.index("like those of this run; no training problem says 'add 9 to the number'; closest: '")
     assert said.index('"""Add 9 to the number."""') < remark < said.index("[helper]", remark)
     assert "magrpo: no problem 'nowhere'; similar ids: " in said
     assert "prompts are shown from now on" in said
     assert said.count("prompt of helper\n# helper\ndef plus_minus(n):") == 1, (
-        "those of the untrained agents are the same"
+        "those of the agents before training are the same"
     )
     assert "prompts are hidden from now on" in said
-    assert "in the words of the training problems" in said
+    assert "worded like the training problems" in said
     assert typed == ["never read"]
 
 
@@ -167,16 +167,16 @@ def test_a_text_may_come_from_another_program(
     assert "length ratio" in said
     monkeypatch.setattr("sys.stdin", io.StringIO(""))
     assert ask(run) == 2
-    assert "ask needs a problem: PROBLEM, --problem ID, or a text" in capsys.readouterr().err
+    assert "ask needs a problem: PROBLEM, --problem ID, or text" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line(run: RunStore, typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     mistakes = {
-        ("x", "--problem", "y"): "--problem takes a problem of the run: leave out PROBLEM and --test",
+        ("x", "--problem", "y"): "--problem names a problem of the run: leave out PROBLEM and --test",
         ("--problem", "nowhere"): "no problem 'nowhere'; similar ids: ",
-        ("--test", "assert f(1)"): "--test goes with a problem",
+        ("--test", "assert f(1)"): "--test needs a problem",
         ("--json",): "ask needs a problem",
-        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has 0 to 1",
+        ("x", "--checkpoint", "9"): "--checkpoint 9: run run has checkpoints 0 to 1",
         ("x", "--set", "rollout.temperatur=1"): "rollout.temperatur: unknown key; did you mean 'temperature'",
     }
     for arguments, message in mistakes.items():

@@ -103,7 +103,7 @@ def test_runs_without_a_store_are_listed_and_none_is_made(
     captured = capsys.readouterr()
     assert "one" in listed(captured.out)
     [line] = [line for line in captured.err.splitlines() if line.startswith("magrpo: ")]
-    assert line.endswith(f"only the runs of {tmp_path} are listed")
+    assert line.endswith(f"only the runs in {tmp_path} are listed")
 
 
 def test_a_run_that_died_is_told_from_one_that_lives(tmp_path: Path, root: Path) -> None:
@@ -264,7 +264,7 @@ def test_settings_with_few_seeds_have_no_verdict(root: Path) -> None:
     one, two = load(root, "one"), load(root, "two")
     [comparison] = judge_settings({"a": [one], "b": [two]})
     assert comparison.word == "not comparable"
-    assert comparison.sentence == "b and a do not compare: they have no seed with equal problems in common."
+    assert comparison.sentence == "b and a cannot be compared: they have no seed with equal problems in common."
     [comparison] = judge_settings({"a": [one, two], "b": [one, two]})
     assert comparison.word == "too few seeds"
     assert comparison.sentence == (

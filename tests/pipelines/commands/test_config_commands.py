@@ -160,7 +160,7 @@ def test_flags_answer_instead(name: str, tmp_path: Path, capsys: pytest.CaptureF
     file = tmp_path / "own.toml"
     flags = ["--model", "my-base", "--weights", "full", "--device", "cpu", "--iterations", "4"]
     assert cli.main(["config", "init", str(file), *flags]) == 2
-    assert "asks questions, which needs a terminal" in capsys.readouterr().err
+    assert "asks questions, so it needs a terminal" in capsys.readouterr().err
     assert cli.main(["config", "init", str(file), "--start", name, *flags]) == 0
     own = load_config(file)
     assert {(agent.model, agent.weights) for agent in own.agents} == {("my-base", "full")}

@@ -26,8 +26,8 @@ def test_a_build_of_vllm_for_gpus_is_told_on_a_cpu(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.version.cuda", "13.0")
     [finding] = [finding for finding in doctor.check_libraries() if finding.name == "vLLM"]
-    assert (finding.verdict, finding.text) == ("note", "vLLM's build here needs a GPU")
-    assert finding.remedy.endswith("to have it: make setup GPU=0 in a clone")
+    assert (finding.verdict, finding.text) == ("note", "this vLLM build needs a GPU")
+    assert finding.remedy.endswith("to use it: make setup GPU=0 in a clone")
 
 
 def test_servers_that_do_not_answer_are_named_with_a_remedy(

@@ -52,7 +52,7 @@ def test_the_command_prints_a_plan_and_writes_nothing(runs: Runs, tmp_path: Path
     assert not root.exists()
     assert "stages   13, in this order\n          0  prepare start evaluate\n" in said
     assert "          2  rollout.0 score.0 credit update evaluate report\n" in said
-    assert "reused   none, a new run" in said
+    assert "reused   none: a new run" in said
     assert "engine   transformers, on " in said
     assert f"unknown, no earlier run in {root}" in said
     for line in ("lora.rank = 2 (default 16)", "optim.lr = 0.01 (default 2e-05)", "agents.1.name = main"):
@@ -72,7 +72,7 @@ def test_the_plan_of_going_on_from_a_stage(runs: Runs, capsys: pytest.CaptureFix
     said = capsys.readouterr().out
     assert "4 committed stages, from update:1 on, would be set aside" in said
     assert "reused   9 of 13 stages; the first to run is update:1" in said
-    assert "in stages, from the means of 1 earlier run in" in said
+    assert "in stages: mean of 1 earlier run in" in said
     assert files(runs.root) == before
 
 
@@ -87,7 +87,7 @@ def test_the_plan_tells_the_disk_that_the_run_takes(
     assert "  weights of 41 checkpoints\n" in said
     assert "  optimizer states of 2\n" in said
     assert '             with train.keep_weights = "evaluated": about ' in said
-    assert "more than is free: the run would stop, and could be resumed once there is room\n" in said
+    assert "more than is free: the run would stop; you could resume it after freeing space\n" in said
     monkeypatch.setattr("shutil.disk_usage", lambda _: SimpleNamespace(free=2**40))
     assert show_plan(config(runs, *long, "train.keep_weights=evaluated"), None, None) == 0
     said = capsys.readouterr().out
@@ -169,7 +169,7 @@ def test_a_lag_adds_a_policy_that_samples(runs: Runs, capsys: pytest.CaptureFixt
     assert show_plan(lagged, None, None, Place.model_validate({"update": {"ranks": 2}})) == 0
     said = capsys.readouterr().out
     assert " on each rank, without libraries\n" in said
-    assert "in the run's own process: a policy that samples" in said
+    assert "in the run's own process: a policy for sampling" in said
 
 
 def test_a_warm_up_longer_than_the_run_is_in_the_plan(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
@@ -187,7 +187,7 @@ def test_missing_files_are_found_by_the_plan(runs: Runs, tmp_path: Path) -> None
     with pytest.raises(ConfigError, match=r"agent 'helper': start_from = .*nowhere: no such folder"):
         check_inputs(config(runs, f"agents.0.start_from={tmp_path / 'nowhere'}"), for_plan=True)
     trained = checkpoint_weights(RunStore.open(runs.root, "whole"), 2) / "helper"
-    with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5.0\)"):
+    with pytest.raises(ConfigError, match=r"helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5.0\)"):
         check_inputs(config(runs, f"agents.0.start_from={trained}", "lora.alpha=5"), for_plan=True)
     for problems, name in (("mbpp", "no-problems.jsonl"), ("tldr", "no-texts.json")):
         given = [f"problems.kind={problems}", f"problems.source={tmp_path / name}"]
@@ -231,7 +231,7 @@ def test_the_plan_shows_problems_and_the_prompt_of_each_agent(
 
 def test_a_long_prompt_is_shown_without_its_middle() -> None:
     assert shorten_middle("x" * 1200) == "x" * 1200
-    assert shorten_middle("a" * 700 + "b" * 700) == "a" * 600 + " ... (200 characters left out) ... " + "b" * 600
+    assert shorten_middle("a" * 700 + "b" * 700) == "a" * 600 + " ... (200 characters omitted) ... " + "b" * 600
 
 
 def test_a_run_warns_of_a_chat_template_that_is_not_used(

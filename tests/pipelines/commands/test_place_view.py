@@ -32,7 +32,7 @@ def test_a_place_is_shown_within_the_terminal(
         "driver",
         "servers",
         "ranks",
-        "jails",
+        "sandbox",
         "GPUs",
     ]
     assert lines[-1] == "nothing was started"
@@ -45,7 +45,7 @@ def test_a_place_as_json(box: str, capsys: pytest.CaptureFixture[str]) -> None:
         "driver": 1,
         "server": 2,
         "rank": 2,
-        "pool of jails": 1,
+        "sandbox": 1,
     }
     assert shown["gpus"] == 0
 
@@ -68,7 +68,7 @@ def test_keys_of_a_place_are_explained(capsys: pytest.CaptureFixture[str]) -> No
 
 def test_a_place_that_does_not_fit_is_refused(box: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["train", "embedded", "engine.kind=transformers", "--place", box]) == 2
-    assert "engine.servers are servers of vLLM" in capsys.readouterr().err
+    assert "engine.servers are vLLM servers" in capsys.readouterr().err
     assert cli.main(["train", "embedded", "--place", "nowhere.toml"]) == 2
     assert "nowhere.toml: no such file" in capsys.readouterr().err
 
@@ -79,7 +79,7 @@ def test_a_place_that_does_not_fit_leaves_no_folder(
 ) -> None:
     given = [command, "embedded", "engine.kind=transformers", "--place", box, "--root", str(tmp_path / "runs")]
     assert cli.main([*given, "--local"]) == 2
-    assert "engine.servers are servers of vLLM" in capsys.readouterr().err
+    assert "engine.servers are vLLM servers" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
 
 
@@ -95,13 +95,13 @@ def test_a_dry_run_forecasts_a_place(
         "a model, not a measurement",
         "tokens/s",
         "bottleneck: ",
-        "memory of a GPU",
-        "for a million tokens",
+        "memory per GPU",
+        "per million tokens",
         "ESTIMATE",
     )
     assert [words for words in wanted if words not in shown] == []
     assert not (tmp_path / "runs").exists()
     assert cli.main(["train", "embedded", "--dry-run", "--place", box]) == 0
-    assert "no forecast: its model is of GPUs" in capsys.readouterr().out
+    assert 'no forecast for model.device = "cpu"' in capsys.readouterr().out
     assert cli.main(["train", "embedded", "--dry-run"]) == 0
     assert "not a measurement" not in capsys.readouterr().out

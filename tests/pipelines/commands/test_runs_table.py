@@ -67,8 +67,8 @@ def test_runs_that_cannot_be_read_are_named_and_the_others_listed(
     out, told = capsys.readouterr()
     iterations = {run["run"]: run["iterations"] for run in json.loads(out)}
     assert iterations == {"whole": 1, "spool": 1, "manifest": 0, "foreign": 1}
-    lines = sorted(line for line in told.splitlines() if "left out" in line)
-    assert [line.partition(" left out: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
+    lines = sorted(line for line in told.splitlines() if "skipped" in line)
+    assert [line.partition(" skipped: ")[2].removeprefix(str(root)).split()[0] for line in lines] == [
         "/config/config.json",
         "/model/config.json",
         "/swapped/config.json",

@@ -34,7 +34,7 @@ def test_a_run_without_its_server_is_delivered_later(tmp_path: Path) -> None:
         assert command(sync, log, away) == 1
     uri = f"sqlite:///{tmp_path / 'elsewhere.db'}"
     assert command(sync, log, partial(track_at, uri)) == 0
-    assert "every record of late is delivered" in log.read_text()
+    assert "all records of late are delivered" in log.read_text()
 
     [run] = MlflowClient(uri).search_runs(["1"], "tags.`magrpo.run_id` = 'late'")
     assert run.info.status == "FINISHED"
@@ -69,7 +69,7 @@ def test_records_of_a_deleted_experiment_wait_until_it_is_restored(
     caplog.clear()
     assert main(["sync", "one", "--root", str(root)]) == 1
     assert remedy in caplog.text
-    assert "still waiting" in capsys.readouterr().out
+    assert "still wait in the retry queue" in capsys.readouterr().out
     client.restore_experiment("1")
     assert main(["sync", "one", "--root", str(root)]) == 0
     [run] = client.search_runs(["1"])

@@ -32,7 +32,7 @@ def test_a_base_that_agents_can_be_opened_on(tmp_path: Path, problems: str, role
         (["num_step=3"], "num_step: unknown key; did you mean 'num_steps'"),
         (["num_steps=many"], "num_steps: Input should be a valid integer"),
         (["num_steps"], "'num_steps': an override is written key=value"),
-        ([], "already exists; remove it, or give another --output"),
+        ([], "already exists; remove it, or choose another --output"),
     ],
 )
 def test_a_mistake_is_one_clear_line(

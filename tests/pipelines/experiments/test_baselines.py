@@ -68,7 +68,7 @@ def test_who_plays_in_every_row(root: Path) -> None:
     assert {len(row.agents) for row in rows.values()} == {2}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["one_turn"] == "the same as magrpo"
-    assert left_out["single"] == "it goes with a reward of coding, solo, team, not tests.plugins:Reward"
+    assert left_out["single"] == "it needs the reward coding or solo or team, not tests.plugins:Reward"
     assert left_out["discussion"] == "env 'tests.plugins:Env' has no field 'feedback'"
 
 
@@ -108,7 +108,7 @@ def test_tables(root: Path) -> None:
     page = Page((report / "baselines.html").read_text())
     short = next(cells for rows in page.tables.values() for cells in rows if cells[0] == "MAGRPO")
     assert short[1].startswith(f"{100 * by_hand:.1f} [")
-    assert "beside the paper" not in page.text.lower()
+    assert "comparison with the paper" not in page.text.lower()
     assert page.headings[0] == "Verdict"
     assert "MAGRPO reaches " in page.text
     assert 'aria-label="Joint return, percent of the maximum"' in (report / "baselines.html").read_text()
@@ -157,7 +157,7 @@ def test_tables_of_several_seeds_become_one(root: Path, tmp_path: Path, capsys: 
     assert "too few seeds for an interval)." in " ".join(said.split())
     assert "[" not in said
     assert main(["compare", "table", "a", "--root", str(root)]) == 2
-    assert "run table holds baselines, others do not" in capsys.readouterr().err
+    assert "run table compares baselines, but the others do not" in capsys.readouterr().err
     assert main(["evaluate", "b", "--baselines", "magrpo", "--name", "other", "--root", str(root), "--local"]) == 0
     (root / "other/stages/00000/baseline.magrpo/_SUCCESS").unlink()
     assert main(["compare", "table", "other", "--root", str(root)]) == 2
@@ -217,7 +217,7 @@ def test_rows_of_one_agent_are_compared_on_what_is_common(root: Path) -> None:
     assert (rows["single"].max_new_tokens, rows["naive"].max_new_tokens) == (2 * 6, 6)
     assert (rows["discussion"].env.num_turns, rows["discussion"].env.feedback) == (2, "discussion")
     left_out = RunStore.open(root, name).config().baselines.left_out
-    assert "untrained" in left_out["magrpo"]
+    assert "not trained" in left_out["magrpo"]
     assert "--single-run" in left_out["single_grpo"]
     stages = root / name / "stages" / "00000"
     votes = json.loads((stages / "baseline.voting" / "_SUCCESS").read_text())["metrics"]["baseline/voting/votes"]
@@ -255,7 +255,7 @@ def test_beside_agents_that_take_turns_the_naive_ones_write_at_once(root: Path) 
     ("arguments", "said"),
     [
         (["a", "--baselines", "nave"], "did you mean 'naive'"),
-        (["a", "--partner", "b"], "go with --baselines"),
+        (["a", "--partner", "b"], "need --baselines"),
         (["table", "--baselines", "all"], "run table does not train"),
         (["a", "--baselines", "all", "--partner", "c"], "no run 'c'"),
         (["a", "--baselines", "all", "lora.rank=4", "--partner", "b"], "section lora differs"),
@@ -322,7 +322,7 @@ def test_beside_agents_with_two_turns_stand_an_oracle_and_another_try(root: Path
     assert {row.stop_above for row in rows_of(root, "low").values()} == {None, 0.5}
     left_out = RunStore.open(root, "table").config().baselines.left_out
     assert left_out["retry"] == left_out["oracle_stop"]
-    assert "the run takes one turn" in left_out["retry"]
+    assert "the run has a single turn" in left_out["retry"]
 
 
 def test_an_agent_that_the_run_does_not_have_is_refused(root: Path) -> None:

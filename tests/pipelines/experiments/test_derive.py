@@ -58,7 +58,7 @@ def test_overrides_count_and_names_do_not_clash(trained: RunStore) -> None:
 
 @pytest.mark.parametrize(
     ("override", "remedy"),
-    [("lora.alpha=5", "set lora.alpha = 4.0 (it is 5.0)"), ("lora.rank=4", "set lora.rank = 2")],
+    [("lora.alpha=5", "set lora.alpha = 4.0 (now 5.0)"), ("lora.rank=4", "set lora.rank = 2")],
 )
 def test_agents_are_not_evaluated_at_another_scale(
     trained: RunStore, capsys: pytest.CaptureFixture[str], override: str, remedy: str
@@ -79,11 +79,11 @@ def test_a_configuration_is_evaluated_untrained(trained: RunStore) -> None:
 
 def test_a_mistake_is_one_clear_line(trained: RunStore, tmp_path: Path) -> None:
     root = trained.path.parent
-    with pytest.raises(ConfigError, match="--checkpoint 7: run source has 0 to 1"):
+    with pytest.raises(ConfigError, match="--checkpoint 7: run source has checkpoints 0 to 1"):
         create_evaluation(Source("source", 7, root), None)
     with pytest.raises(ConfigError, match="no run 'nope'"):
         create_evaluation(Source("nope", None, root), None)
-    with pytest.raises(ConfigError, match="untrained"):
+    with pytest.raises(ConfigError, match="a configuration has no checkpoints"):
         create_evaluation(Source(str(root.parent / "run.toml"), 1, root), None)
     empty = RunStore.create(load_config(root.parent / "run.toml", [f"root={tmp_path}"]), "empty")
     with pytest.raises(ConfigError, match="no checkpoint yet"):

@@ -83,8 +83,8 @@ def test_commas_in_brackets_separate_nothing_and_values_need_not_be_names(tmp_pa
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["algo.estimator"], "--set 'algo.estimator': is written section.key=value,value"),
-        (["algo.estimator="], "is written section.key=value,value"),
+        (["algo.estimator"], "--set 'algo.estimator': must be written section.key=value,value"),
+        (["algo.estimator="], "must be written section.key=value,value"),
         (["train.seed=1,2"], "--set train.seed: use --seeds"),
         (["root=a,b"], "--set root: use --root"),
         (["algo.gamma=1", "algo.gamma=0.5"], "a key is given twice"),
@@ -315,4 +315,4 @@ def check_comparison(root: Path, names: list[str], capsys: pytest.CaptureFixture
     assert text.count("<svg") == 4, "return and pass@1 over iterations and tokens"
     capsys.readouterr()
     assert main(["compare", "s", names[0], "--root", str(root)]) == 2
-    assert "s is a sweep, others are not" in capsys.readouterr().err
+    assert "s is a sweep, but the others are not" in capsys.readouterr().err

@@ -148,7 +148,7 @@ def test_servers_that_are_gone_for_a_minute_cost_nothing(tmp_path: Path, monkeyp
             assert flow_states(f"{servers.prefect}/api", name) == ["Completed"]
             said = log(name).read_text()
             assert "Traceback" not in said
-            assert said.count("the run goes on and its records are kept until it answers") == 1
+            assert said.count("the run continues, and its records wait in the retry queue") == 1
 
 
 def flow_states(api: str, name: str) -> list[str | None]:

@@ -20,7 +20,7 @@ from tests.pipelines.micro import write_config
 
 def test_a_server_that_is_away_is_one_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     config = load_config(write_config(tmp_path))
-    attempt = Attempt(RunStore.create(config, "run"), config.notify, RunState(3, CodingReward().fraction))
+    attempt = Attempt(RunStore.create(config, "run"), config.notify, RunState(3, CodingReward()))
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{free.getsockname()[1]}/api"

@@ -33,7 +33,7 @@ from tests.processes import assert_all_end
         ({}, "schedule needs one of --cron, --interval and --rrule"),
         ({"cron": "0 2 * * *", "interval": "1d"}, "schedule needs one of --cron, --interval and --rrule"),
         ({"cron": "every night"}, "--cron 'every night': needs five fields"),
-        ({"interval": "5"}, "--interval '5': an interval is a number above 0 and a unit"),
+        ({"interval": "5"}, "--interval '5': an interval is a positive number and a unit"),
         ({"interval": "0m"}, "--interval '0m'"),
         ({"cron": "0 2 * * *", "timezone": "Mars/Base"}, "--timezone 'Mars/Base': no such time zone"),
     ],

@@ -67,11 +67,11 @@ def reach(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     "url", ["localhost:4200/api", "nonsense", "http://host:port/api", "http:///api", "ftp://h/api"]
 )
 def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    message = f"PREFECT_API_URL = {url!r}: it is no address such as http://127.0.0.1:4200/api{REMEDY}"
+    message = f"PREFECT_API_URL = {url!r}: it is not an address such as http://127.0.0.1:4200/api{REMEDY}"
     with pytest.raises(ConfigError) as refused:
         reach(url, monkeypatch)
     assert str(refused.value) == message
-    assert find_fault(url) == "it is no address such as http://127.0.0.1:4200/api"
+    assert find_fault(url) == "it is not an address such as http://127.0.0.1:4200/api"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_misspelt_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch
     [
         (500, "application/json", "it answers 500"),
         (404, "text/html", "it answers 404"),
-        (200, "text/html", "it answers text/html, so it is not Prefect's API, whose address ends in /api"),
+        (200, "text/html", "it answers text/html, so it is not Prefect's API; the address must end in /api"),
     ],
 )
 def test_a_server_that_answers_wrongly_is_named(
@@ -108,4 +108,4 @@ def test_a_server_that_refuses_a_run_is_named(monkeypatch: pytest.MonkeyPatch) -
         reach(url, monkeypatch)
         with temporary_settings({PREFECT_API_URL: url}), pytest.raises(ServerError) as named, name_server():
             mark_killed("run")
-    assert str(named.value).startswith(f"the Prefect server at {url} failed (PREFECT_API_URL): Client error '401 ")
+    assert str(named.value).startswith(f"the Prefect server at {url} (PREFECT_API_URL) failed: Client error '401 ")

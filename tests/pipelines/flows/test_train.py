@@ -158,7 +158,7 @@ def flows(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Flows]:
 
 def test_a_stage_that_fails_once_is_retried(flows: Flows) -> None:
     assert flows.train("once", partial(fail, "score", 1, OSError)) == 0
-    assert "00001/score.0 failed and is tried again: score is made to fail" in flows.log("once").read_text()
+    assert "00001/score.0 failed, retrying: score is made to fail" in flows.log("once").read_text()
     [run] = flows.seen("once")
     assert run.state_name == "Completed"
     assert run.parameters == {"root": str(flows.root), "run_id": "once"}
@@ -204,7 +204,7 @@ def test_a_world_that_stays_broken_ends_the_run_and_it_can_be_resumed(
     [_, completed] = flows.seen("broken")
     assert completed.state_name == "Completed"
     assert flows.tracked("broken")[0] == "FINISHED"
-    assert "committed stages are reused" in flows.log("broken").read_text()
+    assert "resuming with update, iteration 1 of " in flows.log("broken").read_text()
 
     [notice] = receiver.events("broken")
     assert notice["event"] == "failure"
@@ -263,7 +263,7 @@ def test_a_mistake_is_not_tried_again_but_by_prefects_own_retry(flows: Flows) ->
     assert flows.retry("retried") == 0
     said = flows.log("retried").read_text()
     assert "rollout is made to fail" in said
-    assert "committed stages are reused" in said
+    assert "resuming with rollout.0, iteration 1 of " in said
     assert {path: path.stat().st_ino for path in files} == written, "a committed stage was run again"
     [run] = flows.seen("retried")
     assert (run.state_name, run.id, run.run_count) == ("Completed", failed.id, 2)
@@ -282,7 +282,7 @@ def test_a_killed_flow_run_is_marked_when_it_is_resumed(flows: Flows, monkeypatc
     assert [run.state_name for run in (crashed, completed)] == ["Crashed", "Completed"]
     failure, recovery = receiver.events("killed")
     assert (failure["event"], failure["stage"]) == ("failure", "rollout.0, iteration 1 of 1")
-    assert failure["reason"] == "its process was killed, or lost its machine"
+    assert failure["reason"] == "its process was killed, or its machine went down"
     assert (recovery["event"], recovery["stage"]) == ("recovery", "rollout.0, iteration 1 of 1")
     assert recovery["prefect"] == flows.page(completed)
 
@@ -326,7 +326,7 @@ def test_a_run_is_not_started_twice_and_ends_cleanly_when_interrupted(
     finally:
         process.kill()
     said = log.read_text()
-    assert said.count(f"{words}; every committed stage is kept. To resume:") == 1
+    assert said.count(f"{words}; finished work is kept. Resume with:") == 1
     assert "train --resume twice" in said
     assert "Traceback" not in said
     assert_all_end(children)
@@ -405,7 +405,7 @@ def test_with_a_lag_tasks_of_one_flow_run_overlap_and_a_failed_one_is_retried(
     monkeypatch.setattr(flows, "overrides", ["train.num_iterations=3", "train.lag=1", "algo.importance_cap=2"])
     assert flows.command([*flows.arguments("lag-local"), "--local"], flows.log("lag-local")) == 0
     assert flows.train("lag", meet_in_the_middle) == 0, flows.log("lag").read_text()
-    assert "00003/rollout.0 failed and is tried again: the rollout is made to fail" in flows.log("lag").read_text()
+    assert "00003/rollout.0 failed, retrying: the rollout is made to fail" in flows.log("lag").read_text()
     [run] = flows.seen("lag")
     tasks = flows.tasks(run, "report")
     assert {name: task.run_count for name, task in tasks.items() if task.run_count > 1} == {"00003/rollout.0": 2}

@@ -53,7 +53,7 @@ def test_a_fit_gpu_leaves_a_report_and_nothing_else(
 ) -> None:
     assert run_doctor({"loss": SLOW}) == (0, NAMES)
     said = capsys.readouterr().out
-    assert "the GPU is fit for training" in said
+    assert "the GPU is ready for training" in said
     assert "missed time: 9 ms (expected: at most 1 ms)" in said
     report = json.loads((tmp_path / "gpu-report.json").read_text())
     assert [step["name"] for step in report["steps"]] == NAMES
@@ -88,9 +88,12 @@ def test_steps_can_be_chosen(run_doctor: Any) -> None:
         (["--gpu", "--only", "kernel"], "--only kernel: no such step; did you mean 'kernels'?"),
         (["--gpu", "embedded", "optim.lrr=1"], "optim.lrr: unknown key; did you mean 'lr'?"),
         (["--gpu", "embeded"], "embeded: no such file; did you mean 'embedded'?"),
-        (["--gpu", "humaneval"], "needs a GPU, and PyTorch sees none; magrpo doctor --gpu without it says why"),
-        (["embedded"], "CONFIG, overrides and --only go with --gpu"),
-        (["--only", "loss"], "CONFIG, overrides and --only go with --gpu"),
+        (
+            ["--gpu", "humaneval"],
+            "needs a GPU, but PyTorch sees none; magrpo doctor --gpu without CONFIG reports the reason",
+        ),
+        (["embedded"], "CONFIG, overrides and --only need --gpu"),
+        (["--only", "loss"], "CONFIG, overrides and --only need --gpu"),
     ],
 )
 def test_mistakes_are_one_line(

@@ -62,13 +62,13 @@ def live_line(progress: RunConsole) -> str:
 
 
 def show(num_iterations: int, console: Console) -> RunConsole:
-    state = RunState(num_iterations, CodingReward().fraction)
+    state = RunState(num_iterations, CodingReward())
     return RunConsole(state, console)
 
 
 def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:
     out = io.StringIO()
-    progress = RunConsole(RunState(0, CodingReward().fraction, num_rows=3), Console(file=out, width=100))
+    progress = RunConsole(RunState(0, CodingReward(), num_rows=3), Console(file=out, width=100))
     for name, done in (("naive", "row 1 of 3"), ("magrpo", "row 2 of 3")):
         step = Step("baseline", 0, name)
         progress.start_step(step)
@@ -89,6 +89,33 @@ def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock:
     assert live_line(progress).startswith("0:01:25 left · "), "time goes on in a stage that says nothing"
     clock.now += 600.0
     assert live_line(progress).startswith("0:00:00 left · ")
+
+
+@pytest.mark.parametrize(
+    ("trained", "step", "line"),
+    [
+        (0, Step("credit", 1), "resuming with credit, iteration 1 of 9"),
+        (0, Step("prepare", 0), "resuming with prepare"),
+        (3, Step("rollout", 4, "0"), "resuming after iteration 3"),
+    ],
+)
+def test_a_resumed_run_says_once_where_it_continues(trained: int, step: Step, line: str, clock: Clock) -> None:
+    out = io.StringIO()
+    progress = show(9, Console(file=out, soft_wrap=True))
+    progress.finish_step(Step("prepare", 0), {}, reused=True)
+    for iteration in range(1, trained + 1):
+        iterate(progress, iteration, clock, reused=True)
+    progress.start_step(step)
+    progress.start_step(step)
+    assert out.getvalue().splitlines() == [line]
+
+
+def test_resumed_baselines_say_how_many_rows_are_done(clock: Clock) -> None:
+    out = io.StringIO()
+    progress = RunConsole(RunState(0, CodingReward(), num_rows=3), Console(file=out, soft_wrap=True))
+    progress.finish_step(Step("baseline", 0, "naive"), {}, reused=True)
+    progress.start_step(Step("baseline", 0, "magrpo"))
+    assert out.getvalue() == "resuming after row 1 of 3\n"
 
 
 def test_an_iteration_that_is_met_in_the_middle_says_nothing_about_the_end(clock: Clock) -> None:
@@ -167,7 +194,7 @@ def test_without_a_terminal_every_line_is_whole(clock: Clock) -> None:
     assert progress.loading == {("rollout", "engine"): 31.0}
     assert out.getvalue().splitlines() == [
         "held-out problems before training: return 53.1% of the maximum, pass@1 10.0%, ood return 20.0% (1.0 s)",
-        "1/2  joint return 50.0%  tests 1.00  cooperation 1.00  10.0 s"
+        "1/2  joint return 50.0%  tests 100.0%  cooperation 66.7%  10.0 s"
         "  (rollout 2.5, score 2.5, credit 2.5, update 2.5)  0:00:10 left",
         "  iteration 2: sampling 8 completions, 16 s",
         "  iteration 2: starting the engine, 31 s",

@@ -55,7 +55,7 @@ def test_an_unreachable_webhook_changes_nothing_and_recovery_is_told(tmp_path: P
     nobody = f"http://127.0.0.1:{closed_port()}/s3cret"
     assert command(["train", str(path), "--name", "run", "--local"], log, partial(fail_untold, nobody)) == 1
     said = log.read_text()
-    told = "the notice of a failure was not sent by the webhook: 127.0.0.1 does not answer (ConnectError)"
+    told = "the notice of a failure could not be sent through the webhook: 127.0.0.1 does not answer (ConnectError)"
     assert said.count("WARNING") == said.count(told) == 1
     assert "update is made to fail" in said
     assert "s3cret" not in said
@@ -86,22 +86,22 @@ def test_a_damaged_file_of_the_attempt_counts_as_a_kill(
     store = RunStore.create(config)
     (store.path / "attempt.json").write_bytes(text.encode(errors="surrogateescape"))
     notices = Notices()
-    notices.attempt_started(Attempt(store, config.notify, RunState(1, float)))
-    assert told == ["failure: its process was killed, or lost its machine"]
+    notices.attempt_started(Attempt(store, config.notify, RunState(1, CodingReward())))
+    assert told == ["failure: its process was killed, or its machine went down"]
 
 
 def test_a_new_champion_is_told(config: RunConfig) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
         attempt, observer = (
-            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction)),
+            Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward())),
             Notices(),
         )
         with observe_attempt(attempt, [observer]):
-            observer.team_promoted("version 2 of team is the champion now")
+            observer.team_promoted("version 2 of team is now the champion")
     [notice] = receiver.posted
-    assert (notice["event"], notice["subject"]) == ("promotion", "magrpo: run run made a champion")
-    assert notice["reason"] == "version 2 of team is the champion now"
+    assert (notice["event"], notice["subject"]) == ("promotion", "magrpo: run run is now the champion")
+    assert notice["reason"] == "version 2 of team is now the champion"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_a_new_champion_is_told(config: RunConfig) -> None:
 def test_a_signal_is_told_and_ctrl_c_is_not(config: RunConfig, error: BaseException, told: list[str]) -> None:
     with receiving() as receiver:
         notify = NotifyConfig.model_validate({"webhook": receiver.url})
-        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward().fraction))
+        attempt = Attempt(RunStore.create(config, "run"), notify, RunState(1, CodingReward()))
         with pytest.raises(type(error)), observe_attempt(attempt, [Notices()]):
             raise error
     assert [notice["reason"] for notice in receiver.posted] == told
@@ -129,8 +129,8 @@ def test_a_webhook_that_refuses_or_hangs_is_one_warning(
         send_notice(config, FIELDS)
     lines = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
     assert lines == [
-        "the notice of a failure was not sent by the webhook: 127.0.0.1 answers 403",
-        "the notice of a failure was not sent by the webhook: no end after 0.2 s",
+        "the notice of a failure could not be sent through the webhook: 127.0.0.1 answers 403",
+        "the notice of a failure could not be sent through the webhook: not finished after 0.2 s",
     ]
     assert receiver.posted[0]["reason"] == "ValueError: {{name}}"
 
@@ -144,7 +144,7 @@ def test_services_of_apprise_receive_the_notice(caplog: pytest.LogCaptureFixture
     assert receiver.posted[0]["title"] == "magrpo: run r failed"
     assert "reason: ValueError: {{name}}" in receiver.posted[0]["message"]
     lines = [record.getMessage() for record in caplog.records if record.name == "pipelines.progress.notify"]
-    assert lines == ["the notice of a failure was not sent by notify.urls: a service did not accept it"]
+    assert lines == ["the notice of a failure could not be sent through notify.urls: a service did not accept it"]
 
 
 def test_a_block_needs_a_server_that_has_it(
@@ -153,7 +153,10 @@ def test_a_block_needs_a_server_that_has_it(
     monkeypatch.delenv("PREFECT_API_URL", raising=False)
     monkeypatch.setenv("PREFECT_HOME", str(tmp_path))
     send_notice(NotifyConfig(block="slack-webhook/ops"), FIELDS)
-    assert "block slack-webhook/ops: it lies on a Prefect server, and none is named" in caplog.text
+    assert (
+        "block slack-webhook/ops: the notification block is stored on a Prefect server; set PREFECT_API_URL"
+        in caplog.text
+    )
 
 
 def test_the_address_is_kept_out_of_what_is_shown(config: RunConfig, capsys: pytest.CaptureFixture[str]) -> None:

@@ -113,7 +113,7 @@ def test_a_finished_run_is_a_version_that_its_card_says_how_to_use(
         assert weights
         for name, tensor in weights.items():
             assert torch.equal(loaded[name.removesuffix(".weight") + f".{agent}.weight"], tensor)
-    for part in ("seed 0", "nothing: untrained weights", "not stated", "| test | 6 |", "Held-out problems, sampled"):
+    for part in ("seed 0", "the base models", "not stated", "| test | 6 |", "Held-out problems, sampled"):
         assert part in card
     page = world.client.get_model_version("card", "1").description
     assert page is not None
@@ -187,7 +187,7 @@ def test_a_champion_that_was_evaluated_otherwise_is_evaluated_again(world: World
     world.promotion("one", "again")
     world.rewrite("again", 1, lambda facts: facts.update(protocol="another", returns={}))
     promotion = world.promotion("two", "again")
-    assert "evaluated again for this, in run two-champion-1" in promotion.reason
+    assert "evaluated again for the promotion test, in run two-champion-1" in promotion.reason
     evaluation, one = (RunStore.open(world.root, name) for name in ("two-champion-1", "one"))
     rows = [
         read_evaluation(store.path / f"stages/{iteration}/evaluate").rows
@@ -283,7 +283,7 @@ def test_a_registry_that_is_away_is_waited_for(world: World, caplog: pytest.LogC
     away = config.tracking.model_copy(update={"uri": "http://127.0.0.1:9"})
     store.config_file.replace(config.model_copy(update={"tracking": away}))
     assert world.finish("one", model="away").promotion is None
-    assert "to continue: magrpo train --resume one" in caplog.text
+    assert "to register later: magrpo train --resume one" in caplog.text
     store.config_file.replace(config)
     assert world.finish("one", model="away").promotion is not None
 
@@ -305,7 +305,7 @@ def test_a_run_starts_from_the_champion_and_stays_with_it(
 ) -> None:
     world.promotion("one", "start")
     result = begun(world, "from-champion", "registry.model=start")
-    assert "the agents start from version 1 of start, then the champion" in capsys.readouterr().out
+    assert "the agents start from version 1 of start, the champion at that time" in capsys.readouterr().out
     weights = result.store.folder(result.outcome.checkpoint) / "weights"
     one = RunStore.open(world.root, "one").path / "stages/00001/update/weights"
     assert adapter(weights) == adapter(one)
@@ -339,17 +339,21 @@ def test_without_a_champion_a_run_starts_untrained_and_says_so(
     world: World, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = begun(world, "no-champion", "registry.model=nobody")
-    assert "the agents start from untrained weights: nobody had no champion" in capsys.readouterr().out
+    assert "the agents start from the base models: nobody had no champion" in capsys.readouterr().out
     assert [agent.start_from for agent in result.store.config().agents] == [None, None]
 
 
 def test_what_cannot_start_from_the_champion_says_why(world: World, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"agent 'main': start_from and registry.continue_from_champion exclude"):
+    with pytest.raises(
+        ConfigError, match=r"agent 'main': start_from cannot be combined with registry.continue_from_champion"
+    ):
         begun(world, "both", "registry.model=others", f"agents.1.start_from={tmp_path}")
     world.promotion("one", "others")
-    with pytest.raises(ConfigError, match="version 1 of others has agents helper, main, this run helper, second"):
+    with pytest.raises(
+        ConfigError, match="version 1 of others has the agents helper, main, but this run has helper, second"
+    ):
         begun(world, "others", "registry.model=others", "agents.1.name=second")
-    with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(it is 5"):
+    with pytest.raises(ConfigError, match=r"champions/1/helper/adapter_config.json: .* set lora.alpha = 4.0 \(now 5"):
         begun(world, "scaled", "registry.model=others", "lora.alpha=5")
     with pytest.raises(RegistryError, match=r"registry.continue_from_champion: MLflow at http://127.0.0.1:9"):
         begun(world, "away", "registry.model=others", "tracking.uri=http://127.0.0.1:9")

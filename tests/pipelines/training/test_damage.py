@@ -203,12 +203,12 @@ def test_a_damaged_configuration_is_restored_from_its_copy(
     path.write_bytes(damage(whole))
     assert copy.config() == config
     aside = copy.path / "set-aside" / "1"
-    said = f"{CONFIG} is damaged or was changed: restored from {CONFIG_COPY}, the damaged one is in {aside}"
+    said = f"{CONFIG} is damaged or was changed: restored from {CONFIG_COPY}; the damaged file is in {aside}"
     assert copy.mend_config() == said
     assert path.read_bytes() == whole
     assert (copy.path / "set-aside" / "1" / CONFIG).read_bytes() == damage(whole)
     flip_byte(copy.path / CONFIG_COPY)
-    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: written again"
+    assert copy.mend_config() == f"{CONFIG_COPY} is damaged: rewritten"
     assert copy.mend_config() == ""
     path.unlink()
     assert RunStore.open(runs.root, "copy").config() == config
@@ -253,7 +253,7 @@ def test_verify_names_what_is_damaged_and_how_to_repair_it(
     runs: Runs, copy: RunStore, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["verify", "copy", "--root", str(runs.root)]) == 0
-    assert capsys.readouterr().out == "copy: 18 stages checked, all files are whole\n"
+    assert capsys.readouterr().out == "copy: 18 stages checked, all files are intact\n"
     flip_byte(copy.stage_folder("00003/update") / OPTIMIZER)
     shutil.rmtree(copy.stage_folder("00002/credit"))
     truncate_manifest(copy.stage_folder("00001/score.0"))
@@ -265,8 +265,8 @@ def test_verify_names_what_is_damaged_and_how_to_repair_it(
         "config.json is damaged or was changed",
         "00001/score.0: _SUCCESS is damaged",
         "00003/update: optimizer.pt is damaged",
-        "00002/credit: is missing, though later stages were made from it",
-        "tracking.jsonl: 1 line damaged; the next resume keeps it as tracking.damaged.jsonl",
+        "00002/credit: is missing, although later stages were computed from it",
+        "tracking.jsonl: 1 line damaged; the next resume skips them, with a copy in tracking.damaged.jsonl",
     ]
     assert said[6].endswith(f"magrpo train --resume copy --root {runs.root}")
 

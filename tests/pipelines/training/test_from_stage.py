@@ -95,7 +95,7 @@ def test_going_on_from_a_stage_ends_where_the_run_had_ended(runs: Runs, stage: s
     assert runs.outcome("again") == before
     assert_same(runs, "again")
     tags = runs.mlflow_run("again").data.tags
-    assert "of two values for a step the later one counts" in tags["mlflow.note.content"]
+    assert "where a step has two values, the later one counts" in tags["mlflow.note.content"]
     done_again = int(moved[0].partition(":")[2] or 0)
     assert int(tags["magrpo.rewound"].split()[2]) <= done_again
     said = (runs.root.parent / "again.log").read_text()

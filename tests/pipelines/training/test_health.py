@@ -145,7 +145,7 @@ def train(folder: Path, engine: str, iterations: int = 5) -> RunStore:
 
 
 WARNINGS = (
-    "answers of elaboration were cut at rollout.max_new_tokens = 8: ",
+    "elaboration's answers were cut at rollout.max_new_tokens = 8: ",
     "title (25% of the reward) gave no signal for 5 iterations: it was equal within every group, 0% of its maximum",
 )
 """What a gamed run says besides its verdict."""
@@ -183,7 +183,7 @@ def test_a_gamed_run_says_so_in_all_places(tmp_path: Path, capsys: pytest.Captur
     assert metrics["signal/title"] == 0
     assert metrics["signal/length"] > 0
     assert run.data.tags["verdict"] == "better with reservations"
-    assert "- warning: answers of elaboration were cut" in run.data.tags["mlflow.note.content"]
+    assert "- warning: elaboration's answers were cut" in run.data.tags["mlflow.note.content"]
 
 
 def test_an_honest_run_says_nothing_of_the_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -243,7 +243,7 @@ def test_groups_gradients_and_slow_evaluations_are_named(tmp_path: Path) -> None
         (1, "update", {"update/main/grad_norm": 25.0, "time/update_s": 40.0}),
     ]
     equal, large, slow = (finding.sentence for finding in list_findings(metrics, config, []))
-    assert equal == "95% of the groups of the last 1 iteration had equal returns: nothing is learned from them"
+    assert equal == "95% of the groups of the last 1 iteration had equal returns, which teach nothing"
     assert large == "the gradient norm of main is 25.0, far above optim.max_grad_norm = 1"
     assert slow == "60% of the time was evaluation"
     learned = [(1, "credit", {"reward/frac_groups_equal": 0.95, "reward/joint": 1.65})]

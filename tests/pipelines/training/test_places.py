@@ -188,7 +188,7 @@ def test_a_node_that_is_lost_in_a_rollout_changes_nothing(folder: Path, alone: R
         lose_node(cluster, driver.catch("00001/rollout.0")),
     ):
         said = driver.finish()
-    assert re.search("is out of the pool: .* requests go to others", said), said
+    assert re.search("was removed from the pool: .* requests move to other servers", said), said
     lost = RunStore.open(root, "lost")
     assert weights_of(lost) == weights_of(alone)
     assert rows_of(lost) == rows_of(alone)

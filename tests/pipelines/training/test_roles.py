@@ -97,5 +97,5 @@ def test_mistakes_are_named(tmp_path: Path) -> None:
     path = write_config(tmp_path)
     with pytest.raises(ConfigError, match="none is trained; set trained = true"):
         load_config(path, ["agents.0.trained=false", "agents.1.trained=false"])
-    with pytest.raises(ConfigError, match=r"those that act in its 1 turns are \['helper'\]"):
+    with pytest.raises(ConfigError, match=r"the roles that act in its 1 turns are \['helper'\]"):
         load_config(path, [TURNS, "env.num_turns=1"])

@@ -21,7 +21,7 @@ def test_level_statistics_and_remarkable_programs_reach_mlflow(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["train", str(write_config(tmp_path, iterations=1)), "--local", "--name", "mine"]) == 0
-    assert capsys.readouterr().out.count("isolation level none") == 1
+    assert capsys.readouterr().out.count("sandbox: none, programs run unprotected") == 1
     client = MlflowClient(f"sqlite:///{(tmp_path / 'runs' / 'mlflow.db').absolute()}")
     [experiment] = [found for found in client.search_experiments() if found.name != "Default"]
     [run] = client.search_runs([experiment.experiment_id])
@@ -45,4 +45,4 @@ def test_a_sandbox_that_died_is_tried_again_and_one_that_was_refused_is_not(
 ) -> None:
     run = TaskRun(name="00001/score.0", task_key="score", dynamic_key="0")
     assert is_transient(None, run, Failed(data=error)) is again
-    assert ("00001/score.0 failed and is tried again: no jail" in caplog.text) is again
+    assert ("00001/score.0 failed, retrying: no jail" in caplog.text) is again

@@ -63,7 +63,7 @@ def test_examples_and_watch_list(tmp_path: Path, config: RunConfig) -> None:
 
 
 def test_console_and_state(config: RunConfig) -> None:
-    state, out = RunState(2, config.reward.fraction), io.StringIO()
+    state, out = RunState(2, config.reward), io.StringIO()
     with RunConsole(state, Console(file=out, soft_wrap=True)) as console:
         console.start_step(Step("credit", 1))
         metrics = {"reward/joint": 3.0 + config.reward.shift, "time/credit_s": 1.0}

@@ -34,7 +34,7 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
     for number, row in enumerate(("naive", "discussion", "swap"), start=1):
         assert f"\nrow {number} of 3, {row}: return " in said
     for row in ("single", "sequential", "voting"):
-        assert f"left out: {row}: it goes with a reward of coding, solo, team, not writing\n" in said
+        assert f"skipped: {row}: it needs the reward coding or solo or team, not writing\n" in said
     assert not CODE.search(said)
     for store in (RunStore.open(tmp_path, name) for name in ("mine", "mine-baselines")):
         pages = list(store.path.glob("stages/*/report/*.html"))
@@ -45,4 +45,4 @@ def test_authors_train_and_are_set_beside_baselines(tmp_path: Path, capsys: pyte
 
 def test_a_plan_needs_no_sandbox(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["train", CONFIG, f"root={tmp_path}", "--dry-run"]) == 0
-    assert "sandbox  not needed: 96 joint actions an iteration are judged as texts\n" in capsys.readouterr().out
+    assert "sandbox  not needed: 96 joint actions per iteration are scored as texts\n" in capsys.readouterr().out
