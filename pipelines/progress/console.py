@@ -24,6 +24,7 @@ from magrpo.interfaces import Progress as Advance
 from magrpo.layout import TRAINING_STAGES, Step
 from magrpo.reports.budget import format_count
 from magrpo.reports.figures import quantity_title
+from magrpo.reports.health import MAX_CUT_OFF
 from magrpo.types import Split
 from pipelines.progress.activity import LOADING, Heartbeat, LogAbove, is_live, open_console
 from pipelines.progress.state import RunState
@@ -285,6 +286,9 @@ class RunConsole:
         parts = [f"{iteration:>{len(str(last))}}/{last}"]
         if "reward/joint" in metrics:
             parts.append(f"joint return {self._state.reward.fraction(metrics['reward/joint']):.1%}")
+        cut_off = metrics.get("rollout/cut_off_frac", 0.0)
+        if cut_off >= MAX_CUT_OFF:
+            parts.append(f"{cut_off:.0%} cut")
         for part in _PARTS:
             if f"reward/{part}" in metrics:
                 share = metrics[f"reward/{part}"] / self._state.reward.maxima[part]

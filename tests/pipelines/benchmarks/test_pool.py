@@ -36,4 +36,4 @@ def test_both_ways_ask_for_the_same_completions(tmp_path: Path, capsys: pytest.C
     assert len(asked) == 8
     assert {tuple(sorted(batch)) for batch in asked} == {tuple(sorted(asked[0]))}
     pool.print_ratio(pairs, "20 completions of 3 tokens")
-    assert "the aim is at most 1.05" in capsys.readouterr().out
+    assert "the target is at most 1.05" in capsys.readouterr().out

@@ -42,7 +42,7 @@ def test_what_is_shown_fits_the_terminal(
 
 def test_a_key_is_shown_with_its_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["config", "show", "train.seed"]) == 0
-    assert capsys.readouterr().out == "[train]\n  seed: int = 0\n      Seed of everything random in the run.\n"
+    assert capsys.readouterr().out == "[train]\n  seed: int = 0\n      Seed for everything random in the run.\n"
     for topic, message in (("train.sed", "did you mean 'seed'?"), ("rolout", "did you mean 'rollout'?")):
         assert cli.main(["config", "show", topic]) == 2
         assert message in capsys.readouterr().err
@@ -149,7 +149,10 @@ def test_a_file_of_ones_own_is_written_from_answers(
     shipped = load_config(CONFIGS / "embedded.toml", ["train.num_iterations=12"])
     assert own == shipped
     assert text.splitlines()[0] == f"#:schema {SCHEMA_FILE.as_uri()}"
-    assert "# Number of training iterations, each rollout, score, credit and update.\nnum_iterations = 12" in text
+    assert (
+        "# Number of training iterations; each consists of rollout, score, credit and update.\nnum_iterations = 12"
+        in text
+    )
     VALIDATOR.validate(tomllib.loads(text))
     assert cli.main(["config", "init"]) == 2
     assert "magrpo.toml exists" in capsys.readouterr().err

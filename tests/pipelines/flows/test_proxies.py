@@ -101,7 +101,7 @@ def test_a_proxy_that_no_client_can_use_is_named_once_and_without_its_password(
     assert sorted(record.getMessage() for record in caplog.records) == [
         "the environment variable ALL_PROXY is ignored: a SOCKS proxy needs the package socksio "
         "(pip install 'httpx[socks]')",
-        "the environment variable https_proxy is ignored: it is not the URL of an HTTP or SOCKS proxy",
+        "the environment variable https_proxy is ignored: it is not an HTTP or SOCKS proxy URL",
     ]
     assert not {"ALL_PROXY", "https_proxy"} & set(os.environ)
 

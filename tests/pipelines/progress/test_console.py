@@ -35,7 +35,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool = False) -> None:
+def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool = False, cut_off: float = 0.0) -> None:
     """One iteration of 10 s; a reused one takes none."""
     credit = {"reward/joint": 2.0, "reward/tests": 1.0, "reward/cooperation": 1.0}
     steps = [Step("rollout", iteration, "0"), Step("score", iteration, "0")]
@@ -44,7 +44,7 @@ def iterate(progress: RunConsole, iteration: int, clock: Clock, *, reused: bool 
         if not reused:
             progress.start_step(step)(1)
             clock.now += 2.5
-        metrics = credit if step.stage == "credit" else {}
+        metrics = {"rollout": {"rollout/cut_off_frac": cut_off}, "credit": credit}.get(step.stage, {})
         progress.finish_step(step, {**metrics, f"time/{step.stage}_s": 2.5}, reused=reused)
 
 
@@ -75,6 +75,16 @@ def test_a_run_of_baselines_counts_its_rows(clock: Clock) -> None:
         assert live_line(progress).startswith(f"{done} \u00b7 evaluating")
         progress.finish_step(step, {f"baseline/{name}/return": 0.5, "time/baseline_s": 1.0}, reused=False)
     assert "row 2 of 3, magrpo: return 50.0% of the maximum" in out.getvalue()
+
+
+def test_an_iteration_says_how_many_answers_were_cut(clock: Clock) -> None:
+    out = io.StringIO()
+    progress = show(2, Console(file=out, soft_wrap=True))
+    iterate(progress, 1, clock, cut_off=0.875)
+    iterate(progress, 2, clock, cut_off=0.05)
+    first, second = out.getvalue().splitlines()
+    assert first.startswith("1/2  joint return 50.0%  88% cut  tests 100.0%")
+    assert second.startswith("2/2  joint return 50.0%  tests 100.0%")
 
 
 def test_reused_iterations_take_no_time_and_do_not_make_the_end_come_near(clock: Clock) -> None:

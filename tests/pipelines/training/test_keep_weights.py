@@ -94,7 +94,7 @@ def test_a_run_resumes_from_a_stage_that_needs_deleted_weights(copy: RunStore, s
 def test_agents_whose_weights_are_deleted_are_refused_by_name(runs: dict[str, RunStore]) -> None:
     store = runs["evaluated"]
     root: Path = store.path.parent
-    has = f"run {store.run_id} has 0, 2, 4, 5"
+    has = f"run {store.run_id} has checkpoints 0, 2, 4, 5"
     with pytest.raises(ConfigError, match=f"--checkpoint 3: {has}"):
         find_asked_team(store.run_id, root, 3)
     with pytest.raises(ConfigError, match=f"--checkpoint 3: {has}"):
