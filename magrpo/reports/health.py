@@ -126,7 +126,6 @@ def answer_rows(
     last iteration: ``41.0 -> 43.9``.
     """
     names = [agent.name for agent in config.agents]
-    updates = _series(metrics, "update")
     rows: list[tuple[str, Sequence[str], str]] = []
     for quantity, (title, scale, digits, settings) in _ANSWER_ROWS.items():
         cells = []
@@ -136,10 +135,10 @@ def answer_rows(
             cells.append(_format_change([scale * value for value in values], digits))
         rows.append((title, cells, settings))
     for quantity, (title, settings) in _UPDATE_ROWS.items():
-        series = [[one[f"update/{name}/{quantity}"] for one in updates if f"update/{name}/{quantity}" in one]
-                  for name in names]  # fmt: skip
+        series = [metric_series(metrics, "update", f"update/{name}/{quantity}") for name in names]
         if any(series):
-            rows.append((title, [_format_change(values, 3) for values in series], settings))
+            cells = [_format_change([value for _, value in points], 3) for points in series]
+            rows.append((title, cells, settings))
     return rows
 
 

@@ -110,12 +110,13 @@ def _print_screen(
     agents = ", ".join(f"{agent.name} ({agent.model.rstrip('/').rpartition('/')[2]})" for agent in config.agents)
     kinds = f"problems {config.problems.kind}, environment {config.env.kind}, reward {config.reward.kind}"
     print_entry(console, "task:", f"{agents}; {kinds}")
+    metrics = list(store.stage_metrics())
     if verdict is not None:
-        print_verdict(store, config, reports, console)
+        print_verdict(metrics, config, reports, console)
     if reports:
         console.print(_evaluations_table(reports, narrow=console.is_terminal and console.width < 80))
-        print_answers(store, config, reports, console)
-    budget = build_ledger(store.stage_metrics())[-1]
+        print_answers(metrics, config, reports, console)
+    budget = build_ledger(metrics)[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
     print_place(store, console)

@@ -22,7 +22,7 @@ from magrpo.layout import (
 )
 from magrpo.reports.budget import build_ledger, format_count
 from magrpo.reports.figures import closing_table, format_budget, format_duration, format_wall_time, start_title
-from magrpo.reports.health import answer_rows, list_advice, list_findings, list_warnings
+from magrpo.reports.health import StageMetrics, answer_rows, list_advice, list_findings, list_warnings
 from magrpo.reports.origin import find_comparable_run
 from magrpo.reports.publish import REPORT
 from magrpo.reports.verdict import judge_evaluations
@@ -50,7 +50,7 @@ def print_closing(result: Result, console: Console, *, brief: bool = False) -> N
     """Print results, where the artifacts are and what to type next; if ``brief``, only the verdict and the paths."""
     store, config = result.store, result.store.config()
     if brief and not makes_tables(config):
-        print_verdict(store, config, read_evaluations(store), console)
+        print_verdict(list(store.stage_metrics()), config, read_evaluations(store), console)
         print_files(store, console)
         return
     console.print()
@@ -168,21 +168,21 @@ def _root_flag(store: RunStore) -> str:
     return "" if root == Path("runs").resolve() else f" --root {shlex.quote(shorten_path(root))}"
 
 
-def print_answers(store: RunStore, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_answers(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
     """Print a table of the agents: length and faults of their answers, entropy and gradient norm."""
     table = Table(box=box.SIMPLE_HEAD, title="held-out answers and updates, before -> after")
     table.add_column("")
     for agent in config.agents:
         table.add_column(agent.name, justify="right")
-    for title, cells, _ in answer_rows(list(store.stage_metrics()), config, reports):
+    for title, cells, _ in answer_rows(metrics, config, reports):
         table.add_row(f"  {title}", *cells)
     console.print(table)
 
 
-def print_verdict(store: RunStore, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
+def print_verdict(metrics: StageMetrics, config: RunConfig, reports: Sequence[EvalReport], console: Console) -> None:
     """Print the verdict on a run, what its return hides, and what to do about both, the most useful first."""
     verdict = judge_evaluations(reports, config)
-    findings = list_findings(list(store.stage_metrics()), config, reports)
+    findings = list_findings(metrics, config, reports)
     print_entry(console, "result:", verdict.sentence, STYLES[verdict.word])
     for warning in list_warnings(findings, verdict.sentence):
         print_entry(console, "warning:", warning, "yellow")
@@ -193,12 +193,12 @@ def print_verdict(store: RunStore, config: RunConfig, reports: Sequence[EvalRepo
 
 
 def _print_results(store: RunStore, config: RunConfig, console: Console) -> None:
-    reports = read_evaluations(store)
+    reports, metrics = read_evaluations(store), list(store.stage_metrics())
     narrow = console.is_terminal and console.width < _TABLE
     console.print(closing_table(reports, config.reward.maxima, start_title(config), narrow=narrow))
-    print_answers(store, config, reports, console)
-    print_verdict(store, config, reports, console)
-    budget = build_ledger(store.stage_metrics())[-1]
+    print_answers(metrics, config, reports, console)
+    print_verdict(metrics, config, reports, console)
+    budget = build_ledger(metrics)[-1]
     if budget.updates:
         print_entry(console, "budget:", format_budget(budget))
 
