@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from peft import PeftModel
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -405,15 +405,24 @@ def test_logits_changed_in_a_way_that_no_configuration_says_are_not_known(
         assert find_logit_map(model) is None
 
 
+@pytest.mark.parametrize("shows_downloads", [True, False])
 def test_weights_load_without_a_bar_and_downloads_keep_theirs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    shows_downloads: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    base = tiny_base(tmp_path / "base")
+    config = AgentConfig(name="helper", role="helper", model=str(base))
     monkeypatch.setattr("transformers.utils.logging._tqdm_active", True)
     monkeypatch.setenv("TQDM_DELAY", "0")
-    base = tiny_base(tmp_path / "base")
-    AutoModelForCausalLM.from_pretrained(base)
-    assert "Loading weights" in capfd.readouterr().err, "transformers shows one by itself"
-    config = AgentConfig(name="helper", role="helper", model=str(base))
-    load_pretrained(AutoModelForCausalLM, "model", config)
-    assert capfd.readouterr().err == ""
-    assert not are_progress_bars_disabled()
+    # The state of the bars belongs to the process: other tests leave it either way.
+    disabled_before = are_progress_bars_disabled()
+    enable_progress_bars()
+    try:
+        AutoModelForCausalLM.from_pretrained(base)
+        assert "Loading weights" in capfd.readouterr().err, "transformers shows one by itself"
+        if not shows_downloads:
+            disable_progress_bars()
+        load_pretrained(AutoModelForCausalLM, "model", config)
+        assert capfd.readouterr().err == ""
+        assert are_progress_bars_disabled() == (not shows_downloads)
+    finally:
+        (disable_progress_bars if disabled_before else enable_progress_bars)()
